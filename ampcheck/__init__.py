@@ -53,27 +53,7 @@ _MODULES = {
 }
 """Each public name and the module of this package that defines it."""
 
-__all__ = [
-    "Finding",
-    "Limits",
-    "Run",
-    "Subject",
-    "UsageError",
-    "Verdict",
-    "Where",
-    "__version__",
-    "assert_compiled",
-    "assert_dtypes",
-    "assert_numerics",
-    "assert_policy",
-    "assert_property",
-    "assert_speed",
-    "assert_training",
-    "audit",
-    "blame",
-    "emulate",
-    "watch",
-]
+__all__ = ["__version__", *_MODULES]
 
 if not TYPE_CHECKING:  # a type checker that sees it accepts every misspelt name
 

@@ -15,6 +15,7 @@ from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
+from ampcheck.compiled.accuracy.beside import beside_run, measure_beside
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
@@ -29,10 +30,8 @@ from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
     arm_name,
-    check_compiled_against_eager,
     check_numerics,
     check_reference,
-    measure_compiled,
     measure_numerics,
     native_format,
     tables,
@@ -109,7 +108,8 @@ def audit(
     - `(module, [args, args])` and `([block, block], [args])`: also the graphs of the compiled subject, and compiled
       against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
-    - a callable without arguments: its use of autocast and of compiler caches, its sums, norms and float32 products.
+    - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
+      its use of autocast and of compiler caches.
 
     A loop and a callable run unchanged: only `device`, `checks`, `limits` and `steps` apply. If the model is already
     compiled, eager runs use the original module and compiled runs keep its compile options.
@@ -135,39 +135,28 @@ def audit(
         with placement.entered():
             run = _audit_unchanged(resolved, selected, limits, steps, placement.device, progress)
         return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
-    context = _plan(resolved, placement, dtype, autocast, compile, selected, limits)
-    with placement.entered():
-        runs = _run_stages(context, list(_stages(context)), progress)
-    return replace(merge(runs), environment=_environment(placement), title=f"audit of {resolved.name}")
-
-
-def _plan(
-    subject: Subject,
-    placement: Placement,
-    dtype: DType | Sequence[DType] | None,
-    autocast: bool | None,
-    compile: bool,
-    checks: tuple[str, ...] | None,
-    limits: Limits | None,
-) -> AuditContext:
-    native = None if autocast else native_format(subject)
+    native = None if autocast else native_format(resolved)
     if autocast is False and native is None:
-        raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {subject.name} has none")
-    compiled_kind = compile and subject.kind in (Kind.COMPILE, Kind.REGIONAL)
-    graph_checks_only = {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
-    own_dtypes = compiled_kind and dtype is None and not autocast and set(checks or ()) <= graph_checks_only
+        raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {resolved.name} has none")
+    names = set(selected or ())
+    compiled_kind = compile and resolved.kind in (Kind.COMPILE, Kind.REGIONAL)
+    graphs_alone = names <= {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
+    own_dtypes = compiled_kind and dtype is None and not autocast and graphs_alone
     dtypes = [] if own_dtypes else _low_dtypes(dtype, placement.device)
-    return AuditContext(
-        subject=subject,
+    context = AuditContext(
+        subject=resolved,
         placement=placement,
         dtypes=tuple([native] if native is not None else dtypes),
         native=native is not None,
         compile=compile,
-        graphs=compiled_kind or (compile and bool(set(checks or ()) & set(graph_checks.COMPILER_CHECKS))),
-        checks=checks,
+        graphs=compiled_kind or (compile and bool(names & set(graph_checks.COMPILER_CHECKS))),
+        checks=selected,
         limits=limits,
-        bounds=resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}"),
+        bounds=resolve_limits(limits).with_(resolved.limits, f"the subject {resolved.name}"),
     )
+    with placement.entered():
+        runs = _run_stages(context, list(_stages(context)), progress)
+    return replace(merge(runs), environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
 def _stages(context: AuditContext) -> Iterator[Stage]:
@@ -223,7 +212,9 @@ class _Numerics:
 
     def _judge_eager(self, dtype: torch.dtype) -> list[Run]:
         context = self._context
-        self._eager = measure_numerics(self._subject, dtype, device=context.device, native=context.native)
+        self._eager = measure_numerics(
+            self._subject, dtype, device=context.device, native=context.native, compared=context.compile
+        )
         return [*self._judge_reference(dtype), self._run(self._eager.stats)]
 
     def _judge_reference(self, dtype: torch.dtype) -> list[Run]:
@@ -240,10 +231,9 @@ class _Numerics:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
             return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        compiled = measure_compiled(subject, eager, dtype, device=context.device, native=context.native)
+        compiled = measure_beside(subject, eager, dtype)
         del self._eager  # with its exact values
-        against_eager = check_compiled_against_eager(eager.stats, compiled, context.bounds)
-        return [self._run(compiled), context.only(Run(findings=tuple(against_eager)))]
+        return [beside_run(compiled, context.bounds, context.checks)]
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
@@ -272,20 +262,29 @@ def _audit_unchanged(
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
 
-    def call() -> None:
-        runs.append(judge.judge_use(subject, guards) if guards != [] else _count_ops(subject))
+    def call(returned: Callable[[object], None]) -> None:
+        def shape() -> object:
+            result = subject.run_call()
+            returned(result)
+            return result
 
-    def call_with_caches() -> None:
+        seen = replace(subject, shape=shape)
+        runs.append(judge.judge_use(seen, guards) if guards != [] else _count_ops(seen))
+
+    def call_with_caches(returned: Callable[[object], None]) -> None:
         with GraphObservation(subject.name) as seen:
-            call()
+            call(returned)
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
         runs.append(Run(findings=tuple(findings)))
 
     bounds = resolve_limits(limits)
-    sums = callable_checks.judge_call(call_with_caches if caches else call, subject.name, bounds, checks)
-    return merge([*runs, sums])
+    name = judge.emulated_name(subject)
+    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
+    if any(finding.check == COVERAGE.slug for run in runs for finding in run.findings):
+        values = replace(values, findings=tuple(f for f in values.findings if f.check != COVERAGE.slug))
+    return merge([*runs, values])
 
 
 def _count_ops(subject: Subject) -> Run:

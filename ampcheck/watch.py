@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,8 +37,8 @@ from ampcheck.torchtools.copying import has_compiled_parts, modules_of, paramete
 from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
-from ampcheck.training.monitor.optimizers import plain_optimizer
-from ampcheck.training.monitor.stats import MonitorStats
+from ampcheck.training.monitor.sums import MonitorStats
+from ampcheck.training.monitor.updates import plain_optimizer
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
 OP_CHECKS = OBSERVABLE
@@ -61,19 +62,14 @@ class WatchedStats:
     training: MonitorStats | None = None
 
 
-class _Monitor(Protocol):
-    """One family of checks over a block."""
+@dataclass(frozen=True, slots=True)
+class _Monitor:
+    """One family of checks over a block. block: the context that measures it. read: the statistics so far, None where
+    they are complete only after the block. judge: the findings that follow from them."""
 
-    family: str
-
-    def enter(self, stack: ExitStack) -> None:
-        """Start; `stack` ends it."""
-
-    def stats(self) -> Any:
-        """The statistics so far; None where they are complete only after the block."""
-
-    def run(self, stats: Any) -> Run:
-        """The findings that follow from the statistics."""
+    block: AbstractContextManager[Any]
+    read: Callable[[], Any]
+    judge: Callable[[Any], Run]
 
 
 class Watched:
@@ -82,14 +78,22 @@ class Watched:
     `run` and `stats` can be read inside the block and after it. Reading them waits for the device.
     """
 
-    def __init__(self, monitors: Sequence[_Monitor], checks: Collection[str] | None, name: str) -> None:
+    def __init__(
+        self,
+        monitors: Mapping[str, _Monitor],
+        checks: Collection[str] | None,
+        name: str,
+        training: TrainingMonitor | None,
+        shadow: Shadow | None,
+    ) -> None:
         self._monitors, self._checks, self._name = monitors, checks, name
+        self._training, self._shadow = training, shadow
         self._stack = ExitStack()
 
     def __enter__(self) -> Watched:
         with ExitStack() as stack:
-            for monitor in self._monitors:
-                monitor.enter(stack)
+            for monitor in self._monitors.values():
+                stack.enter_context(monitor.block)
             self._stack = stack.pop_all()
         return self
 
@@ -100,31 +104,29 @@ class Watched:
 
     def step(self, loss: torch.Tensor | float) -> None:
         """Record the loss of a training step, a number or a tensor of one element; the last must be finite."""
-        for monitor in self._monitors:
-            if isinstance(monitor, _Training):
-                monitor.watch.step(loss)
-                return
-        raise UsageError("step(loss) needs a watched optimizer: pass the optimizer to watch(...)")
+        if self._training is None:
+            raise UsageError("step(loss) needs a watched optimizer: pass the optimizer to watch(...)")
+        self._training.step(loss)
 
     def explain_error(self, tensor: torch.Tensor) -> str:
         """The ops through which the error of a tensor came, from the op that lost it on, a line each.
 
         Raises `UsageError` where the ops of the block are not watched: with an optimizer or a compiled model.
         """
-        for monitor in self._monitors:
-            if isinstance(monitor, _Ops):
-                return explain_error(monitor.shadow, tensor)
-        raise UsageError("explain_error needs a watch of every op: call watch() without an optimizer or compiled model")
+        if self._shadow is None:
+            raise UsageError(
+                "explain_error needs a watch of every op: call watch() without an optimizer or compiled model"
+            )
+        return explain_error(self._shadow, tensor)
 
     @property
     def run(self) -> Run:
         """The findings of every selected check, with tables and charts."""
-        training = any(isinstance(monitor, _Training) for monitor in self._monitors)
         runs = []
-        for monitor in self._monitors:
-            if (stats := monitor.stats()) is not None:
-                run = monitor.run(stats)
-                if training and not isinstance(monitor, _Training):  # the steps were measured, even if nothing else was
+        for family, monitor in self._monitors.items():
+            if (stats := monitor.read()) is not None:
+                run = monitor.judge(stats)
+                if "training" in self._monitors and family != "training":  # the steps were measured, if nothing else
                     run = replace(run, findings=tuple(map(_without_coverage_failure, run.findings)))
                 runs.append(run)
         run = merge(runs)
@@ -134,7 +136,7 @@ class Watched:
     @property
     def stats(self) -> WatchedStats:
         """The statistics that the findings rest on."""
-        return WatchedStats(**{monitor.family: monitor.stats() for monitor in self._monitors})
+        return WatchedStats(**{family: monitor.read() for family, monitor in self._monitors.items()})
 
 
 def _without_coverage_failure(finding: Finding) -> Finding:
@@ -229,21 +231,30 @@ def watched(
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
     bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file
-    monitors: list[_Monitor] = []
+    monitors: dict[str, _Monitor] = {}
+    training, shadow = None, None
     if "graphs" in families:
-        monitors.append(_Graphs(shown, graphs or GraphLimits()))
+        observed = GraphObservation(shown)
+        judge_graphs = partial(graph_run, limits=graphs or GraphLimits())
+        monitors["graphs"] = _Monitor(observed, lambda: observed.stats, judge_graphs)
     if "ops" in families:
-        monitors.append(_Ops(shown, bounds, _named(wanted, OP_CHECKS)))
+        shadow = Shadow()
+        judge_ops = partial(block_run, limits=bounds, checks=_named(wanted, OP_CHECKS))
+        monitors["ops"] = _Monitor(shadow, partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
-        monitors.append(_Autocast(shown, _named(wanted, GUARD_CHECKS)))
+        use = AutocastObservation(_named(wanted, GUARD_CHECKS))
+        monitors["autocast"] = _Monitor(use, lambda: use.stats(shown) if use.ended else None, partial(guard_run, use))
     if "values" in families:
         if is_intercepted():
             raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
-        monitors.append(_Values(shown, Telemetry(modules, level=Level(level), every=every), bounds, device))
+        values = Telemetry(modules, level=Level(level), every=every)
+        judge_values = partial(_values_run, bounds, device)
+        monitors["values"] = _Monitor(_inside_graphs(values), partial(values.read, shown), judge_values)
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
-        monitors.append(_Training(shown, training, bounds, device))
-    return Watched(monitors, wanted, shown)
+        judge_steps = partial(_training_run, bounds, device)
+        monitors["training"] = _Monitor(training.watching(), partial(training.read, shown), judge_steps)
+    return Watched(monitors, wanted, shown, training, shadow)
 
 
 def require_settings(every: int, level: str) -> None:
@@ -303,96 +314,22 @@ def _named(checks: Collection[str] | None, family: Collection[str]) -> tuple[str
     return None if checks is None else tuple(slug for slug in checks if slug in family) or None
 
 
-class _Autocast:
-    family = "autocast"
-
-    def __init__(self, name: str, checks: Collection[str] | None) -> None:
-        self._name, self._observation, self._ended = name, AutocastObservation(checks), False
-
-    def enter(self, stack: ExitStack) -> None:
-        stack.callback(setattr, self, "_ended", True)
-        stack.enter_context(self._observation)
-
-    def stats(self) -> GuardStats | None:
-        return self._observation.stats(self._name) if self._ended else None
-
-    def run(self, stats: GuardStats) -> Run:
-        return guard_run(self._observation, stats)
-
-
-class _Graphs:
-    family = "graphs"
-
-    def __init__(self, name: str, limits: GraphLimits) -> None:
-        self._observation, self._limits = GraphObservation(name), limits
-
-    def enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self._observation)
-
-    def stats(self) -> GraphStats | None:
-        return self._observation.stats
-
-    def run(self, stats: GraphStats) -> Run:
-        return graph_run(stats, self._limits)
-
-
-class _Ops:
-    family = "ops"
-
-    def __init__(self, name: str, limits: Limits, checks: Collection[str] | None) -> None:
-        self._name, self._limits, self._checks = name, limits, checks
-        self.shadow = Shadow()
-
-    def enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self.shadow)
-
-    def stats(self) -> NumericsStats:
-        return measure_block(self.shadow, self._name)
-
-    def run(self, stats: NumericsStats) -> Run:
-        return block_run(stats, self._limits, self._checks)
-
-
-class _Values:
-    family = "values"
-
-    def __init__(self, name: str, telemetry: Telemetry, limits: Limits, device: str) -> None:
-        self._name, self._telemetry, self._limits, self._device = name, telemetry, limits, device
-
-    def enter(self, stack: ExitStack) -> None:
-        stack.callback(self._telemetry.release)
+@contextmanager
+def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
+    try:
         dynamo.reset()
-        stack.enter_context(self._telemetry.watching())
-
-    def stats(self) -> TelemetryStats:
-        return self._telemetry.read(self._name)
-
-    def run(self, stats: TelemetryStats) -> Run:
-        return Run(
-            environment=environment(self._device),
-            findings=tuple(check_telemetry(stats, self._limits)),
-            coverage=stats.coverage,
-            tables=telemetry_tables(stats),
-        )
+        with telemetry.watching():
+            yield
+    finally:
+        telemetry.release()
 
 
-class _Training:
-    family = "training"
+def _values_run(limits: Limits, device: str, stats: TelemetryStats) -> Run:
+    findings = tuple(check_telemetry(stats, limits))
+    return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))
 
-    def __init__(self, name: str, watch: TrainingMonitor, limits: Limits, device: str) -> None:
-        self._name, self.watch, self._limits, self._device = name, watch, limits, device
 
-    def enter(self, stack: ExitStack) -> None:
-        stack.enter_context(self.watch.watching())
-
-    def stats(self) -> MonitorStats:
-        return self.watch.read(self._name)
-
-    def run(self, stats: MonitorStats) -> Run:
-        return Run(
-            environment=environment(self._device),
-            findings=tuple(check_monitored(stats, self._limits)),
-            coverage=stats.coverage,
-            tables=monitor_tables(stats, self._limits),
-            charts=monitor_charts(stats, self._limits),
-        )
+def _training_run(limits: Limits, device: str, stats: MonitorStats) -> Run:
+    findings = tuple(check_monitored(stats, limits))
+    evidence = monitor_tables(stats, limits), monitor_charts(stats, limits)
+    return Run(environment(device), findings, stats.coverage, *evidence)

@@ -7,9 +7,9 @@ alternating order, so that drift of the machine falls on both alike. A ratio of 
 tensor as fast as `copy_` does; times alone are given for orientation. One thread. Nothing is asserted.
 
 Candidates: `health`, all statistics; `health, all kinds`, the same where every block of the tensor holds zeros,
-subnormals, infinities and NaNs, so that nothing can be left out; `health, 1 cast` and `histogram`, with what can be
-added on top; `health, read`, the record itself, which is what
-synchronises; `plain torch`, the statistics of `health` with one call each; `hooks`, what transformers'
+subnormals, infinities and NaNs, so that nothing can be left out; `histogram`, with what can be added on top;
+`health, read`, the record itself, which is what synchronises; `plain torch`, the statistics of `health` with one call
+each; `hooks`, what transformers'
 DebugUnderflowOverflow computes of a tensor: isnan().any(), isinf().any(), abs().min(), abs().max(). All but `health,
 all kinds` see normally distributed values.
 """
@@ -74,7 +74,6 @@ def candidates(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     return {
         "health": lambda: measure_health(x),
         "health, all kinds": lambda: measure_health(mixed),
-        "health, 1 cast": lambda: measure_health(x, casts=("float16",)),
         "histogram": lambda: measure_health(x, histogram=True),
         "health, read": lambda: health_of(x),
         "plain torch": lambda: plain_torch(x),

@@ -114,8 +114,8 @@ def resident(key: str) -> int:
 def shadowed(training: Training) -> int:
     """Run a step under the shadow of the audit; the bytes of the companions that are alive afterwards."""
     from ampcheck.core.subject import Subject
-    from ampcheck.training.following import Following
     from ampcheck.training.loop import TrainingLoop
+    from ampcheck.training.observed import Following
 
     shape = {"model": training.model, "optimizer": training.optimizer, "scaler": training.scaler, "step": training.step}
     loop = TrainingLoop(Subject(shape, name="demo"))

@@ -6,13 +6,12 @@ run inside another op's autocast kernel nor ops outside a region.
 
 from __future__ import annotations
 
-import random
 import sys
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import FrameType
 
@@ -23,15 +22,15 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
-from ampcheck.autocast.state import device_type, devices, registered
+from ampcheck.autocast.state import device_type, devices, registered, short
 from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.restore import save_random_state
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
-from ampcheck.torchtools.trace import Trace
 
 PYTORCHS_OWN = frozenset(
     """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d
@@ -155,7 +154,7 @@ def measure_calls(
     error: BaseException | None = None
     no_backward = ""
     substitutes = nullcontext() if recorder.device == "cpu" else MissingKernels()
-    with seeded(), warnings.catch_warnings(), recorder, substitutes, trace:
+    with seeded(), warnings.catch_warnings(), recorder.recording(), substitutes, trace:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
@@ -195,12 +194,12 @@ def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raise
         return Raised(brief(error), banned.op, banned.where)
     through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     if trace.failed is not None and Trace.__torch_dispatch__.__code__ in through:  # not one that the model caught
-        return Raised(brief(error), trace.failed.op, trace.failed.where)
+        return Raised(brief(error), trace.failed.where.op, trace.failed.where)
     return Raised(brief(error), "", Where(phase="forward", file=file, line=line))
 
 
 class CallRecorder:
-    """Entered, the CPU follows the device's policy and every call that reaches autocast is recorded.
+    """Records the calls that reach autocast under the device's policy.
 
     device: whose policy. dtype: for which the policy is read; calls are recorded for every dtype of autocast inside.
     model: whose module paths are recorded. release: of PyTorch, whose policy is followed; the installed one by default.
@@ -219,19 +218,14 @@ class CallRecorder:
         self.banned: OpCall | None = None
         self._scopes = Scopes(model)
         self._counts: dict[torch.dtype, Counter[OpCall]] = {}
-        self._open = ExitStack()
 
-    def __enter__(self) -> CallRecorder:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The CPU follows the device's policy inside, and every call that reaches autocast is recorded."""
         ops = {op for device in devices() for op in registered(device)}
         ops |= {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
-        with ExitStack() as opening:
-            opening.enter_context(self._scopes.watched())
-            opening.enter_context(Emulation(self.policy, observe=self._observe, also=ops))
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._open.__exit__(None, None, None)
+        with self._scopes.watched(), Emulation(self.policy, observe=self._observe, also=ops):
+            yield
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -247,7 +241,7 @@ class CallRecorder:
         )
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         composite = {op for op in {call.op for call in calls} if has_kernel(op, "CompositeImplicitAutograd")}
-        name = str(dtype).removeprefix("torch.")
+        name = short(dtype)
         return PolicyCalls(subject, self.device, name, self.policy, tuple(calls), frozenset(composite))
 
     def _observe(
@@ -260,7 +254,7 @@ class CallRecorder:
             passed = "raises"
         elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]):
             passed += "" if any(isinstance(value, torch.dtype) for value in values) else " dtype=float32"
-        call = OpCall(op, rule, inputs, passed, self._scopes.current[0], *_users_line(sys._getframe()))
+        call = OpCall(op, rule, inputs, passed, self._scopes.current, *_users_line(sys._getframe()))
         self._counts.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
         if rule == BANNED:
             self.banned = call
@@ -279,22 +273,7 @@ def _dtypes(value: object, cast: torch.dtype | None) -> str:
     """The dtypes of an argument's tensors after a cast of the eligible ones; empty where it holds no tensor."""
     if isinstance(value, torch.Tensor):
         dtype = cast if cast is not None and eligible(value) else value.dtype
-        return str(dtype).removeprefix("torch.")
+        return short(dtype)
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{'|'.join(sorted({text for item in value if (text := _dtypes(item, cast))}))}]"
     return ""
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """The same random numbers in every run; the caller's generators are restored."""
-    import numpy
-
-    restore = save_random_state()
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy.random.seed(0)
-    try:
-        yield
-    finally:
-        restore()

@@ -35,6 +35,10 @@ class Change:
         """Whether only the facts behind the rule differ."""
         return self.before is not None and self.after is not None and self.before.rule == self.after.rule
 
+    def describe(self, op: OpPolicy | None) -> str:
+        """How one of the two policies treats it, with the facts where the rule is the same."""
+        return "left alone" if op is None else op.describe(facts=self.same_rule)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -164,8 +168,8 @@ def _check(measured: Policy, policy: Policy, snapshot: Snapshot, compared: Compa
         yield POLICY_DRIFT.fail(subject, message)
         return
     for change in compared.changes:
-        message = f"{change.op} should be treated as in {name}: {_describe(change.before, change.same_rule)}; "
-        message += f"it is: {_describe(change.after, change.same_rule)}"
+        message = f"{change.op} should be treated as in {name}: {change.describe(change.before)}; "
+        message += f"it is: {change.describe(change.after)}"
         if change.after is not None and change.after.source:
             message += f", by a kernel of {change.after.source}"
         hint = (
@@ -201,18 +205,6 @@ def _name(snapshot: Snapshot, measured: Policy) -> str:
     release = release_of(measured.torch)
     nearest = "" if snapshot.release == release else f" (the nearest: PyTorch {release} has none)"
     return f"the snapshot of PyTorch {snapshot.torch}{nearest}"
-
-
-def _describe(op: OpPolicy | None, with_facts: bool) -> str:
-    if op is None:
-        return "left alone"
-    facts = ", ".join(f"{inputs}: {passed}" for inputs, passed in op.facts.items()) if with_facts else ""
-    return (
-        op.rule
-        + (f" by way of {op.redispatch}" if op.redispatch else "")
-        + (", its result cast back" if op.restores else "")
-        + (f" ({facts})" if facts else "")
-    )
 
 
 def _op(policy: Policy, op: str) -> OpPolicy | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,9 +22,10 @@ import torch
 from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
-from ampcheck.autocast.state import autocast_key, device_type, nesting, registered
+from ampcheck.autocast.state import autocast_key, device_type, nesting, registered, short
 from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
+from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.patching import replaced
 
 _P = ParamSpec("_P")
@@ -82,7 +82,7 @@ def emulated_policy(device: str, dtype: DType | None = None, release: str | None
 def _measured(device: str, low: torch.dtype) -> Policy:
     """The policy of the installed PyTorch, probed again when ops were registered since; never that of an emulation."""
     if device == "cpu" and _active:
-        return replace(_active[0]._native, dtypes=(str(low).removeprefix("torch."),))
+        return replace(_active[0]._native, dtypes=(short(low),))
     return _probed(device, low, registered(device))
 
 
@@ -134,10 +134,9 @@ class Emulation:
             opening.callback(_active.remove, self)
             _active.append(self)
             opening.enter_context(self._redirected())
-            if (config := _functorch_config()) is not None:  # its cache key does not include our kernels
-                opening.enter_context(config.patch(enable_autograd_cache=False))
-            reset_dynamo()
-            opening.callback(reset_dynamo)
+            opening.enter_context(dynamo.without_autograd_cache())  # its key does not include our kernels
+            dynamo.reset()  # compiled code is guarded by autocast's state and not by its kernels
+            opening.callback(dynamo.reset)
             if self.dtype is not None:
                 opening.enter_context(torch.autocast("cpu", self.dtype))
             self._open = opening.pop_all()
@@ -278,12 +277,6 @@ def active() -> Emulation | None:
     return _active[-1] if _active else None
 
 
-def reset_dynamo() -> None:
-    """Drop compiled code, which is guarded by autocast's state and not by its kernels."""
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-
-
 def _effect(op: OpPolicy | None) -> tuple[str, str, bool] | None:
     return None if op is None else (op.rule, op.redispatch, op.restores)
 
@@ -296,11 +289,3 @@ def _implement(library: torch.library.Library, name: str, kernel: Callable[..., 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is intended
         library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]
-
-
-def _functorch_config() -> Any:
-    try:
-        from torch._functorch import config
-    except ImportError:
-        return None
-    return config if hasattr(config, "enable_autograd_cache") else None

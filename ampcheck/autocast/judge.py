@@ -123,6 +123,12 @@ def judge_policy(
     return Run(findings=tuple(f for f in findings if f.check in wanted), coverage=Coverage(seen), tables=tuple(tables))
 
 
+def emulated_name(subject: Subject) -> str:
+    """The name of a subject in findings, with the device that is emulated."""
+    emulation = active()
+    return subject.name if emulation is None else f"{subject.name} [{emulation.policy.device} emulated]"
+
+
 def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
     """Run a callable, or the first steps of a training loop, under the guards.
 
@@ -135,8 +141,6 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
             f"{subject.name} is of kind '{subject.kind.value}', of which the use of autocast is judged: "
             f"{', '.join(GUARD_CHECKS)}; asked for was {', '.join(checks or ())}"
         )
-    emulation = active()
-    name = subject.name if emulation is None else f"{subject.name} [{emulation.policy.device} emulated]"
 
     def body() -> object:
         if subject.kind is Kind.CALL:
@@ -145,4 +149,4 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
             return run()
         return [subject.run_step(number) for number in range(STEPS)]
 
-    return judge_call(body, name, wanted, must_run=subject.kind is Kind.TRAINING)
+    return judge_call(body, emulated_name(subject), wanted, must_run=subject.kind is Kind.TRAINING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -31,13 +31,9 @@ from ampcheck.torchtools.source import overload
 Kernel = Callable[..., Any]
 
 
-class CallObserver(Protocol):
-    """Called for each call that reaches autocast, before the op runs."""
-
-    def __call__(
-        self, op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
-    ) -> None:
-        """`op` under `rule` (empty: none), whose eligible tensors are cast to `cast` (None: they stay)."""
+CallObserver: TypeAlias = Callable[[str, str, tuple[object, ...], dict[str, object], torch.dtype | None], None]
+"""Called for each call that reaches autocast, before the op runs: with the op, its rule (empty: none), its arguments,
+and what its eligible tensors are cast to (None: they stay)."""
 
 
 class CastCache:

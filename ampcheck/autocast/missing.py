@@ -34,20 +34,16 @@ def lacking(error: BaseException, *, kernels: bool = False) -> str:
     """
     if lacks_kernel(error) and (kernels or (active() is not None and not _ON_NO_DEVICE.search(message_of(error)))):
         return brief(error)
-    if active() is not None and _lacks_fft(error):
-        return brief(error)
-    return machine_error(error)
+    # Of 16 bits, cuFFT computes transforms whose lengths are powers of two.
+    fft = isinstance(error, RuntimeError) and message_of(error).startswith(
+        ("Unsupported dtype Half", "MKL FFT doesn't")
+    )
+    return brief(error) if fft and active() is not None else machine_error(error)
 
 
 def lacks_kernel(error: BaseException) -> bool:
     """Whether an op was refused because the CPU has no kernel for float16 or bfloat16."""
     return isinstance(error, RuntimeError) and _NO_KERNEL.search(message_of(error)) is not None
-
-
-def _lacks_fft(error: BaseException) -> bool:
-    """Whether a Fourier transform of 16 bits was refused, which cuFFT computes where lengths are powers of two."""
-    refusals = ("Unsupported dtype Half", "MKL FFT doesn't")
-    return isinstance(error, RuntimeError) and message_of(error).startswith(refusals)
 
 
 class MissingKernels(TorchDispatchMode):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
-from ampcheck.autocast.state import device_type
+from ampcheck.autocast.state import device_type, short
 from ampcheck.catalog.compiled import COMPILED_DTYPE
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
@@ -75,18 +77,10 @@ class OpDtypes:
 
     def table(self) -> Table:
         """One row an op."""
-        rows = [
-            [
-                o.op,
-                o.rule,
-                " ".join(o.inputs),
-                " ".join(o.compute),
-                " ".join(o.eager) or o.eager_raised,
-                " ".join(o.compiled) or o.compiled_raised,
-                str(o.where),
-            ]
-            for o in self.ops
-        ]
+        rows = []
+        for op in self.ops:
+            results = " ".join(op.eager) or op.eager_raised, " ".join(op.compiled) or op.compiled_raised
+            rows.append([op.op, op.rule, " ".join(op.inputs), " ".join(op.compute), *results, str(op.where)])
         columns = ("op", "rule", "inputs", "computes in", "eager result", "compiled result", "first called in")
         note = f"The CPU followed the policy of {self.device}." if self.emulated else ""
         title = f"Ops of {self.subject} under {self.device} {self.dtype}"
@@ -122,12 +116,13 @@ def observe_ops(
     with torch.no_grad(), context, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are deprecated or slow
         if not emulated:
-            calls = [call.on(kind) for call in calls]
+            on_device = partial(map_tensors, lambda tensor: tensor.to(kind))
+            calls = [_Call(call.op, *on_device((call.args, call.kwargs))) for call in calls]
         ops = [_eager(call) for call in calls]
         unavailable = "compile=False" if not compile else _no_compiler("cpu" if emulated else kind)
         if not unavailable:
             ops = _compiled(calls, ops)
-    return OpDtypes(subject.name, kind, _name(low), emulated, tuple(ops), unavailable, raised, unseen)
+    return OpDtypes(subject.name, kind, short(low), emulated, tuple(ops), unavailable, raised, unseen)
 
 
 def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
@@ -144,8 +139,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
             raises, runs = ("in eager mode", "compiled") if op.eager_raised else ("compiled", "in eager mode")
             reason = op.eager_raised or op.compiled_raised
             message = f"what runs {runs} must run {raises}: {call} raised {raises}, and did not {runs}: {reason}"
-            hint = "cast its arguments to one dtype before the call"
-            findings.append(COMPILED_DTYPE.warn(stats.subject, message, where=op.where, hint=hint))
+            findings.append(COMPILED_DTYPE.warn(stats.subject, message, where=op.where, hint=COMPILED_DTYPE.fix))
             continue
         both += 1
         if op.eager != op.compiled:
@@ -153,8 +147,7 @@ def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
                 f"a compiled op must give the dtypes of eager mode under autocast: {call} gave {' '.join(op.eager)} "
                 f"in eager mode and {' '.join(op.compiled)} compiled"
             )
-            hint = "cast its result where the dtype matters, or call it with autocast disabled"
-            findings.append(COMPILED_DTYPE.fail(stats.subject, message, where=op.where, hint=hint))
+            findings.append(COMPILED_DTYPE.fail(stats.subject, message, where=op.where, hint=COMPILED_DTYPE.fix))
     if not both:
         reason = f"the model raised {stats.raised}" if stats.raised else "which proves nothing"
         message = f"ops must be seen in eager mode and compiled: none was, {reason}"
@@ -176,10 +169,6 @@ class _Call:
     args: tuple[object, ...]
     kwargs: dict[str, object]
 
-    def on(self, device: str) -> _Call:
-        args, kwargs = map_tensors(lambda tensor: tensor.to(device), (self.args, self.kwargs))
-        return _Call(self.op, args, kwargs)
-
 
 def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_Call], str, Mapping[str, int]]:
     """The calls of a forward run, each op once for each choice of dtypes; the exception; the calls left out."""
@@ -190,9 +179,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
     scopes = Scopes(prepared.root)
     outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def observe(
-        op: str, rule: str, args: tuple[object, ...], kwargs: dict[str, object], cast: torch.dtype | None
-    ) -> None:
+    def observe(op: str, rule: str, args: Any, kwargs: dict[str, Any], cast: torch.dtype | None) -> None:
         inputs = [tensor for _, tensor in tensors((args, kwargs))]
         dtype_arguments = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         key = (op, *(tensor.dtype for tensor in inputs), *dtype_arguments)
@@ -204,8 +191,9 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         file, line = users_line(sys._getframe())
         target = torch.float32 if rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]) else cast
         compute = [target if target is not None and eligible(tensor) else tensor.dtype for tensor in inputs]
-        where = Where(phase="forward", module=scopes.current[0], op=op, file=file, line=line)
-        record = OpDtype(op, rule, _names(t.dtype for t in inputs), _names(compute), where=where)
+        where = Where(phase="forward", module=scopes.current, op=op, file=file, line=line)
+        dtypes = tuple(short(tensor.dtype) for tensor in inputs)
+        record = OpDtype(op, rule, dtypes, tuple(map(short, compute)), where=where)
         with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(outside):  # else it would see its own calls
             calls[key] = _Call(record, *map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs)))
 
@@ -250,12 +238,10 @@ def _inside_op(event: Any) -> bool:
 
 def _is_functional(name: str) -> bool:
     """Whether an op makes new tensors: one that writes, or returns a view, has no dtype of its own."""
-    try:
+    with suppress(AttributeError, RuntimeError):  # an overload for TorchScript alone
         schema = overload(name)._schema
-    except (AttributeError, RuntimeError):  # an overload for TorchScript alone
-        return False
-    aliases = [*schema.arguments, *schema.returns]
-    return not schema.is_mutable and all(value.alias_info is None for value in aliases)
+        return not schema.is_mutable and all(v.alias_info is None for v in (*schema.arguments, *schema.returns))
+    return False
 
 
 def _eager(call: _Call) -> OpDtype:
@@ -313,12 +299,4 @@ def _no_compiler(device: str) -> str:
 
 def _dtypes(result: object) -> tuple[str, ...]:
     """Of every tensor; one without elements is `empty`: batch norm in evaluation returns two such tensors besides."""
-    return tuple(_name(tensor.dtype) if tensor.numel() else "empty" for _, tensor in tensors(result))
-
-
-def _names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
-    return tuple(map(_name, dtypes))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return tuple(short(tensor.dtype) if tensor.numel() else "empty" for _, tensor in tensors(result))

@@ -19,7 +19,7 @@ from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
-from ampcheck.core.json_files import read_json
+from ampcheck.core.json_files import from_plain, read_json
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
@@ -67,6 +67,16 @@ class OpPolicy:
     restores: bool = False
     raises: str = ""
     source: str = ""
+
+    def describe(self, *, facts: bool = False) -> str:
+        """The rule and what else the kernel does, such as `fp32, calls norm.dtype (low → float32)`."""
+        calls = f", calls {self.redispatch.removeprefix('aten::')}" if self.redispatch else ""
+        restores = ", casts its result back" if self.restores else ""
+        return self.rule + calls + restores + (f" ({self.list_facts()})" if facts else "")
+
+    def list_facts(self) -> str:
+        """`low → low, float32 → low`."""
+        return ", ".join(f"{inputs} → {passed}" for inputs, passed in self.facts.items())
 
     def to_json(self) -> dict[str, object]:
         """This record without empty fields."""
@@ -170,7 +180,7 @@ class Snapshot:
             raise UsageError(f"no autocast snapshot could be read from {name}: {error}") from error
         require_schema(data, name, "autocast snapshot", SCHEMA)
         try:
-            torch, build, platform, day = (parse_text(data[key]) for key in ("torch", "build", "platform", "date"))
+            torch, build, platform, day = (_text(data[key]) for key in ("torch", "build", "platform", "date"))
             policies = {device: _policies_from(device, torch, by_dtype) for device, by_dtype in data["devices"].items()}
             if not policies:
                 raise ValueError("it names no device")
@@ -224,26 +234,21 @@ def _policies_from(device: str, version: str, data: Mapping[str, Any]) -> dict[s
     def read(dtype: str) -> Policy:
         part = data.get("differing", {}).get(dtype, data)
         ops = {name: _op_from(op) for name, op in part["ops"].items()}
-        return Policy(device, version, (dtype,), ops, {op: parse_text(why) for op, why in part["unprobed"].items()})
+        return Policy(device, version, (dtype,), ops, {op: _text(why) for op, why in part["unprobed"].items()})
 
     if not isinstance(data["dtypes"], list) or not data["dtypes"]:
         raise ValueError(f"{device} names no dtype")
-    return {parse_text(dtype): read(dtype) for dtype in data["dtypes"]}
+    return {_text(dtype): read(dtype) for dtype in data["dtypes"]}
 
 
-def _op_from(data: Mapping[str, Any]) -> OpPolicy:
-    facts = {parse_text(inputs): parse_text(passed) for inputs, passed in data.get("facts", {}).items()}
-    rule = parse_text(data["rule"])
-    if rule not in RULES and not (rule.startswith(FIXED) and rule != FIXED):
-        raise ValueError(f"there is no rule {rule!r:.80}")
-    restores = data.get("restores", False)
-    if not isinstance(restores, bool):
-        raise TypeError(f"restores cannot be {restores!r:.40}")
-    texts = {name: parse_text(data.get(name, "")) for name in ("redispatch", "raises", "source")}
-    return OpPolicy(rule, facts, restores=restores, **texts)
+def _op_from(data: object) -> OpPolicy:
+    op = from_plain(OpPolicy, data)
+    if op.rule not in RULES and not (op.rule.startswith(FIXED) and op.rule != FIXED):
+        raise ValueError(f"there is no rule {op.rule!r:.80}")
+    return op
 
 
-def parse_text(value: object) -> str:
+def _text(value: object) -> str:
     """A string of a JSON file. Raises `TypeError` for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")

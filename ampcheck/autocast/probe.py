@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -36,8 +36,8 @@ from ampcheck.autocast.policy import (
     Policy,
     Snapshot,
 )
-from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered
-from ampcheck.core.arguments import parse_dtype
+from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered, short
+from ampcheck.core.arguments import parse_dtypes
 from ampcheck.torchtools.source import op_name, overload
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -54,11 +54,13 @@ def measure_policy(device: str = "cuda", dtype: torch.dtype | str = torch.float1
     device or a dtype that autocast does not cast to.
     """
     kind, low = device_type(device), low_dtype(dtype)
-    with _lock, _Probe(kind) as probe:
+    # Fake tensors of the caller would take ours for theirs; inference tensors pass the recorders by.
+    with _lock, _disable_current_modes(), torch.inference_mode(False), enable_python_dispatcher():
+        probe = _Probe(kind)
         results = {op: _probe(probe, op, low) for op in registered(kind)}
     ops = {op: result for op, result in results.items() if isinstance(result, OpPolicy)}
     unprobed = {op: result for op, result in results.items() if isinstance(result, str)}
-    return Policy(kind, torch.__version__, (str(low).removeprefix("torch."),), ops, unprobed)
+    return Policy(kind, torch.__version__, (short(low),), ops, unprobed)
 
 
 def take_snapshot() -> Snapshot:
@@ -85,7 +87,7 @@ def build() -> str:
 
 def low_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """One of the two dtypes that autocast casts to. Raises `UsageError` for another."""
-    low: torch.dtype = getattr(torch, parse_dtype(dtype))
+    low: torch.dtype = getattr(torch, parse_dtypes((dtype,))[0])
     return low
 
 
@@ -138,23 +140,13 @@ class _DeviceTensor(torch.Tensor):
 
 
 class _Probe:
-    """Entered, `recording` puts recorders below autocast on a device."""
+    """Puts recorders below autocast on a device."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.passed: _Passed | None = None
         self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
-        self._open = ExitStack()
-
-    def __enter__(self) -> _Probe:
-        self._open.enter_context(_disable_current_modes())  # fake tensors of the caller would take ours for theirs
-        self._open.enter_context(torch.inference_mode(False))  # inference tensors pass the recorders by
-        self._open.enter_context(enable_python_dispatcher())
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._open.close()
 
     def take(self) -> _Passed | None:
         """What was passed on since the last call."""
@@ -312,16 +304,16 @@ def _rule(name: str, passed: dict[str, _Passed | str], low: torch.dtype) -> str:
     if target == torch.float32:
         return FP32
     # A custom op may be registered with one dtype for good; then the other 16-bit dtype of autocast shows it.
-    return LOWER if target == low else FIXED + str(target).removeprefix("torch.")
+    return LOWER if target == low else FIXED + short(target)
 
 
 def _fact(passed: _Passed | str, low: torch.dtype) -> str:
     if isinstance(passed, str):
         return "raises"
-    short = {low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
+    names_of = {low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
 
     def name(dtype: torch.dtype) -> str:
-        return short.get(dtype, str(dtype).removeprefix("torch."))
+        return names_of.get(dtype, short(dtype))
 
     names = [name(dtype) for dtype in passed.tensors]
     names = names[:1] if len(set(names)) == 1 else names

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import torch
@@ -19,15 +19,20 @@ KEYS = {device: {"privateuseone": "PrivateUse1"}.get(device, device.upper()) for
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
 
 
+def short(dtype: torch.dtype | None) -> str:
+    """`float16` of `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 @cache
 def devices() -> tuple[str, ...]:
     """The device types for which this PyTorch has an autocast key."""
-    return tuple(device for device in KEYS if _has_key(device))
+    return tuple(device for device in KEYS if _kernels(device) is not None)
 
 
 def registered(device: str) -> tuple[str, ...]:
     """Every overload with an autocast kernel on a device type, of any namespace, custom ops included."""
-    return tuple(sorted(_kernels(device))) if device in devices() else ()
+    return tuple(sorted(_kernels(device) or ())) if device in KEYS else ()
 
 
 def device_type(device: str | torch.device) -> str:
@@ -48,17 +53,12 @@ def autocast_key(device: str) -> str:
     return f"Autocast{KEYS[device]}"
 
 
-def _kernels(device: str) -> Sequence[str]:
-    names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
-    return names
-
-
-def _has_key(device: str) -> bool:
-    try:
-        _kernels(device)
-    except RuntimeError:
-        return False
-    return True
+def _kernels(device: str) -> list[str] | None:
+    """The overloads with an autocast kernel; None where this PyTorch has no such key."""
+    with suppress(RuntimeError):
+        names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
+        return names
+    return None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ampcheck.autocast.drift import UNKNOWN, compare, history, rule_of, shipped_devices, since, spans
-from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, OpPolicy, Policy, load_release, release_of, releases
+from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, Policy, load_release, release_of, releases
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 
@@ -137,7 +137,7 @@ def diff_view(first: Source, second: Source, device: str, second_device: str) ->
     note += [f"Left out, for only one of the builds has it: {change.op}" for change in compared.of_build]
     note += [f"Cannot be compared: {op}: {reason}" for op, reason in unclear.items()]
     rows = [
-        (_short(change.op), _cell(change.before, change.same_rule), _cell(change.after, change.same_rule))
+        (_short(change.op), *(change.describe(op) if op else NONE for op in (change.before, change.after)))
         for change in compared.changes
     ]
     table = Table(f"{title}, autocast to {first.dtype}", ("overload", *labels), rows, note="\n".join(note))
@@ -145,8 +145,9 @@ def diff_view(first: Source, second: Source, device: str, second_device: str) ->
         "one": {**first.data, "device": device},
         "other": {**second.data, "device": second_device},
         "changes": [
-            {"op": change.op, "before": _op_to_json(change.before), "after": _op_to_json(change.after)}
+            {"op": change.op, "before": before and before.to_json(), "after": after and after.to_json()}
             for change in compared.changes
+            for before, after in [(change.before, change.after)]
         ],
         "of_another_build": [change.op for change in compared.of_build],
         "not_comparable": unclear,
@@ -176,7 +177,7 @@ def explain_view(source: Source, text: str, device: str | None = None) -> View:
             rule, op = rule_of(policy, name), policy.ops.get(name)
             stretches = spans(name, device, source.dtype) if device in shipped_devices() else ()
             age = since(name, device, rule, source.dtype, under=release_of(source.torch)) if stretches else ""
-            rows.append((device, _cell(op) if op else rule or NONE, age))
+            rows.append((device, op.describe() if op else rule or NONE, age))
             note.append(f"{rule or NONE}: {op.raises.splitlines()[0] if op and op.raises else _meaning(rule)}")
             if name in policy.unprobed:
                 note.append(f"Not probed on {device}: {source.reason(policy, name)}")
@@ -186,7 +187,7 @@ def explain_view(source: Source, text: str, device: str | None = None) -> View:
                     f"{r or 'none'} {first}" + (f" to {last}" if last != first else "") for first, last, r in stretches
                 )
                 note.append(f"{device} over the releases: {', '.join(parts)}")
-            data.append({"op": name, "device": device, "rule": rule, "policy": _op_to_json(op), "history": past})
+            data.append({"op": name, "device": device, "rule": rule, "policy": op and op.to_json(), "history": past})
         note += [*_recurrent(name, policies), *_facts_by_device(name, policies)]
         title = f"{name} under {source}, autocast to {source.dtype}"
         tables.append(Table(title, ("device", "rule", "history"), rows, note="\n".join(dict.fromkeys(note))))
@@ -211,27 +212,11 @@ def _counts(source: Source, policy: Policy) -> dict[str, object]:
     return {**counts, "unprobed": {op: source.reason(policy, op) for op in policy.unprobed}}
 
 
-def _op_to_json(op: OpPolicy | None) -> dict[str, object] | None:
-    return None if op is None else op.to_json()
-
-
-def _cell(op: OpPolicy | None, with_facts: bool = False) -> str:
-    if op is None:
-        return NONE
-    calls = f", calls {_short(op.redispatch)}" if op.redispatch else ""
-    restores = ", casts its result back" if op.restores else ""
-    return op.rule + calls + restores + (f" ({_facts(op)})" if with_facts else "")
-
-
-def _facts(op: OpPolicy) -> str:
-    return ", ".join(f"{inputs} → {passed}" for inputs, passed in op.facts.items())
-
-
 def _facts_by_device(name: str, policies: Mapping[str, Policy]) -> list[str]:
     devices: dict[str, list[str]] = {}
     for device, policy in policies.items():
         if name in policy.ops:
-            devices.setdefault(_facts(policy.ops[name]), []).append(device)
+            devices.setdefault(policy.ops[name].list_facts(), []).append(device)
     lines = [f"inputs → passed on, on {', '.join(where)}: {facts}" for facts, where in devices.items()]
     return [*lines, "low is autocast's dtype, other the other 16-bit one."] if lines else []
 

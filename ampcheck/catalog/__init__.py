@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
-from ampcheck.catalog.verdicts import VERDICTS
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind
@@ -18,6 +17,20 @@ _MODULES = (numerics, autocast, compiled, training, search, speed)
 
 REGISTRY: Mapping[str, Check] = MappingProxyType(
     {check.slug: check for module in _MODULES for check in vars(module).values() if isinstance(check, Check)}
+)
+
+
+VERDICTS: Mapping[str, str] = MappingProxyType(
+    {
+        "fail": "The run shows the damage. The only verdict that fails a build (exit code 1, AssertionError).",
+        "warn": "A risk that did not cause a failure with these inputs.",
+        "undecided": "The interval of a measurement includes the limit; more time narrows it.",
+        "incomplete": "The subject prevents a requested check: its backward raises in every precision, it returns no "
+        "floating tensor, no module that ran gets a gradient, its optimizer never steps. Nothing failed, and nothing "
+        "was judged; the finding says what to change.",
+        "skip": "The check does not apply to the subject, or this machine lacks what it needs. The reason is given.",
+        "pass": "The requirement is met. Every pass counts its observations; without any it is a skip.",
+    }
 )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.catalog.kinds import EVERY, MODELS
 from ampcheck.core.check import Check
-from ampcheck.core.subject import Kind
+from ampcheck.core.subject import EVERY, MODELS, Kind
 
 POLICY_DRIFT = Check(
     "policy-drift",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.catalog.kinds import MODELS
 from ampcheck.core.check import Check
-from ampcheck.core.subject import Kind
+from ampcheck.core.subject import MODELS, Kind
 
 COMPILED_DTYPE = Check(
     "compiled-dtype",
@@ -44,9 +43,8 @@ COMPILED_ERROR = Check(
     "mode alone.",
     "An eager run under a shadow gives the exact value of each result, and what moving the data by a rounding does to "
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
-    "few roundings, more for long sums in float32, whose order is free. Where a float32 model rounds to 16 bits by "
-    "casts alone, its author means them, and compiled code must round there too. Elements that are NaN on all sides "
-    "leave the check incomplete. After a failure the compiler's stages and settings are tried.",
+    "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
+    "code must round there too. After a failure the compiler's stages and settings are tried.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
     "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
     subjects=MODELS,
@@ -105,10 +103,9 @@ RECOMPILE = Check(
     "compile",
     "Calls after the warm-up do not recompile. Fails when more than max_recompiles compilations come after the "
     "warm-up or, in it, for a value that had varied before.",
-    "All calls run as a warm-up and once more. Of each recompilation the guards that failed are read, one for each "
-    "older graph; the message names the one that differs in something new, by kind: shape, dtype, training flag, grad "
-    "mode, autocast, inference mode, constant. In the warm-up each value may vary once, by which Dynamo learns the "
-    "dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free.",
+    "All calls run as a warm-up and once more. The message names the guard that failed, by kind: shape, dtype, "
+    "training flag, grad mode, autocast, inference mode, constant. In the warm-up each value may vary once, by which "
+    "Dynamo learns the dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free.",
     "A Python number or a layer's index that changes, a size with dynamic=False or of 1, train and eval or grad "
     "modes in turn, new objects for each call. After eight graphs Dynamo runs a function in eager mode.",
     "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampcheck.catalog.kinds import EVERY, MODELS
 from ampcheck.core.check import Check
-from ampcheck.core.subject import Kind
+from ampcheck.core.subject import EVERY, MODELS, Kind
 
 LOW_PRECISION_ERROR = Check(
     "low-precision-error",
@@ -37,7 +36,7 @@ NONFINITE_REFERENCE = Check(
     "at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",
     "Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A "
     "wider format does not help.",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 OVERFLOW = Check(
@@ -54,7 +53,7 @@ OVERFLOW = Check(
     "Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min "
     "added to a negative score, a divisor whose eps is zero in the format.",
     "Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of adding.",
-    subjects=(*MODELS, Kind.TRAINING),
+    subjects=EVERY,
 )
 
 NONFINITE_GRADIENT = Check(
@@ -90,7 +89,7 @@ PRECISION_LOSS = Check(
     "accumulation in the low format.",
     "Compute the inputs of the reported op in float32; subtract before rounding; set precision in "
     "[tool.ampcheck.limits] to accept a larger error.",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 SILENT_ZERO = Check(
@@ -102,7 +101,7 @@ SILENT_ZERO = Check(
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
     "Use an eps within the range of the format, scale before squaring, compute the guard in float32.",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 FLUSH = Check(
@@ -114,7 +113,7 @@ FLUSH = Check(
     "format. Errors below flush * u of the norm are accepted, where u is the unit roundoff.",
     "float16 below 6e-8: gradients of a loss that is not scaled, probabilities, variances of small activations.",
     "Scale the loss (torch.amp.GradScaler), scale the values, use bfloat16, keep the op in float32.",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 INTEGER_CAST = Check(
@@ -127,7 +126,7 @@ INTEGER_CAST = Check(
     "every integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216.",
     "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters in buffers.",
     "Compute with positions in float32 and cast the result.",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 HEADROOM = Check(
@@ -138,7 +137,7 @@ HEADROOM = Check(
     "An op is reported where values grow beyond the limit; constants that pass through unchanged do not count.",
     "Growth along the residual stream, unnormalised scores, a large loss scale.",
     "Normalise or scale, or set headroom in [tool.ampcheck.limits].",
-    subjects=MODELS,
+    subjects=(*MODELS, Kind.CALL),
 )
 
 LOSS_DTYPE = Check(

@@ -15,9 +15,8 @@ GRADIENT_UNDERFLOW = Check(
     "does not skip is compared element by element. Only elements that the data determine are counted: moving the "
     "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
     "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
-    "zeros and the rest ends "
-    "abruptly at the smallest number of float16 at the loss scale in use (also after clipping down to an "
-    "eighth), and where a gradient is zero in every measured step.",
+    "zeros and the rest ends abruptly at the smallest number of float16 at the loss scale in use, and where a gradient "
+    "is zero in every measured step.",
     "float16 autocast without a GradScaler, a scale that is too small, a loss that is divided by much or has a "
     "small weight, one part of the model with much smaller gradients than the rest.",
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
@@ -37,13 +36,10 @@ LOSS_SCALE = Check(
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
-    "The window is the interval of scales that do neither. gradient-underflow counts what the real backward pass "
-    "loses, roundings on the way included, so that its shares can be larger. Every call of scaler.step and "
-    "scaler.update is followed: scale, growth, back-off, skipped steps, the parameters that were not finite and "
-    "the op where it began. ampcheck.watch follows the scale and the skipped steps of every step: it fails when "
-    "the scale falls below 1 or when the last ten steps or more were all skipped after one that was made, and "
-    "warns when more are skipped than growth explains. The window it prints is that of the parameters' gradients "
-    "that were left.",
+    "The window is the interval of scales that do neither. Every call of scaler.step and scaler.update is followed: "
+    "scale, growth, back-off, skipped steps, the parameters that were not finite and the op where it began. "
+    "ampcheck.watch follows the scale and the skipped steps: it fails when the scale falls below 1 or when the last "
+    "ten steps or more were all skipped after one that was made, and warns when more are skipped than growth explains.",
     "float16 without a scaler; a loss divided by much, or one small part of it next to a large one; a scale that "
     "is fixed or starts low; a NaN or an overflow in the forward pass, which no scale fixes and which makes the "
     "scaler back off for ever; a summed loss.",
@@ -120,15 +116,13 @@ STAGNATION = Check(
     "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
     "more than half of the updates are lost.",
     "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
-    "across steps (parameters, optimizer state, copies, buffers, tensors of the step's own; of a DTensor the local "
-    "shard) it says what the step's update should have been. An element whose update is not zero there, and which "
-    "holds the same value afterwards, has lost it. What another tensor holds instead (a float32 copy, a compensation) "
-    "is not lost; what is rounded at random or overwritten from elsewhere is no update. A decay is judged by its own "
-    "multiplication, so that it is found in the first steps. A sum that only grows is extrapolated to where its "
-    "increment is half of the spacing. Compiled code is not measured, and reported as such. ampcheck.watch compares "
-    "16-bit weights before and after each measured step, where the gradient is nonzero and the learning rate is not, "
-    "and with their values at the first of them, so that Kahan summation and stochastic rounding count as movement; a "
-    "float32 copy in the optimizer's state is no stagnation.",
+    "across steps (parameters, optimizer state, copies, buffers) it says what the step's update should have been. An "
+    "element whose update is not zero there, and which holds the same value afterwards, has lost it. What another "
+    "tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at random is no update. A "
+    "decay is judged by its own multiplication. A sum that only grows is extrapolated to where its increment is half "
+    "of the spacing. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after each "
+    "measured step, and with their values at the first of them; a float32 copy in the optimizer's state is no "
+    "stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
     "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
     "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
@@ -188,17 +182,14 @@ REDUCE_PRECISION = Check(
     "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
     "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
     "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
-    "Ops are recorded below autograd. A running sum is a chain of additions, casts between them included, whose "
-    "addends were not computed from the partial sum; from 8 addends on it is compared with the float64 sum carried "
-    "along. Norms are followed from the tensors through stack, powers and sums, and over "
-    "shards. Under DDP and FSDP2 every all_reduce, reduce_scatter and reduce that adds up is seen, those of "
-    "DDP's reducer and of communication hooks too: a sample of each rank's addends (as they were before a hook "
-    "cast them) is added in float64 and compared with the result. For more processes a ring is emulated with "
-    "addends like those measured; set world_size to predict a specific number of processes.",
-    "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit parameters whose "
-    "gradients are reduced or accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of pipeline or "
-    "expert groups combined in bfloat16. Beyond some hundred addends each is below half a unit in the last place "
-    "of the partial sum.",
+    "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
+    "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "
+    "stack, powers and sums, and over shards. Under DDP and FSDP2 every reduction that adds up is seen, those of DDP's "
+    "reducer and of communication hooks too: a sample of each rank's addends is added in float64 and compared with the "
+    "result. For more processes a ring is emulated with addends like those measured; set world_size to predict a "
+    "specific number of processes.",
+    "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit gradients that are reduced or "
+    "accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of groups combined in bfloat16.",
     "Reduce and accumulate in float32: MixedPrecisionPolicy(reduce_dtype=torch.float32), no compressing hook, "
     "float32 gradients; round once at the end. Cast gradients or their norms to float32 before they are put "
     "together.",
@@ -214,11 +205,9 @@ TF32 = Check(
     "float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
     "float32. The flags (allow_tf32, fp32_precision, float32_matmul_precision, reduced-precision reductions, "
     "deterministic algorithms) are listed; their effect on another device is reported. In a function, float32 "
-    "tensors are followed through integer views of their bits: a product of values that lost 13 or more mantissa "
-    "bits on the way is computed again in float64 from the values that they had before.",
-    "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or "
-    "'medium' somewhere in the program; a library that sets either; an emulation of TF32 by bit tricks that was "
-    "left in.",
+    "tensors are followed through integer views of their bits.",
+    "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or 'medium' "
+    "in the program or a library; an emulation of TF32 by bit tricks that was left in.",
     "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
     "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
     unit="unit roundoffs of float32",

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 
-from ampcheck.cli.output import Commands, add_output, add_subject, finish, require_writable, split_names
+from ampcheck.cli.output import (
+    EXIT_CODES,
+    Commands,
+    add_output,
+    add_subject,
+    finish,
+    load_placed,
+    print_report,
+    require_writable,
+    split_names,
+)
 from ampcheck.core.errors import UsageError
 
 
-def add_command(commands: Commands, exit_codes: str) -> None:
+def add_command(commands: Commands) -> None:
     """Add `audit` to the parser's commands."""
     summary = "judge a model in low precision, eager and compiled, forward and backward; or a training loop"
-    audit = commands.add_parser("audit", help=summary, description=f"{summary.capitalize()}. {exit_codes}")
+    audit = commands.add_parser("audit", help=summary, description=f"{summary.capitalize()}. {EXIT_CODES}")
     add_subject(
         audit,
         nargs="?",
@@ -33,27 +43,15 @@ def _audit(options: argparse.Namespace) -> int:
         raise UsageError(f"--dtype names dtypes of autocast, such as float16,bfloat16; found {options.dtype!r}")
     require_writable(html=options.html, json=options.json)
 
-    from rich.console import Console
+    from ampcheck.report import progress_bar
 
-    from ampcheck.report import print_run, progress_bar
-
-    console = Console()
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
+        from ampcheck import demo
         from ampcheck.audit import audit
-        from ampcheck.autocast.device import place
-        from ampcheck.core.subject import load_subject
 
-        placement = place(options.device)
-        if options.target is None:
-            from ampcheck import demo
-
-            subject = demo.subject()
-        else:
-            with placement.entered():  # decorators such as @torch.autocast("cuda") query the device
-                subject = load_subject(options.target)
         run = audit(
-            subject,
+            demo.subject() if options.target is None else load_placed(options),
             device=options.device,
             dtype=dtypes,
             compile=not options.no_compile,
@@ -61,10 +59,10 @@ def _audit(options: argparse.Namespace) -> int:
             progress=progress,
         )
     if "RANK" in os.environ:  # torchrun: rank 0 reports the findings of all ranks
-        from ampcheck.training.distributed.runs import gather_runs
+        from ampcheck.training.distributed.ranks import gather_runs
 
         gathered = gather_runs(run)
         if gathered is None:
             return 0
         run = gathered
-    return finish(run, options, lambda: print_run(run, console, verbose=options.verbose))
+    return finish(run, options, lambda: print_report(run, verbose=options.verbose))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from ampcheck.cli.output import Commands, add_output, add_subject, finish, require_writable, split_names
+from ampcheck.cli.output import (
+    Commands,
+    add_output,
+    add_subject,
+    finish,
+    load_placed,
+    print_report,
+    require_writable,
+    split_names,
+)
 
 
 def add_command(commands: Commands) -> None:
@@ -42,21 +51,17 @@ def _blame(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from ampcheck.report import print_run, print_tables, progress_bar
+    from ampcheck.report import print_tables, progress_bar
     from ampcheck.report.text import clean
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
-        from ampcheck.autocast.device import place
         from ampcheck.compiled.blame.blame import blame
         from ampcheck.compiled.blame.stats import is_code
         from ampcheck.compiled.options import BlameOptions
-        from ampcheck.core.subject import load_subject
 
-        with place(options.device).entered():  # decorators such as @torch.autocast("cuda") query the device
-            subject = load_subject(options.target)
         run = blame(
-            subject,
+            load_placed(options),
             device=options.device,
             dtype=None if options.dtype is None else split_names(options.dtype),
             compile=options.compile,
@@ -66,7 +71,7 @@ def _blame(options: argparse.Namespace) -> int:
     console = Console()
 
     def show() -> None:
-        print_run(run, console, verbose=options.verbose)
+        print_report(run, verbose=options.verbose)
         for table in run.tables:
             console.print()
             if is_code(table):

@@ -9,7 +9,7 @@ from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.formats import table as table_of_formats
 
 
-def add_commands(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Add `explain` and `formats` to the parser's commands."""
     explain = commands.add_parser("explain", help="explain a check: what it requires, its causes and remedies")
     explain.add_argument("slug", nargs="?", metavar="SLUG", help="a check or a verdict; default: list the checks")

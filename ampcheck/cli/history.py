@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Stdout, add_output, finish, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report, require_writable
 from ampcheck.core.errors import UsageError
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, _SubParsersAction
 
-
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `history` to the parser's commands."""
     history = commands.add_parser(
         "history",
@@ -46,22 +42,19 @@ def _history(options: argparse.Namespace) -> int:
 
     from importlib.metadata import version
 
-    from rich.console import Console
-
     from ampcheck.core.run import Verdict
-    from ampcheck.report import print_run, print_tables
     from ampcheck.report.text import clean
     from ampcheck.speed.history import import_benchmarks, load
     from ampcheck.speed.trend import trend_run
 
-    console, out = Console(), Stdout()
+    out = Stdout()
     if options.imports:
         done = import_benchmarks(options.folder, options.imports)
         lines = [f"imported: {done.added:,} new, {done.known:,} known already"]
         lines += [f"not imported: {note}" for note in done.notes]
         with out:
             for line in lines:
-                console.print(clean(line), highlight=False, markup=False)
+                print(clean(line))
     run = trend_run(
         load(options.folder),
         effect=options.effect / 100,
@@ -69,11 +62,4 @@ def _history(options: argparse.Namespace) -> int:
         title=f"history {options.folder}",
         environment={"ampcheck": version("ampcheck")},
     )
-
-    def show() -> None:
-        print_run(run, console, verbose=options.verbose)
-        if run.tables:
-            console.print()
-            print_tables(run.tables)
-
-    return finish(run, options, show, out=out)
+    return finish(run, options, lambda: print_report(run, run.tables, verbose=options.verbose), out=out)

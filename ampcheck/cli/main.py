@@ -11,23 +11,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import NoReturn
 
-from ampcheck.cli import audit as audit_cli
-from ampcheck.cli import blame as blame_cli
-from ampcheck.cli import explain as explain_cli
-from ampcheck.cli import history as history_cli
-from ampcheck.cli import lab as lab_cli
-from ampcheck.cli import policy as policy_cli
-from ampcheck.cli import speed as speed_cli
-from ampcheck.cli.output import UNABLE, open_standard_files
+from ampcheck.cli import audit, blame, explain, history, lab, policy, speed
+from ampcheck.cli.output import EXIT_CODES, UNABLE, open_standard_files
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
-
-EXIT_CODES = (
-    "Exit code 0: nothing failed; 1: a check failed; 2: usage error, or a subject that cannot be judged; "
-    "3: a defect of ampcheck, or a full stdout; 130: interrupted."
-)
+USAGE, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,12 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-
-    audit_cli.add_command(commands, EXIT_CODES)
-    explain_cli.add_commands(commands)
-    blame_cli.add_command(commands)
-    policy_cli.add_commands(commands)
-    speed_cli.add_command(commands)
-    history_cli.add_command(commands)
-    lab_cli.add_command(commands)
+    for command in (audit, explain, blame, policy, speed, history, lab):
+        command.add_command(commands)
     return parser

@@ -6,25 +6,27 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+    from ampcheck.core.run import Run, Table
+    from ampcheck.core.subject import Subject
 
 UNABLE = 3
 """Exit code for a defect of ampcheck or a full stdout."""
 
 
-class Commands(Protocol):
-    """The result of `add_subparsers`, whose type argparse does not export."""
+EXIT_CODES = (
+    "Exit code 0: nothing failed; 1: a check failed; 2: usage error, or a subject that cannot be judged; "
+    "3: a defect of ampcheck, or a full stdout; 130: interrupted."
+)
 
-    def add_parser(self, name: str, *, help: str, description: str | None = None) -> argparse.ArgumentParser:
-        """Add the parser of a command."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, nargs: str | None = None) -> None:
@@ -36,9 +38,18 @@ def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, na
     command.add_argument("--dtype", metavar="DTYPES", help=dtype)
 
 
-def split_names(text: str) -> list[str]:
+def load_placed(options: argparse.Namespace) -> Subject:
+    """Load TARGET for `--device`: decorators such as @torch.autocast("cuda") query it, where it is emulated too."""
+    from ampcheck.autocast.device import place
+    from ampcheck.core.subject import load_subject
+
+    with place(options.device).entered():
+        return load_subject(options.target)
+
+
+def split_names(text: str | None) -> list[str]:
     """Names that are separated by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def add_output(command: argparse.ArgumentParser, *, verbose: str = "print every finding, passes too") -> None:
@@ -133,6 +144,18 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def print_report(run: Run, tables: Sequence[Table] = (), *, verbose: bool) -> None:
+    """Print the findings, and tables below them."""
+    from rich.console import Console
+
+    from ampcheck.report import print_run, print_tables
+
+    print_run(run, Console(), verbose=verbose)
+    if tables:
+        print()
+        print_tables(tables)
 
 
 def finish(

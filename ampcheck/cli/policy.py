@@ -11,16 +11,8 @@ from typing import Any
 
 from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.policy import releases
-from ampcheck.autocast.views import (
-    View,
-    counts_view,
-    diff_view,
-    explain_view,
-    known_best,
-    policy_view,
-    source_of,
-)
-from ampcheck.cli.output import Stdout
+from ampcheck.autocast.views import counts_view, diff_view, explain_view, known_best, policy_view, source_of
+from ampcheck.cli.output import Commands, Stdout, print_report, split_names
 from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar, Table
@@ -28,7 +20,7 @@ from ampcheck.report import print_tables
 from ampcheck.report.text import clean
 
 
-def add_commands(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add `policy` and its commands to the parser's commands."""
     policy = commands.add_parser("policy", help="what autocast does to each op, per device and PyTorch release")
     below = policy.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -90,25 +82,20 @@ def _add_options(parser: Any, command: Callable[[argparse.Namespace], int], *, d
 
 
 def _lock(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from ampcheck.autocast.locks.lock import DEVICES, LockTarget, compare_lock, write_lock
-    from ampcheck.report import print_run
 
     if options.torch and not options.check:
         raise UsageError("a lock is made under the installed PyTorch: --torch goes with --check")
-    names = ((option or "").split(",") for option in (options.device, options.dtype))
-    devices, dtypes = ([name.strip() for name in of_option if name.strip()] for of_option in names)
+    devices, dtypes = split_names(options.device), split_names(options.dtype)
     target = LockTarget.of(options.target, options.path)
     if options.check:
         run = compare_lock(target, devices, dtypes, release=options.torch)
     else:
         run = write_lock(target, devices or DEVICES, dtypes or LOW)
-    console = Console()
     with Stdout() as out:
-        print_run(run, console, verbose=options.verbose)
+        print_report(run, verbose=options.verbose)
         if not options.check:
-            console.print(clean(f"lock: {target.file}, entry {target.entry}"), highlight=False, markup=False)
+            print(clean(f"lock: {target.file}, entry {target.entry}"))
     return out.code(run.failed)
 
 
@@ -132,12 +119,14 @@ def _snapshot(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     source = source_of(options.torch or "installed", options.dtype)
-    return _print_view(policy_view(source, options.device) if options.device else counts_view(source), options)
+    view = policy_view(source, options.device) if options.device else counts_view(source)
+    return _print(view.tables, view.data, options)
 
 
 def _explain(options: argparse.Namespace) -> int:
     source = source_of(options.torch, options.dtype) if options.torch else known_best(options.dtype)
-    return _print_view(explain_view(source, options.op, options.device), options)
+    view = explain_view(source, options.op, options.device)
+    return _print(view.tables, view.data, options)
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -161,10 +150,6 @@ def _diff(options: argparse.Namespace) -> int:
         missing = [device for device in has.devices if device not in lacks.devices]
         tables += [Table(f"{device}: {has} has an autocast policy, {lacks} has none", (), ()) for device in missing]
     return _print(tables, {"comparisons": [view.data for view in views]}, options)
-
-
-def _print_view(view: View, options: argparse.Namespace) -> int:
-    return _print(view.tables, view.data, options)
 
 
 def _print(tables: Sequence[Table], data: Mapping[str, object], options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import add_output, finish, require_writable
+from ampcheck.cli.output import Commands, add_output, finish, print_report, require_writable, split_names
 from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,32 +17,35 @@ if TYPE_CHECKING:
 
 _TARGET = "package.module:factory or path/to/file.py:factory"
 
-_HELP = {
-    "mode": "torch.compile mode; a comma-separated list except with --base and --startup (default: 'default'; all "
-    "modes with --matrix; the unmodified target with --base)",
-    "precision": "float32, tf32, float16 or bfloat16; a comma-separated list except with --base and --startup "
-    "(default: float32; all four with --matrix)",
-    "budget": "seconds of timed steps at most",
-    "at-least": "minimum speedup over eager mode (without it a slower arm is a warning), or over the base with --base "
-    "(default: 1)",
-    "launches": "processes started per side with --base (default: 3)",
-    "launches-max": "maximum number of processes while the result is undecided (default: 8)",
-    "effect": "smallest relative change that can fail (default: 0.03)",
-    "comparisons": "number of comparisons in the CI job; keeps the overall false-failure rate below 1 %%",
-    "markdown": "write a comment for a pull request",
-}
-_METAVARS: dict[str, tuple[Callable[[str], object], str]] = {
-    "budget": (float, "S"),
-    "at-least": (float, "RATIO"),
-    "launches": (int, "N"),
-    "launches-max": (int, "N"),
-    "effect": (float, "SHARE"),
-    "comparisons": (int, "N"),
-    "markdown": (str, "PATH"),
+_OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
+    "mode": (
+        str,
+        None,
+        "torch.compile mode; a comma-separated list except with --base and --startup (default: 'default'; all modes "
+        "with --matrix; the unmodified target with --base)",
+    ),
+    "precision": (
+        str,
+        None,
+        "float32, tf32, float16 or bfloat16; a comma-separated list except with --base and --startup "
+        "(default: float32; all four with --matrix)",
+    ),
+    "budget": (float, "S", "seconds of timed steps at most"),
+    "at-least": (
+        float,
+        "RATIO",
+        "minimum speedup over eager mode (without it a slower arm is a warning), or over the base with --base "
+        "(default: 1)",
+    ),
+    "launches": (int, "N", "processes started per side with --base (default: 3)"),
+    "launches-max": (int, "N", "maximum number of processes while the result is undecided (default: 8)"),
+    "effect": (float, "SHARE", "smallest relative change that can fail (default: 0.03)"),
+    "comparisons": (int, "N", "number of comparisons in the CI job; keeps the overall false-failure rate below 1 %%"),
+    "markdown": (str, "PATH", "write a comment for a pull request"),
 }
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `speed` to the parser's commands."""
     speed = commands.add_parser(
         "speed",
@@ -59,8 +62,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
     matrix = "every mode in every precision, with accuracy; all copies of the model are in memory at the same time"
     what.add_argument("--matrix", action="store_true", help=matrix)
-    for name, text in _HELP.items():
-        kind, metavar = _METAVARS.get(name, (str, None))
+    for name, (kind, metavar, text) in _OPTIONS.items():
         speed.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
     speed.add_argument("--device", default="cpu", help="device to run on; not emulated if missing (default: cpu)")
     add_output(speed, verbose="print every finding and every table")
@@ -71,24 +73,18 @@ def _speed(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     require_writable(html=arguments.html, json=arguments.json, markdown=arguments.markdown)
 
-    from rich.console import Console
-
     from ampcheck.core.files import write_atomically
-    from ampcheck.report import print_run, print_tables, progress_bar
+    from ampcheck.report import progress_bar
     from ampcheck.report.markdown import comment_of
 
     with progress_bar() as progress:
         progress("loading torch and the target", 0, 1)
         run = _run(arguments, options, progress)
-    console, full = Console(), arguments.verbose or arguments.base is None
-
-    def show() -> None:
-        # A comparison of two revisions is short: the reason of an undecided one is printed in full.
-        print_run(run, console, verbose=arguments.verbose or arguments.base is not None)
-        console.print()
-        print_tables(run.tables if full else [run.tables[0], *run.tables[2:]])
-
-    return finish(run, arguments, show, more={"markdown": lambda path: write_atomically(path, comment_of(run))})
+    tables = run.tables if arguments.verbose or arguments.base is None else (run.tables[0], *run.tables[2:])
+    # A comparison of two revisions is short: the reason of an undecided one is printed in full.
+    verbose = arguments.verbose or arguments.base is not None
+    comment = {"markdown": lambda path: write_atomically(path, comment_of(run))}
+    return finish(run, arguments, lambda: print_report(run, tables, verbose=verbose), more=comment)
 
 
 def _options(arguments: argparse.Namespace) -> SpeedOptions:
@@ -104,11 +100,9 @@ def _options(arguments: argparse.Namespace) -> SpeedOptions:
     if kind in ("base", "startup"):
         names += ["mode", "precision"]
         for name in ("mode", "precision"):
-            if len(_names(getattr(arguments, name))) > 1:
+            if len(split_names(getattr(arguments, name))) > 1:
                 raise UsageError(f"--{name} takes one name here; found {getattr(arguments, name)!r}")
-    options = SpeedOptions(
-        **{name: value for name in names if (value := getattr(arguments, name)) is not None},
-    )
+    options = SpeedOptions(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
     options.require_used(kind)
     if arguments.at_least is not None and kind in ("matrix", "startup"):
         raise UsageError(f"--at-least has no effect with --{kind}: leave it out")
@@ -129,7 +123,7 @@ def _run(arguments: argparse.Namespace, options: SpeedOptions, progress: Progres
     from ampcheck.core.subject import load_subject
     from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig
 
-    modes, precisions = _names(arguments.mode), _names(arguments.precision)
+    modes, precisions = split_names(arguments.mode), split_names(arguments.precision)
     if arguments.matrix:
         from ampcheck.speed.matrix.judge import matrix_run
         from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
@@ -151,7 +145,3 @@ def _run(arguments: argparse.Namespace, options: SpeedOptions, progress: Progres
         for mode in (EAGER, *(modes or ["default"]))
     ]
     return compare_modes(load_subject(target), configs, options, at_least=at_least, device=device, progress=progress)
-
-
-def _names(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
+from ampcheck.core.text import is_number as is_number
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +22,6 @@ LOW = ("float16", "bfloat16")
 """The formats that autocast casts to."""
 
 
-def is_number(value: object) -> bool:
-    """Whether `value` is an int or a float, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def parse_integer(value: object, name: str, least: int = 1) -> int:
     """A whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -33,12 +29,12 @@ def parse_integer(value: object, name: str, least: int = 1) -> int:
     return value
 
 
-def parse_number(value: object, name: str, *, least: float = 0.0, below: float = math.inf, zero: bool = False) -> float:
-    """A number above `least` (`zero`: or equal to it) and below `below`."""
+def parse_number(value: object, name: str, *, below: float = math.inf) -> float:
+    """A number above 0 and below `below`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name} must be a number; found {show(value)}")
-    if not (least <= value if zero else least < value) or not value < below:
-        bound = f"{'at least' if zero else 'above'} {least:g}" + (f" and below {below:g}" if below < math.inf else "")
+    if not 0 < value < below:
+        bound = "above 0" + (f" and below {below:g}" if below < math.inf else "")
         raise UsageError(f"{name} must be a finite number {bound}; found {show(value)}")
     return float(value)
 
@@ -65,21 +61,14 @@ def parse_names(values: str | Iterable[str] | None, name: str, choices: Collecti
     return tuple(dict.fromkeys(parse_choice(value, name, choices) for value in items))
 
 
-def parse_dtype(value: DType, name: str = "dtype", choices: Collection[str] = LOW) -> str:
-    """The name of a floating-point dtype, given as a string (`float16`, `torch.float16`, `half`) or a `torch.dtype`."""
-    format_name = format_of(value).name
-    if format_name not in choices:
-        raise UsageError(f"{name} must be one of {', '.join(choices)}; found {format_name}")
-    return format_name
-
-
-def parse_dtypes(values: DType | Iterable[DType], name: str = "dtype", choices: Collection[str] = LOW) -> list[str]:
-    """The names of one dtype or several, each once."""
+def parse_dtypes(values: DType | Iterable[DType], choices: Collection[str] = LOW) -> list[str]:
+    """The names of one floating-point dtype or several, each once: `float16`, `torch.float16`, `half`."""
     several = isinstance(values, (list, tuple, set, frozenset))
-    dtypes = list(values) if several else [values]  # type: ignore[arg-type]
-    if not dtypes:
-        raise UsageError(f"{name} must name at least one of {', '.join(choices)}; found none")
-    return list(dict.fromkeys(parse_dtype(value, name, choices) for value in dtypes))  # type: ignore[arg-type]
+    names = [format_of(value).name for value in (values if several else (values,))]  # type: ignore[arg-type,union-attr]
+    wrong = [name for name in names if name not in choices]
+    if wrong or not names:
+        raise UsageError(f"dtype must be one of {', '.join(choices)}; found {wrong[0] if wrong else 'none'}")
+    return list(dict.fromkeys(names))
 
 
 def show(value: object) -> str:

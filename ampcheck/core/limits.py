@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ampcheck.core.arguments import show
 from ampcheck.core.errors import UsageError
 from ampcheck.core.json_files import conflict_in
 
@@ -41,28 +42,21 @@ class Limits:
             if name not in names:
                 raise UsageError(f"{source} sets an unknown limit {name!r:.40}; there are {', '.join(names)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
-                raise UsageError(f"{source} sets {name} to {_show(value)}; a positive number is required")
+                raise UsageError(f"{source} sets {name} to {show(value)}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The contents of `[tool.ampcheck]`."""
-
-    limits: Limits = field(default_factory=Limits)
-
-
 def resolve_limits(limits: Limits | None) -> Limits:
-    """The limits that were passed, by default those of `load_settings()`. Raises `UsageError` for another type."""
+    """The limits that were passed, by default those of `load_limits()`. Raises `UsageError` for another type."""
     if limits is None:
-        return load_settings().limits
+        return load_limits()
     if not isinstance(limits, Limits):
         raise UsageError(f"limits must be ampcheck.Limits(...); found a {type(limits).__name__}")
     return limits
 
 
-def load_settings(start: Path | None = None) -> Settings:
-    """The settings of the nearest `pyproject.toml` at or above `start` (the working directory); defaults without one.
+def load_limits(start: Path | None = None) -> Limits:
+    """The limits of the nearest `pyproject.toml` at or above `start` (the working directory); defaults without one.
 
     Raises `UsageError` for a file that cannot be read, unknown names and invalid values.
     """
@@ -70,10 +64,10 @@ def load_settings(start: Path | None = None) -> Settings:
     for parent in (folder, *folder.parents):
         if (path := parent / "pyproject.toml").is_file():
             return _parse(path)
-    return Settings()
+    return Limits()
 
 
-def _parse(path: Path) -> Settings:
+def _parse(path: Path) -> Limits:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -94,14 +88,7 @@ def _parse(path: Path) -> Settings:
         raise UsageError(
             f"[tool.ampcheck] of {path.name} has an unknown key {sorted(unknown)[0]!r:.40}; there is limits"
         )
-    return Settings(Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}"))
-
-
-def _show(value: object) -> str:
-    """A value in at most 40 characters."""
-    if isinstance(value, int) and abs(value) > sys.float_info.max:  # Python refuses to print thousands of digits
-        return "a number beyond those of float64"
-    return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else f"{value!r:.40}"
+    return Limits().with_(_table(table, "limits", path), f"[tool.ampcheck.limits] of {path.name}")
 
 
 def _table(holder: Mapping[str, object], key: str, path: Path) -> Mapping[str, object]:

@@ -32,6 +32,10 @@ class Kind(str, Enum):
     CALL = "call"
 
 
+MODELS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
+EVERY = (*MODELS, Kind.TRAINING, Kind.CALL)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """The arguments of one call of the model."""

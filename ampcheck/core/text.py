@@ -35,6 +35,11 @@ def listed(items: Iterable[str], limit: int = 5) -> str:
     return ", ".join(items[:limit]) + more
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def singular(plural: str) -> str:
     """The singular of a noun, possibly with words after it."""
     words = plural.split(" ")

@@ -45,12 +45,10 @@ class PendingHealth:
         return self.plan.unpack(values, self.dtype, self.numel, self.unstored)
 
 
-def measure_health(
-    tensor: torch.Tensor, *, histogram: bool = False, casts: Iterable[torch.dtype | str] = ()
-) -> PendingHealth | Unmeasured:
+def measure_health(tensor: torch.Tensor, *, histogram: bool = False) -> PendingHealth | Unmeasured:
     """Measure the values of ``tensor`` on this process, of any shape, in one pass, without synchronising.
 
-    ``histogram``: counts by exponent. ``casts``: formats, to count the losses of a cast to each.
+    ``histogram``: counts by exponent.
 
     Floating-point tensors (64, 32, 16 and 8 bits) are measured in their own dtype. Complex tensors are measured as
     their real view, with two elements for one; integers and booleans as float64 (exact up to 2**53). A DTensor is
@@ -59,7 +57,7 @@ def measure_health(
 
     Does not affect gradients, hooks and Dynamo. Inside a dispatch mode, call it with the mode disabled.
 
-    Raises ``UsageError`` for an argument that is no tensor, and for a cast to an unknown format.
+    Raises ``UsageError`` for an argument that is no tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"Health is a tensor's; got {type(tensor).__name__}.")
@@ -70,7 +68,7 @@ def measure_health(
         pack = _implementation(values)
         if isinstance(pack, Unmeasured):
             return pack
-        plan = plan_for(values.dtype, tuple(casts), histogram)
+        plan = plan_for(values.dtype, histogram)
         packed = pack(_dense(values), plan)
     unstored = 0
     if tensor.layout not in (torch.strided, torch.jagged):
@@ -79,11 +77,9 @@ def measure_health(
     return PendingHealth(packed, plan, dtype, values.numel() + unstored, unstored)
 
 
-def health_of(
-    tensor: torch.Tensor, *, histogram: bool = False, casts: Iterable[torch.dtype | str] = ()
-) -> TensorHealth | Unmeasured:
+def health_of(tensor: torch.Tensor, *, histogram: bool = False) -> TensorHealth | Unmeasured:
     """Measure as ``measure_health`` does, and read at once."""
-    return measure_health(tensor, histogram=histogram, casts=casts).read()
+    return measure_health(tensor, histogram=histogram).read()
 
 
 def read_all(pending: Iterable[PendingHealth | Unmeasured]) -> list[TensorHealth | Unmeasured]:

@@ -29,7 +29,6 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
         wide < plan.smallest_normal,
         finite,
         ~wide.isnan(),
-        *(wide < limit for limit in plan.cast_limits),
     ]
     statistics = [*(mask.sum() for mask in counts), amax, amin, torch.where(finite, wide, 0.0).square().sum()]
     packed = torch.stack([value.to(torch.float64) for value in statistics])

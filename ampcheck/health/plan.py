@@ -3,7 +3,6 @@
 Every count is "magnitudes below a limit". An implementation (oracle, CPU, Triton) fills one float64 vector:
 
     below(smallest positive), below(smallest normal), below(infinity), not NaN,
-    for each cast: below(first kept), below(first normal), below(first beyond the range),
     amax, amin, sum of squares, and the bins of the histogram, if any.
 
 Differences of counts give the record, so that no implementation depends on the meaning of a count.
@@ -13,17 +12,16 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.health.stats import CastLoss, TensorHealth
+from ampcheck.health.stats import TensorHealth
 from ampcheck.health.subnormals import subnormals_kept
 
-_BEFORE_CASTS = 4
+_COUNTS = 4
 
 
 def carrier_of(dtype: torch.dtype) -> torch.dtype:
@@ -38,22 +36,16 @@ def carrier_of(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The limits for one dtype. All limits are float64 and strict: a magnitude counts where it is smaller."""
+    """The limits for one dtype. All limits are strict: a magnitude counts where it is smaller."""
 
     carrier: torch.dtype
     smallest_normal: float
-    casts: tuple[tuple[str, tuple[float, float, float]], ...]
     histogram: bool
 
     @property
     def format(self) -> FloatFormat:
         """Format of the carrier."""
         return format_of(self.carrier)
-
-    @property
-    def cast_limits(self) -> tuple[float, ...]:
-        """The limits of all casts, three a cast."""
-        return tuple(limit for _, limits in self.casts for limit in limits)
 
     @property
     def exponents(self) -> range:
@@ -65,30 +57,25 @@ class Plan:
     @property
     def width(self) -> int:
         """Length of the packed vector."""
-        return _BEFORE_CASTS + 3 * len(self.casts) + 3 + len(self.exponents)
+        return _COUNTS + 3 + len(self.exponents)
 
     @property
     def code_limits(self) -> tuple[int, ...]:
         """The limits of all counts as the carrier's bit patterns without sign, which rise with the magnitude."""
-        carrier, limits = self.format, (self.smallest_normal, *self.cast_limits)
+        carrier = self.format
         inf = ((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits
         with subnormals_kept():
-            normal, *casts = (bisect.bisect_left(range(inf), limit, key=carrier.decode) for limit in limits)
-        return (1, normal, inf, inf + 1, *casts)
+            normal = bisect.bisect_left(range(inf), self.smallest_normal, key=carrier.decode)
+        return (1, normal, inf, inf + 1)
 
     def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
         """Return the record of ``numel`` elements, given their packed vector.
 
         ``unstored`` of them are zeros that the vector does not count.
         """
-        zeros, below_normal, finite, numbers = (int(value) for value in packed[:_BEFORE_CASTS])
-        casts, at = {}, _BEFORE_CASTS
-        for name, _ in self.casts:
-            flushed, below, in_range = (int(value) for value in packed[at : at + 3])
-            casts[name] = CastLoss(flushed - zeros, below - flushed, finite - in_range)
-            at += 3
-        amax, amin, sumsq = packed[at : at + 3]
-        bins = zip(self.exponents, packed[at + 3 :], strict=True)
+        zeros, below_normal, finite, numbers = (int(value) for value in packed[:_COUNTS])
+        amax, amin, sumsq = packed[_COUNTS : _COUNTS + 3]
+        bins = zip(self.exponents, packed[_COUNTS + 3 :], strict=True)
         return TensorHealth(
             dtype,
             numel,
@@ -100,20 +87,12 @@ class Plan:
             amin=amin,
             sumsq=sumsq,
             histogram=tuple((exponent, int(count)) for exponent, count in bins if count) if self.histogram else None,
-            casts=casts,
         )
 
 
 @functools.lru_cache(maxsize=256)
-def plan_for(dtype: torch.dtype, casts: tuple[torch.dtype | str, ...], histogram: bool) -> Plan:
-    """Return the plan for a dtype. Raises ``UsageError`` for a cast to an unknown format."""
+def plan_for(dtype: torch.dtype, histogram: bool) -> Plan:
+    """Return the plan for a dtype."""
     carrier = carrier_of(dtype)
     own = format_of(dtype if dtype.is_floating_point else carrier)
-    targets = {target.name: target for target in map(format_of, casts)}
-    limits = tuple((name, _cast_limits(target)) for name, target in targets.items())
-    return Plan(carrier, own.smallest_normal, limits, histogram)
-
-
-def _cast_limits(target: FloatFormat) -> tuple[float, float, float]:
-    kept = math.nextafter(target.flushes_at, math.inf)  # a strict limit: the largest that is flushed counts
-    return kept, max(kept, target.subnormal_below), target.overflows_at
+    return Plan(carrier, own.smallest_normal, histogram)

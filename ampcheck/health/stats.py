@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ampcheck.core.errors import UsageError
 
 MIXED = "mixed"
-
-
-class CastLoss(NamedTuple):
-    """How many nonzero finite elements a cast would take to zero, to a subnormal, and out of the finite range.
-
-    ``to_inf`` counts elements that round beyond the largest finite value, whether the cast then gives infinity, NaN or
-    (PyTorch's float8_e4m3fn) that largest value. An element that is subnormal already, and stays so, counts too.
-    """
-
-    to_zero: int
-    to_subnormal: int
-    to_inf: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +21,10 @@ class TensorHealth:
     elements can make it). ``subnormals`` refers to the tensor's own dtype.
 
     ``histogram`` is ``None`` where it was not measured, else pairs ``(exponent, count)`` in rising order, without
-    empty bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent. ``casts`` maps a
-    format's name to the losses of a cast to it.
+    empty bins: nonzero finite elements by ``floor(log2(|x|))``, subnormals by their true exponent.
 
-    The merge is associative (``sumsq`` up to rounding) and commutative. A record without elements is its identity; only
-    the casts and the histogram that both sides have survive it, since a partial count would understate.
+    The merge is associative (``sumsq`` up to rounding) and commutative. A record without elements is its identity; a
+    histogram survives it only where both sides have one, since a partial count would understate.
     """
 
     dtype: str
@@ -52,7 +37,6 @@ class TensorHealth:
     amin: float
     sumsq: float
     histogram: tuple[tuple[int, int], ...] | None = None
-    casts: Mapping[str, CastLoss] = field(default_factory=dict, hash=False)
 
     @classmethod
     def empty(cls, dtype: str = MIXED) -> TensorHealth:
@@ -71,7 +55,7 @@ class TensorHealth:
 
     @property
     def nonzero(self) -> int:
-        """Number of nonzero finite elements, to which ``amin``, the histogram and the casts refer."""
+        """Number of nonzero finite elements, to which ``amin`` and the histogram refer."""
         return self.finite - self.zeros
 
     @property
@@ -121,11 +105,6 @@ class TensorHealth:
             amin=min(self.amin, other.amin),
             sumsq=self.sumsq + other.sumsq,
             histogram=histogram,
-            casts={
-                name: CastLoss(*map(sum, zip(loss, other.casts[name], strict=True)))
-                for name, loss in self.casts.items()
-                if name in other.casts
-            },
         )
 
 

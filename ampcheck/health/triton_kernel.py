@@ -101,16 +101,11 @@ def _partial(
 
 
 @triton.jit
-def _total(partial, packed, programs, numel, padding, casts, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Reduce ``partial`` to one element of the packed vector, ``casts`` of which are limits of casts."""
+def _total(partial, packed, programs, numel, padding, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Reduce ``partial`` to one element of: two counts, finite, not NaN, amax, amin, sum of squares."""
     target = tl.program_id(0)
-    # The packed vector: two counts, finite, not NaN, the limits of casts, amax, amin, sum of squares.
     row = target
-    if target >= 4:
-        row = target - 2
-    if target >= 4 + casts:
-        row = COUNTS + target - 2 - casts
-    if (target == 2) | (target == 3):
+    if target >= 2:
         row = COUNTS + target - 2
     column = tl.arange(0, BLOCK)
     inside = column < programs
@@ -148,15 +143,8 @@ def constants_of(plan: Plan) -> dict[str, int]:
     """Return the compile-time arguments of ``_partial`` for a plan."""
     size, mantissa = plan.carrier.itemsize, plan.format.mantissa_bits
     top = (1 << 8 * size - 1) - 1
-    counts = triton.next_power_of_2(2 + len(plan.cast_limits))
-    return {
-        "INF": top >> mantissa << mantissa,
-        "TOP": top,
-        "MANTISSA": mantissa,
-        "COUNTS": counts,
-        # Each thread loads 16 bytes at a time; many counts need the registers more.
-        "BLOCK": _WARPS * 32 * 16 // size // max(1, counts // 8),
-    }
+    block = _WARPS * 32 * 16 // size  # each thread loads 16 bytes at a time
+    return {"INF": top >> mantissa << mantissa, "TOP": top, "MANTISSA": mantissa, "COUNTS": 2, "BLOCK": block}
 
 
 def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -165,14 +153,15 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
     mantissa, counts, block = constants["MANTISSA"], constants["COUNTS"], constants["BLOCK"]
     words = torch.as_strided(tensor, (numel,), (1,)).view(_WORDS[tensor.element_size()])
     blocks = triton.cdiv(numel, block)
-    programs = min(blocks, _processors(device) * _PROGRAMS_PER_PROCESSOR) or 1
+    # Without a GPU this runs in Triton's interpreter.
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    programs = min(blocks, processors * _PROGRAMS_PER_PROCESSOR) or 1
     with torch.cuda.device_of(tensor):
         partial = torch.empty((counts + 5, programs), dtype=torch.float64, device=device)
         packed = torch.empty(plan.width - len(plan.exponents), dtype=torch.float64, device=device)
-        _partial[(programs,)](words, _limits(plan, counts, device), partial, numel, **constants, **_OPTIONS)
+        _partial[(programs,)](words, _limits(plan, device), partial, numel, **constants, **_OPTIONS)
         padding, columns = blocks * block - numel, triton.next_power_of_2(programs)
-        casts = len(plan.cast_limits)
-        _total[(packed.numel(),)](partial, packed, programs, numel, padding, casts, counts, columns, **_OPTIONS)
+        _total[(packed.numel(),)](partial, packed, programs, numel, padding, counts, columns, **_OPTIONS)
         if not plan.histogram:
             return packed
         bins = torch.zeros(len(plan.exponents), dtype=torch.int64, device=device)
@@ -182,13 +171,6 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _limits(plan: Plan, length: int, device: torch.device) -> torch.Tensor:
-    smallest, normal, _, _, *casts = plan.code_limits  # infinity's are the kernel's own
-    codes = [smallest, normal, *casts]
+def _limits(plan: Plan, device: torch.device) -> torch.Tensor:
     word = torch.int64 if plan.carrier is torch.float64 else torch.int32
-    return torch.tensor([*codes, *[0] * (length - len(codes))], dtype=word, device=device)
-
-
-def _processors(device: torch.device) -> int:
-    # Without a GPU this runs in Triton's interpreter.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return torch.tensor(plan.code_limits[:2], dtype=word, device=device)  # infinity's are the kernel's own

@@ -20,9 +20,9 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
 from ampcheck.lab.lab import Expectations, lacks, run_of
+from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
-from ampcheck.torchtools.trace import Trace
 
 ARMS = ("", "float16", "bfloat16")
 """What autocast casts to; the first runs without it."""
@@ -88,9 +88,9 @@ def measure_flow(
                 with autocast:
                     model(*args, **kwargs)
         widened = Counter(
-            event.module
+            event.where.module
             for event in trace.events
-            if event.op.startswith(("aten::_to_copy", "aten::to."))
+            if event.where.op.startswith(("aten::_to_copy", "aten::to."))
             and torch.float32 in event.outputs
             and any(dtype in (torch.float16, torch.bfloat16) for dtype in event.inputs)
         )

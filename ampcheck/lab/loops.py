@@ -18,7 +18,7 @@ from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import OVERFLOW
-from ampcheck.training.loop_shadow import first_nonfinite
+from ampcheck.training.loop import first_nonfinite
 
 BATCH, LENGTH = 8, 64
 TOKENS = BATCH * LENGTH

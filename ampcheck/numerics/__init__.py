@@ -1,14 +1,11 @@
 """Range and precision of a model in low precision, compared with float64. `ampcheck.audit` is the way in."""
 
-from ampcheck.numerics.against_eager import check_compiled_against_eager as check_compiled_against_eager
 from ampcheck.numerics.arm_format import arm_name as arm_name
 from ampcheck.numerics.arm_format import native_format as native_format
 from ampcheck.numerics.checks import CHECKS as CHECKS
 from ampcheck.numerics.checks import OBSERVABLE as OBSERVABLE
 from ampcheck.numerics.checks import check_numerics as check_numerics
-from ampcheck.numerics.compiled import measure_compiled as measure_compiled
 from ampcheck.numerics.measure import Measured as Measured
-from ampcheck.numerics.measure import References as References
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
 from ampcheck.numerics.nonfinite import check_reference as check_reference
 from ampcheck.numerics.stats import NumericsStats as NumericsStats

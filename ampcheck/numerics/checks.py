@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from ampcheck.catalog import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
 from ampcheck.numerics import execution, nonfinite, precision, range
+from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
 
 Check = Callable[[NumericsStats, Limits], list[Finding]]
@@ -37,7 +39,25 @@ OBSERVABLE = (
 """The checks of a watched block, whose results are not known."""
 
 
+_COMPLETE = frozenset(
+    "overflow nonfinite-gradient integer-cast precision-loss silent-zero flush headroom loss-dtype".split()
+)
+"""Checks that need a run that came to its end."""
+
+_NARROW = frozenset(("silent-zero", "flush", "headroom"))
+"""Checks of what 16 bits lose."""
+
+
 def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
     """The findings of the named checks (all by default); whether it ran and what was seen are always among them."""
     wanted = CHECKS if checks is None else {*checks, "low-precision-error", "coverage"}
-    return [finding for slug, check in CHECKS.items() if slug in wanted for finding in check(stats, limits)]
+    findings: list[Finding] = []
+    for slug, check in CHECKS.items():
+        reason = ""
+        if stats.raised is not None and slug in _COMPLETE:
+            reason = "the run raised before it was complete: see low-precision-error"
+        elif not stats.low and slug in _NARROW:
+            reason = "no op computed in 16 bits, so nothing was judged"
+        if slug in wanted:
+            findings += [REGISTRY[slug].skip(who(stats), reason)] if reason else check(stats, limits)
+    return findings

@@ -1,4 +1,4 @@
-"""The compiled run of a subject, compared with the exact values of its eager run; how many graphs were compiled."""
+"""How many graphs are compiled, and why code runs outside them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ampcheck.autocast.missing import lacking
-from ampcheck.core.errors import brief
-from ampcheck.core.run import Coverage, Where
-from ampcheck.core.subject import Subject
-from ampcheck.health import TensorHealth, health_of
-from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.measure import Measured, References, positive
-from ampcheck.numerics.run import run_subject
-from ampcheck.numerics.stats import PRECISION, NumericsStats, Raised, TensorError
-from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
 
 
@@ -33,131 +22,6 @@ class Graphs:
     count: int = 0
     unsupported: str = ""
     unseen: dict[str, int] = field(default_factory=dict)
-
-
-def measure_compiled(
-    subject: Subject, eager: Measured, dtype: torch.dtype, *, device: str = "cpu", native: bool = False
-) -> NumericsStats:
-    """Run the same under `torch.compile`, or as the subject is compiled already.
-
-    Outputs, loss and gradients are compared with the exact values of the eager run, at its loss scale, and what each
-    cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
-    """
-    arm = arm_name(dtype, native, compiled=True)
-    if is_scripted(subject):
-        return replace(_of_compiled(eager.stats, arm), unsupported=NO_SCRIPT)
-    prepared = prepare(subject, device=device)
-    telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
-    results = _Results(eager.references)
-    with measure_graphs() as graphs, telemetry.watching(), _drawing_as_eager():
-        blocks = iter(recompiled(subject, prepared))
-        outcome = run_subject(
-            prepared,
-            results.receive,
-            device=device,
-            dtype=None if native else dtype,
-            loss=subject.loss,
-            transform=lambda block: next(blocks),
-            scale=eager.stats.scale,
-            masked=eager.references.masked,
-        )
-    raised = None
-    if outcome.error is not None and not (eager.stats.prevented and outcome.phase == "backward"):
-        lack = lacking(outcome.error)
-        raised = Raised(Where(phase="compile"), lack or brief(outcome.error), missing=bool(lack))
-    inside = telemetry.read()
-    errors = results.errors(complete=raised is None)
-    stats = replace(_of_compiled(eager.stats, arm), errors=errors)
-    repeatable = not stats.harm(PRECISION) or _repeats(subject, eager, dtype, device, native)
-    return replace(
-        stats,
-        health=results.health,
-        raised=raised,
-        incomparable=""
-        if repeatable
-        else "two eager runs with equal seeds differ: nothing to compare compiled code with",
-        no_backward=outcome.no_backward,
-        prevented=outcome.prevented,
-        graphs=graphs.count,
-        unsupported=graphs.unsupported,
-        inside=inside,
-        coverage=Coverage(
-            positive(
-                {
-                    "graphs": graphs.count,
-                    "values inside graphs": len(inside.sites),
-                    "outputs": results.count("output"),
-                    "gradients": results.count("gradient"),
-                }
-            ),
-            {**graphs.unseen, **inside.unseen, **outcome.unseen},
-        ),
-    )
-
-
-def _repeats(subject: Subject, eager: Measured, dtype: torch.dtype, device: str, native: bool) -> bool:
-    """Whether a second eager run, without a shadow, gives what the first gave."""
-    results = _Results(eager.references)
-    run_subject(
-        prepare(subject, device=device),
-        results.receive,
-        device=device,
-        dtype=None if native else dtype,
-        loss=subject.loss,
-        scale=eager.stats.scale,
-        masked=eager.references.masked,
-    )
-    first = {(error.kind, error.name): error for error in eager.stats.errors}
-    again = results.errors(complete=True)
-    return not any(
-        error.beyond(PRECISION) and not first[error.kind, error.name].beyond(PRECISION)
-        for error in again
-        if (error.kind, error.name) in first
-    )
-
-
-class _Results:
-    """Compares what the compiled run gives with the exact values of the eager run."""
-
-    def __init__(self, references: References) -> None:
-        self._references = references
-        self._errors: list[TensorError] = []
-        self.health: dict[tuple[str, str], TensorHealth] = {}
-
-    def receive(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Compare one result."""
-        error = self._references.examine(kind, name, tensor)
-        if error is not None:
-            self._errors.append(error)
-        if kind == "output":
-            health = health_of(tensor.detach(), histogram=True)
-            if isinstance(health, TensorHealth):
-                self.health["forward", f"output {name}".strip()] = health
-
-    def errors(self, *, complete: bool) -> tuple[TensorError, ...]:
-        """The comparisons; of a complete run, results that eager mode gives and this run does not are among them."""
-        missing = self._references.missing(self._errors) if complete else []
-        return self._references.shares([*self._errors, *missing])
-
-    def count(self, kind: str) -> int:
-        """How many results of a kind were compared."""
-        return sum(error.kind == kind for error in self._errors)
-
-
-def _of_compiled(stats: NumericsStats, arm: str) -> NumericsStats:
-    """The record of a compiled run before anything is known of it."""
-    return replace(
-        stats, arm=arm, compiled=True, faults=(), nonfinite=(), largest={}, errors=(), health={}, raised=None,
-        module_dtypes={}, graphs=0, unsupported="", coverage=Coverage(),
-    )  # fmt: skip
-
-
-@contextmanager
-def _drawing_as_eager() -> Iterator[None]:
-    """Inductor draws random numbers with the ops of eager mode inside, so that equal seeds give equal numbers."""
-    config = importlib.import_module("torch._inductor.config")
-    with config.patch(fallback_random=True):
-        yield
 
 
 @contextmanager

@@ -6,42 +6,37 @@ import math
 from collections.abc import Mapping
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.compiled import COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE, LOW_PRECISION_ERROR
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.findings import not_reached, passed, who
+from ampcheck.core.text import counted, listed
+from ampcheck.numerics.findings import passed, who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.unsupported import cannot_run
 
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """What runs in float32 runs in low precision too."""
-    check = COMPILED_EXCEPTION if stats.compiled else LOW_PRECISION_ERROR
-    if stats.raised is None and stats.compiled and not stats.graphs:
-        return [check.skip(who(stats), "nothing was compiled: see coverage")]
+    check = LOW_PRECISION_ERROR
     if stats.raised is None:
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
         return [passed(stats, check, text, stats.coverage.total)]
     if stats.raised.missing:
         text = f"not judged: {cannot_run(stats.raised.message)}"
         return [check.skip(who(stats), text)]
-    ways = ("in eager mode", "compiled") if stats.compiled else ("in float32", f"in {stats.format}")
-    message = f"what runs {ways[0]} must run {ways[1]}; {stats.raised.message}"
+    message = f"what runs in float32 must run in {stats.format}; {stats.raised.message}"
     hint = (
-        "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing"
-        if stats.compiled
-        else "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), "
-        "and leave in-place and out= variants to tensors that autocast does not touch"
+        "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), and leave "
+        "in-place and out= variants to tensors that autocast does not touch"
     )
     return [check.fail(who(stats), message, where=stats.raised.where, hint=hint)]
 
 
 def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """The model leaves autocast, grad mode, the default dtype and device, and the precision switches as they were."""
-    if not stats.left or stats.compiled:
+    if not stats.left:
         return []
     items = [f"{name} was {old} and is {new}" for name, (old, new) in stats.left.items()]
     message = (
@@ -60,10 +55,6 @@ def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """A loss of 16 bits has two or three digits: a warning."""
     check = LOSS_DTYPE
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if stats.compiled:
-        return []
     if not stats.losses:
         return [check.skip(who(stats), "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
@@ -77,15 +68,14 @@ def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """The modules that the subject declares a dtype for give that dtype."""
-    check = DTYPE
-    if not stats.declared_dtypes or stats.compiled:
+    if not stats.declared_dtypes:
         return []
-    if skipped := not_reached(stats, check):
-        return [skipped]
+    if stats.raised is not None:
+        return [DTYPE.skip(who(stats), "the run raised before it was complete: see low-precision-error")]
     # A declaration of one 16-bit format says nothing about a run in another.
     other = {p: d for p, d in stats.declared_dtypes.items() if format_of(d).bits == 16 and d != stats.format}
     skipped_ones = [
-        check.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
+        DTYPE.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
         for pattern, dtype in other.items()
     ]
     declared = {pattern: dtype for pattern, dtype in stats.declared_dtypes.items() if pattern not in other}
@@ -125,16 +115,7 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     if stats.raised is not None:
         return [check.skip(who(stats), "the run raised, so little was seen")]
-    if stats.compiled and not stats.graphs and stats.unsupported:
-        text = f"nothing was compiled, and so nothing judged: {stats.unsupported}"
-        return [check.skip(who(stats), text)]
-    if stats.compiled and not stats.graphs:
-        message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
-        hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
-        return [
-            check.fail(who(stats), message, where=Where(phase="compile"), observed=0, limit=1, unit="graphs", hint=hint)
-        ]
-    if not stats.compiled and stats.judged and not stats.low:
+    if stats.judged and not stats.low:
         message = f"a verdict on {stats.format} needs an op that computes in it; of {stats.coverage} none did"
         hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
         verdict = Verdict.WARN if total else Verdict.FAIL
@@ -144,6 +125,21 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = "give inputs with which the model computes something"
         return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
+    text += _own_casts(stats)
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
     return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]
+
+
+def _own_casts(stats: NumericsStats) -> str:
+    """The casts to 16 bits that the code makes without autocast, at places where nothing is lost."""
+    lost = {(fault.where.file, fault.where.line) for fault in stats.faults if fault.reaches}
+    text = ""
+    for dtype in sorted({dtype for _, _, dtype in stats.casts}):
+        sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype and (f, n) not in lost}
+        if sound:
+            casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
+            outcome = "cost nothing" if not lost else "are not where values are lost"
+            outcome = outcome if casts != "1 cast" else outcome.replace("cost", "costs").replace("are", "is")
+            text += f"; {casts} to {dtype} of your own {outcome}: {places}"
+    return text

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from ampcheck.catalog.compiled import COMPILED_EXCEPTION
-from ampcheck.catalog.numerics import LOW_PRECISION_ERROR
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
-from ampcheck.telemetry.checks import check_telemetry
 
 
 def who(stats: NumericsStats) -> str:
@@ -74,16 +69,6 @@ def incomplete(stats: NumericsStats, check: Check, reason: str, hint: str = "") 
     return check.incomplete(who(stats), reason, hint=hint)
 
 
-def not_reached(stats: NumericsStats, check: Check) -> Finding | None:
-    """A run that raised has nothing more to say, and one that compiled nothing says nothing about compiled code."""
-    if stats.raised is None and stats.compiled and not stats.graphs:
-        return check.skip(who(stats), "nothing was compiled: see coverage")
-    if stats.raised is None:
-        return None
-    raised = COMPILED_EXCEPTION if stats.compiled else LOW_PRECISION_ERROR
-    return check.skip(who(stats), f"the run raised before it was complete: see {raised}")
-
-
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
     """A skip where nothing needs a gradient; incomplete where the subject keeps backward from its weights."""
     if not stats.no_backward and stats.of("gradient"):
@@ -96,20 +81,3 @@ def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
         "for a model that is never trained set requires_grad_(False)"
     )
     return incomplete(stats, check, reason, hint)
-
-
-def nothing_narrow(stats: NumericsStats, check: Check) -> Finding | None:
-    """A skip where no op computed in 16 bits: nothing could be lost."""
-    if stats.low:
-        return None
-    return check.skip(who(stats), "no op computed in 16 bits, so nothing was judged")
-
-
-def inside_graphs(stats: NumericsStats, check: Check, limits: Limits) -> list[Finding]:
-    """What the statistics inside compiled graphs say of one check; damage is what the comparison with float64 found."""
-    harmed = bool(stats.harm(limits.precision))
-    inside = replace(stats.inside, subject=who(stats)) if stats.inside is not None else None
-    if inside is None or not inside.measured:
-        reason = (inside.skipped if inside is not None else "") or "nothing was measured inside compiled graphs"
-        return [check.skip(who(stats), f"{reason}; eager mode is judged")]
-    return [f for f in check_telemetry(inside, limits, harmed=harmed) if f.check == check.slug]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,11 +21,22 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.run import Outcome, run_subject
-from ampcheck.numerics.stats import LOST, NumericsStats, Raised, TensorError, Values, gradient_module
-from ampcheck.shadow import Examination, Reference, Shadow
+from ampcheck.numerics.run import UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
+from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
+from ampcheck.shadow.compare import (
+    LOST,
+    Key,
+    Result,
+    ResultError,
+    compare_shadowed,
+    examine_value,
+    result_of,
+    with_totals,
+)
+from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
 from ampcheck.torchtools.source import users_place
@@ -36,60 +48,15 @@ _SAMPLE = 4096
 """Elements of a module's result that its histogram shows, at most."""
 
 
-@dataclass(slots=True)
-class References:
-    """The exact values of one eager run, with which the compiled run of the same call is compared.
-
-    results: by kind (`output`, `loss`, `gradient`) and name. masked: outputs that are not finite in exact.
-    """
-
-    results: dict[tuple[str, str], Reference] = field(default_factory=dict)
-    masked: set[str] = field(default_factory=set)
-
-    def examine(self, kind: str, name: str, value: torch.Tensor) -> TensorError | None:
-        """Compare a result of another run; None for one that the eager run did not give."""
-        reference = self.results.get((kind, name))
-        if reference is None:
-            return None
-        dtype = _name(value.dtype)
-        with _disable_current_modes(), torch.no_grad():
-            if value.shape != reference.exact.shape:
-                return _missing(kind, name, reference)
-            seen = reference.examine(value, gradient=kind == "gradient")
-            misplaced = 0
-            if seen.exact_inf and kind != "gradient" and not value.is_complex():
-                infinite = reference.exact.isinf()
-                misplaced = int((value.double() != reference.exact)[infinite].sum())
-            return TensorError(kind, name, dtype, seen, max(reference.unit, roundoff(value.dtype)), 1.0, misplaced)
-
-    def missing(self, errors: Sequence[TensorError]) -> list[TensorError]:
-        """The results that another run did not give."""
-        present = {(error.kind, error.name) for error in errors}
-        keys = [key for key in self.results if key not in present]
-        return [_missing(kind, name, self.results[kind, name]) for kind, name in keys]
-
-    def shares(self, errors: Sequence[TensorError]) -> tuple[TensorError, ...]:
-        """The errors with the share that each gradient has in the error of all together."""
-        squares = {key: _square(r.exact) for key, r in self.results.items() if key[0] == "gradient"}
-        total = sum(squares.values()) ** 0.5
-        shared = []
-        for error in errors:
-            size = squares.get((error.kind, error.name))
-            if size is None:
-                shared.append(error)
-            elif error.seen.flagged:
-                shared.append(replace(error, share=error.seen.impact * size**0.5 / max(total, 1e-300)))
-            else:
-                shared.append(replace(error, share=error.error * size**0.5 / max(total, 1e-300)))
-        return tuple(shared)
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The statistics of an eager run, and its exact values."""
+    """The statistics of an eager run, and, where compiled code is compared, its results and their freedom."""
 
     stats: NumericsStats
-    references: References
+    plan: Plan
+    results: Mapping[Key, Result]
+    masked: Collection[Key]
+    freedom: Freedom | None
 
 
 def measure_numerics(
@@ -99,78 +66,82 @@ def measure_numerics(
     device: str = "cpu",
     native: bool = False,
     scales: Sequence[float] | None = None,
+    compared: bool = False,
 ) -> Measured:
     """Run forward and backward in eager mode under autocast to `dtype`, or as the model is when it is `native`.
 
     float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that is finite in exact;
-    scales: at these instead. Raises `UsageError` for a subject that raises in float32 too.
+    scales: at these instead. compared: keep the results, beside which compiled code is compared. Raises `UsageError`
+    for a subject that raises in float32 too.
     """
+    plan = Plan(device, None if native else dtype, subject.loss)
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
-        run = _ShadowedRun(prepare(subject, device=device))
-        run.execute(subject, device, None if native else dtype, scale)
+        run = _ShadowedRun(prepare(subject, device=device), replace(plan, scale=scale), compared)
+        run.execute()
         lost = {error.kind for error in run.errors if error.nonfinite}
         if "gradient" not in lost or "output" in lost:
             break  # a smaller loss scale mends a gradient, and no output
-    raised = None
-    if run.outcome.error is not None:
-        raised = _raised(subject, run, device, None if native else dtype)
-    stats = run.stats(subject, dtype, native, device)
-    return Measured(replace(stats, raised=raised), run.references)
+    raised = _raised(subject, run) if run.outcome.error is not None else None
+    stats = replace(run.stats(subject, dtype, native), raised=raised)
+    return Measured(stats, run.plan, run.results, run.masked, run.shadow.freedom)
 
 
 class _ShadowedRun:
     """One run of a prepared subject under a shadow."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
-        self.shadow = Shadow(prepared.root)
-        self.references = References()
-        self.errors: list[TensorError] = []
+    def __init__(self, prepared: Prepared, plan: Plan, compared: bool) -> None:
+        self.prepared, self.plan = prepared, plan
+        self.shadow = Shadow(prepared.root, freedom=compared)
+        self.results: dict[Key, Result] = {}
+        self.masked: set[Key] = set()
+        self.errors: list[ResultError] = []
         self.missing = MissingKernels()
         self.lost_in: str | None = None
+        self._unseen: Counter[str] = Counter()
         self._gradients: dict[str, torch.Tensor] = {}
         self._health: dict[tuple[str, str], TensorHealth] = {}
 
-    def execute(self, subject: Subject, device: str, dtype: torch.dtype | None, scale: float) -> None:
+    def execute(self) -> None:
         """Run it, and see what is left of the faults."""
         around: list[AbstractContextManager[Any]] = [self.missing] if active() is not None else []
         self.outcome = run_subject(
             self.prepared,
+            self.plan,
             self._receive,
-            device=device,
-            dtype=dtype,
-            loss=subject.loss,
             around=[*around, self.shadow],
-            scale=scale,
-            masked=self.references.masked,
+            masked=self.masked,
             module_output=self._module_output,
         )
         if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
             self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
         buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
         self.shadow.reach({f"buffer {name}": buffer for name, buffer in buffers.items()}, self._gradients)
-        self.errors = list(self.references.shares(self.errors))
+        self.errors = with_totals(self.errors)
 
-    def _receive(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        self.references.results[kind, name] = self.shadow.reference(tensor)
-        error = self.references.examine(kind, name, tensor)
-        assert error is not None
+    def _receive(self, key: Key, tensor: torch.Tensor) -> None:
+        kind, name, _ = key
+        if kind != "gradient" and not comparable(tensor):
+            self._unseen[UNCOMPARED] += kind == "output" and is_floating(tensor) and tensor.numel() > 0
+            return
+        if self.shadow.freedom is not None:
+            self.results[key] = result_of(self.shadow, tensor)
+        error = compare_shadowed(key, tensor, self.shadow.reference(tensor))
         self.errors.append(error)
         if kind == "gradient":
-            self._gradients[f"gradient {name}"] = tensor
+            self._gradients[str(error)] = tensor
             with _disable_current_modes():
                 self._note(("backward", gradient_module(name)), tensor)
             return
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
-            self.references.masked.add(name)
-        self.shadow.reach({f"the {kind} {name}".strip(): tensor})
+            self.masked.add(key)
+        self.shadow.reach({f"the {error}": tensor})
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
         self._note(("forward", name), tensor)
         companions = self.shadow.store.known(tensor) if self.lost_in is None else None
         if companions is not None and companions.unit >= JUDGED_UNIT:
             reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
-            seen = reference.examine(tensor)
+            seen = examine_value(tensor, reference)
             if seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2:
                 self.lost_in = name
 
@@ -182,7 +153,7 @@ class _ShadowedRun:
         if isinstance(health, TensorHealth):
             self._health[key] = self._health[key] + health if key in self._health else health
 
-    def stats(self, subject: Subject, dtype: torch.dtype, native: bool, device: str) -> NumericsStats:
+    def stats(self, subject: Subject, dtype: torch.dtype, native: bool) -> NumericsStats:
         """The frozen record."""
         outcome, judge = self.outcome, self.shadow.judge
         assert judge is not None
@@ -192,7 +163,7 @@ class _ShadowedRun:
             subject=subject.name,
             arm=arm_name(dtype, native, compiled=False),
             format=format_of(dtype).name,
-            device=device,
+            device=self.plan.device,
             native=native,
             faults=faults,
             nonfinite=tuple(judge.nonfinite.items()),
@@ -205,15 +176,16 @@ class _ShadowedRun:
             losses=tuple(map(_name, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
-            scale=outcome.scale,
+            scale=self.plan.scale,
             no_backward=outcome.no_backward,
             prevented=outcome.prevented,
             cut=_cut(self.prepared, outcome),
-            masked=bool(self.references.masked) and subject.loss is None,
+            masked=bool(self.masked) and subject.loss is None,
             left={name: (_name(old), _name(new)) for name, (old, new) in outcome.left.items()},
             ops=self.shadow.ops,
             low=judge.low,
             whole=judge.whole,
+            casts=dict(judge.casts),
             coverage=Coverage(
                 positive(
                     {
@@ -221,11 +193,16 @@ class _ShadowedRun:
                         "16-bit ops": judge.low,
                         "tensors": judge.judged,
                         "modules": len(outcome.modules),
-                        "outputs": sum(kind == "output" for kind, _ in self.references.results),
-                        "gradients": sum(kind == "gradient" for kind, _ in self.references.results),
+                        **counted_results(self.errors),
                     }
                 ),
-                {**unruled(self.shadow), **outcome.unseen, **_substituted(self.missing), **_off()},
+                {
+                    **unruled(self.shadow),
+                    **outcome.unseen,
+                    **positive(self._unseen),
+                    **substituted(self.missing.ran),
+                    **_off(),
+                },
             ),
         )
 
@@ -239,30 +216,34 @@ def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
 
 def unruled(shadow: Shadow) -> dict[str, int]:
     """What the shadow could not follow, for the coverage."""
-    return {f"{reason} (followed from its results on)": count for reason, count in shadow.unruled.items()}
+    partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
+    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly
 
 
-def positive(counts: dict[str, int]) -> dict[str, int]:
+def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:
+    """How many outputs and gradients were compared, for the coverage."""
+    kinds = [error.kind for error in errors if not error.absent]
+    return {f"{kind}s": kinds.count(kind) for kind in ("output", "gradient")}
+
+
+def positive(counts: Mapping[str, int]) -> dict[str, int]:
     """The counts that are not zero."""
     return {name: count for name, count in counts.items() if count}
 
 
-def _raised(subject: Subject, run: _ShadowedRun, device: str, dtype: torch.dtype | None) -> Raised | None:
+def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     """What the run raised; None where float32 raises in backward too and the default loss is at fault.
 
     Raises `UsageError` where float32 raises too: there is nothing to judge.
     """
-    outcome = run.outcome
+    outcome, device = run.outcome, run.plan.device
     assert outcome.error is not None
     lack = lacking(outcome.error)
     around = [MissingKernels()] if active() is not None else []
-    plain = run_subject(
-        prepare(subject, device=device), device=device, dtype=dtype, loss=subject.loss, around=around,
-        scale=outcome.scale,
-    )  # fmt: skip
+    plain = run_subject(prepare(subject, device=device), run.plan, around=around)
     if plain.error is None:
         return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
-    float32 = run_subject(prepare(subject, device=device, to=torch.float32), device=device, loss=subject.loss)
+    float32 = run_subject(prepare(subject, device=device, to=torch.float32), Plan(device, loss=subject.loss))
     if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
         file, line = users_place(error)
         place = f" at {file}:{line}" if file else ""
@@ -331,8 +312,9 @@ def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
         yield values
 
 
-def _substituted(missing: MissingKernels) -> dict[str, int]:
-    return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in missing.ran.items()}
+def substituted(ran: Mapping[str, int]) -> dict[str, int]:
+    """What ran in float32 for want of a kernel, for the coverage."""
+    return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in ran.items()}
 
 
 def _off() -> dict[str, int]:
@@ -340,15 +322,6 @@ def _off() -> dict[str, int]:
     earlier = emulation.made_before if emulation is not None else 0
     text = "regions of torch.autocast that are off since they were made before the emulation"
     return {text: earlier} if earlier else {}
-
-
-def _missing(kind: str, name: str, reference: Reference) -> TensorError:
-    return TensorError(kind, name, "missing", Examination(reference.exact.numel()), reference.unit)
-
-
-def _square(values: torch.Tensor) -> float:
-    finite = torch.where(values.isfinite(), values, 0.0)
-    return float(torch.linalg.vector_norm(finite)) ** 2
 
 
 def _name(value: object) -> str:

@@ -15,8 +15,9 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.findings import op_text, source_text, who
-from ampcheck.numerics.stats import NumericsStats, TensorError, Values, gradient_module
+from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
 from ampcheck.shadow import Examination
+from ampcheck.shadow.compare import ResultError
 
 _HINT = (
     "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "
@@ -75,7 +76,7 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     ]
 
 
-def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError]) -> Iterator[Finding]:
+def _nan_outputs(stats: NumericsStats, subject: str, reached: list[ResultError]) -> Iterator[Finding]:
     nan = sum(error.seen.exact_nan for error in reached)
     total = sum(error.seen.numel for error in reached)
     seen = f"{nan:,} of {total:,} elements of {_named(reached)} are NaN in float64"
@@ -96,7 +97,7 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[TensorError])
         )
 
 
-def _gradients(stats: NumericsStats, subject: str, bad: list[TensorError], total: int) -> Finding:
+def _gradients(stats: NumericsStats, subject: str, bad: list[ResultError], total: int) -> Finding:
     message = f"gradients must be finite in float64; {len(bad)} of {total} are not, nearest to the loss {bad[-1].name}"
     where = Where(phase="backward", module=gradient_module(bad[-1].name))
     if stats.masked:
@@ -135,7 +136,7 @@ def _failure(
     return NONFINITE_REFERENCE.fail(subject, message, where=where, observed=count, limit=0, unit=unit, hint=hint)
 
 
-def _named(errors: Sequence[TensorError]) -> str:
+def _named(errors: Sequence[ResultError]) -> str:
     return listed((f"{error.kind} {error.name or '(the only one)'}" for error in errors), LISTED)
 
 

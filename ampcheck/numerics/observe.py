@@ -27,7 +27,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         device="",
         judged=False,
         scale=judge.scale,
-        keeps_nan=any(bool(companions.exact.values.isnan().any()) for companions in ends),
+        keeps_nan=any(bool(companions.known_values().isnan().any()) for companions in ends),
         faults=faults,
         nonfinite=tuple(judge.nonfinite.items()),
         largest=dict(judge.largest),
@@ -35,6 +35,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         ops=shadow.ops,
         low=judge.low,
         whole=judge.whole,
+        casts=dict(judge.casts),
         coverage=Coverage(
             positive({"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}), unruled(shadow)
         ),

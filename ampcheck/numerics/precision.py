@@ -9,7 +9,6 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
-    not_reached,
     op_text,
     passed,
     range_text,
@@ -18,8 +17,9 @@ from ampcheck.numerics.findings import (
     who,
 )
 from ampcheck.numerics.run import UNCOMPARED
-from ampcheck.numerics.stats import LOST, PRECISION, NumericsStats, TensorError, gradient_module
+from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
+from ampcheck.shadow.compare import LOST, PRECISION, ResultError
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
 """Faults by which digits are lost."""
@@ -48,13 +48,9 @@ _HINTS = {
 def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Outputs and gradients lie no further from float64 than the conditioning of the data and rounding explain.
 
-    Ops whose lost digits reach a result are named; of compiled code the results themselves.
+    Ops whose lost digits reach a result are named.
     """
     check = PRECISION_LOSS
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if stats.incomparable:
-        return [incomplete(stats, check, stats.incomparable, _REPEATABLE)]
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
         reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor"
@@ -80,13 +76,10 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     judged = [error for error in stats.of("output", "gradient") if error.known]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
-    worst = max(judged, key=lambda error: error.error / error.limit)
+    worst = max(judged, key=lambda error: error.times)
     text = f"at most {worst.error:.2g} from float64, in {worst}"
     limit = worst.limit * limits.precision / PRECISION
     return [passed(stats, check, text, len(judged), worst.error, limit, "relative error")]
-
-
-_REPEATABLE = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
 
 
 def _counts(fault: Fault, limits: Limits) -> bool:
@@ -140,14 +133,14 @@ def _misplaced(stats: NumericsStats) -> list[Finding]:
 
 
 def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """Results beyond their bounds for which no op was named: those of compiled code, or of ops without a rule."""
+    """Results beyond their bounds for which no op was named: those of ops without a rule."""
     findings = []
     for kind in ("output", "gradient"):
         errors = stats.of(kind)
         excess = [e for e in errors if e.beyond(limits.precision) and not e.nonfinite and not e.misplaced]
-        if not excess or (not stats.compiled and _named(stats)):
+        if not excess or _named(stats):
             continue
-        worst = max(excess, key=lambda error: error.error / error.limit if error.dtype != "missing" else float("inf"))
+        worst = max(excess, key=lambda error: error.times)
         findings.append(_beyond(stats, worst, len(excess), len(errors), limits))
     return findings
 
@@ -157,7 +150,7 @@ def _named(stats: NumericsStats) -> list[Fault]:
     return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
 
 
-def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, limits: Limits) -> Finding:
+def _beyond(stats: NumericsStats, worst: ResultError, count: int, total: int, limits: Limits) -> Finding:
     module = gradient_module(worst.name) if worst.kind == "gradient" else ""
     limit = worst.limit * limits.precision / PRECISION
     hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
@@ -167,15 +160,10 @@ def _beyond(stats: NumericsStats, worst: TensorError, count: int, total: int, li
             f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
         )
     where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
-    if worst.dtype == "missing":
-        message = f"{worst.kind}s of eager mode must be given by the compiled model too; {worst} is missing"
-    else:
-        message = (
-            f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} "
-            f"of {total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
-        )
-    if stats.compiled:
-        hint = "eager mode tells the op if it is at fault too; else see compiled-error"
+    message = (
+        f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} of "
+        f"{total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
+    )
     return PRECISION_LOSS.fail(
         who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
     )

@@ -11,10 +11,7 @@ from ampcheck.core.text import listed
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
-    inside_graphs,
     no_gradients,
-    not_reached,
-    nothing_narrow,
     op_text,
     passed,
     range_text,
@@ -37,12 +34,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     warning. An additive mask that becomes -inf is neither.
     """
     check = OVERFLOW
-    if skipped := not_reached(stats, check):
-        return [skipped]
     lost = _nonfinite_results(stats)
-    if stats.compiled:
-        inside = [f for f in inside_graphs(stats, check, limits) if f.verdict is not Verdict.PASS or not lost]
-        return first_findings(inside + lost)  # the place first
     findings = [*(_overflow(stats, fault) for fault in faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
@@ -107,8 +99,6 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
     """Outputs and losses that are not finite although float64 is, at the op whose fault makes them so."""
     where, hint = Where(phase="forward"), "no op was seen to make them: look at what is not measured"
     cause = next((fault for fault in stats.faults if fault.reaches and fault.where.phase == "forward"), None)
-    if stats.compiled:
-        hint = "the values inside the graphs tell where; compile=False names the op"
     findings = []
     for error in stats.of("output", "loss"):
         if error.nonfinite:
@@ -136,7 +126,7 @@ _CAUSES = {
 def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Every gradient that is finite in float64 is finite here, at a loss scale that GradScaler settles on."""
     check = NONFINITE_GRADIENT
-    if skipped := not_reached(stats, check) or no_gradients(stats, check):
+    if skipped := no_gradients(stats, check):
         return [skipped]
     gradients = stats.of("gradient")
     bad = [error for error in gradients if error.nonfinite]
@@ -177,12 +167,6 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Nothing comes near the end of its format: a warning where a value grew to within a factor of the maximum."""
     check = HEADROOM
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if stats.compiled:
-        return inside_graphs(stats, check, limits)
-    if skipped := nothing_narrow(stats, check):
-        return [skipped]
     overflowed = {(f.where, f.dtype) for f in faults_of(stats, [faults.OVERFLOW, faults.MASK])}
     findings, closest = [], 0.0
     for (where, dtype), (result, source) in stats.largest.items():
@@ -228,12 +212,6 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if stats.compiled:
-        return inside_graphs(stats, check, limits)
-    if skipped := nothing_narrow(stats, check):
-        return [skipped]
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
         seen, form = fault.examination, format_of(fault.dtype)
@@ -277,10 +255,6 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     It fails where something computed from them, else it warns.
     """
     check = INTEGER_CAST
-    if skipped := not_reached(stats, check):
-        return [skipped]
-    if stats.compiled:
-        return [check.skip(who(stats), "not seen inside a compiled graph; eager mode is judged")]
     findings = []
     for fault in faults_of(stats, [faults.COLLISION]):
         message = (

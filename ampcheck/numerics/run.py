@@ -1,4 +1,5 @@
-"""Run a prepared subject once: equal seeds, forward, loss and backward; every result goes to a receiver."""
+"""Run a prepared subject: equal seeds, then forward, loss, backward and update of each call; every result goes to a
+receiver."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.numerics.losses import computed_in
-from ampcheck.torchtools.copying import Prepared, forward_through, loss_of
+from ampcheck.shadow.compare import Key
+from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
@@ -24,108 +27,159 @@ from ampcheck.torchtools.source import hookable
 UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"
 """Floating outputs whose values are not compared, and of which the default loss makes nothing."""
 
-Receive: TypeAlias = "Callable[[str, str, torch.Tensor], None]"
-"""Called with each result once it is there: its kind (`output`, `loss` or `gradient`), its name, the tensor."""
+Receive: TypeAlias = "Callable[[Key, torch.Tensor], None]"
+"""Called with each result once it is there: its kind (`output`, `loss` or `gradient`), name and call, the tensor."""
+
+Blocks: TypeAlias = Sequence[Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How every run of a subject goes.
+
+    autocast: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
+    loss: the user's. scale: of the loss, as a GradScaler scales it; gradients are received with it. finite_loss: leave
+    out of the default loss what is not finite. no_backward: why nothing is differentiated. inputs: those whose gradient
+    is taken as well, by name; None: all of them, where no parameter requires a gradient. steps: how often all calls are
+    made. optimizer: makes one from the parameters, which are updated after each call; rate: of the plain gradient
+    descent that replaces it, 0 for no update.
+    """
+
+    device: str = "cpu"
+    autocast: torch.dtype | None = None
+    loss: Callable[[Any], torch.Tensor] | None = None
+    scale: float = 1.0
+    finite_loss: bool = False
+    no_backward: str = ""
+    inputs: frozenset[str] | None = None
+    steps: int = 1
+    optimizer: Callable[[list[torch.nn.Parameter]], Any] | None = None
+    rate: float = 0.0
 
 
 @dataclass(slots=True)
 class Outcome:
     """What happened in one run.
 
-    modules: dtypes of the floating results of each module. losses: dtypes in which losses were computed. scale: of the
-    loss; gradients contain it. error, phase: an exception of the subject, and where. no_backward: why there are no
-    gradients; prevented: there are tensors to take gradients of, and the subject's own code keeps backward from them.
-    left: the switches that forward, loss or backward left changed, with their values before and after; they are
-    restored. without_grad: modules that ran while gradients were off. gradients: names of those that were received.
+    modules: dtypes of the floating results of each module. losses: dtypes in which losses were computed. shapes: dtype
+    and shape of everything that a call gave, by its path. error, phase, step: an exception of the subject, and where.
+    no_backward: why there are no gradients; prevented: there are tensors to take gradients of, and the subject's own
+    code keeps backward from them. left: the switches that forward, loss or backward left changed, with their values
+    before and after; they are restored. without_grad: modules that ran while gradients were off. gradients: names of
+    those that were received.
     """
 
-    scale: float = 1.0
     modules: dict[str, dict[str, None]] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
+    shapes: dict[str, str] = field(default_factory=dict)
     error: BaseException | None = None
     phase: str = "forward"
+    step: int = 0
     no_backward: str = ""
     prevented: bool = False
     unseen: Counter[str] = field(default_factory=Counter)
     left: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     without_grad: set[str] = field(default_factory=set)
-    gradients: list[str] = field(default_factory=list)
+    gradients: set[str] = field(default_factory=set)
 
 
 def run_subject(
     prepared: Prepared,
-    receive: Receive = lambda kind, name, tensor: None,
+    plan: Plan,
+    receive: Receive = lambda key, tensor: None,
     *,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-    loss: Callable[[Any], torch.Tensor] | None = None,
     around: Sequence[AbstractContextManager[Any]] = (),
-    transform: Callable[[Any], Any] | None = None,
-    scale: float = 1.0,
-    masked: Collection[str] = (),
+    transform: Callable[[Prepared], Blocks] | None = None,
+    masked: Collection[Key] = (),
     module_output: Callable[[str, torch.Tensor], None] | None = None,
 ) -> Outcome:
-    """Run forward, loss and backward once.
+    """Run all steps of a plan on a prepared copy, which they change. An exception of the subject is kept.
 
-    dtype: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
-    around: entered in order for all of it. transform: applied to each block before it runs (a compiler). scale: of the
-    loss, as a GradScaler scales it; gradients keep it. masked: outputs whose non-finite elements the default loss
-    leaves out; it may grow while results are received. module_output: called with floating results of modules.
+    around: entered in order for all of it. transform: gives the blocks as they are to run (compiled). masked: outputs
+    whose non-finite elements the default loss leaves out; it may grow while results are received. module_output: called
+    with floating results of modules.
     """
-    outcome = Outcome(scale)
-    leaves = _leaves(prepared)
-    if not leaves:
-        outcome.no_backward = "nothing requires a gradient"
-    autocast = torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
-    with seeded(device), warnings.catch_warnings(), ExitStack() as stack:
+    leaves = _leaves(prepared, plan)
+    outcome = Outcome(no_backward=plan.no_backward or ("" if leaves else "nothing requires a gradient"))
+    with seeded(plan.device), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # the user's own run shows them once; as errors they would pose as the model's
         if module_output is not None and prepared.root is not None:
             stack.enter_context(_module_outputs(prepared.root, outcome, module_output))
         for context in around:
             stack.enter_context(context)
         try:
-            blocks = [block if transform is None else transform(block) for block in prepared.blocks]
-            for number, call in enumerate(prepared.calls):
-                outcome.phase = "forward"
-                with torch.enable_grad(), autocast:
-                    with preserved_state(outcome.left), _own_gradients(leaves, outcome, receive):
-                        result = forward_through(blocks, call)
-                    prefix = f"{number}." if len(prepared.calls) > 1 else ""
-                    outputs = [(prefix + path, tensor) for path, tensor in tensors(result)]
-                    _receive_outputs(outputs, outcome, receive)
-                    finite = any(name in masked for name, _ in outputs)
-                    with preserved_state(outcome.left):
-                        total = None if outcome.no_backward else total_loss(result, loss, finite)
-                if total is not None and loss is not None and comparable(total):
-                    receive("loss", prefix.rstrip("."), total)
-                of_inputs = any(name.startswith("input.") for name in leaves)
-                if loss is not None or not of_inputs or (prepared.root is not None and _is_scalar(result)):
-                    outcome.losses += _scalar_losses(result, total if loss else None)
-                if outcome.no_backward:
-                    continue
-                if total is None:
-                    outcome.no_backward, outcome.prevented = _without_loss(result)
-                    continue
-                outcome.phase = "backward"
-                # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
-                first = torch.full_like(total, scale)
-                with preserved_state(outcome.left):
-                    torch.autograd.backward(total, first, inputs=list(leaves.values()))
+            optimizer = _optimizer(plan, prepared)
+            blocks = prepared.blocks if transform is None else transform(prepared)
+            for outcome.step, call in enumerate(prepared.calls * plan.steps):
+                run_call(plan, outcome, blocks, call, leaves, receive, masked)
+                if optimizer is not None:
+                    outcome.phase = "update"
+                    for leaf in leaves.values():
+                        if leaf.grad is not None and plan.scale != 1.0:
+                            leaf.grad.div_(plan.scale)
+                    optimizer.step()
+                for leaf in leaves.values():
+                    leaf.grad = None
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
-        if outcome.gradients and outcome.prevented:
-            outcome.no_backward, outcome.prevented = "", False  # those of a backward that forward runs
-        if not outcome.no_backward:
-            _receive_gradients(leaves, outcome, receive, "")
+    if outcome.gradients:
+        outcome.no_backward, outcome.prevented = "", False  # of another call, or of a backward that forward runs
     for leaf in leaves.values():
         leaf.grad = None
     return outcome
 
 
+def run_call(
+    plan: Plan,
+    outcome: Outcome,
+    blocks: Blocks,
+    call: Call,
+    leaves: Mapping[str, torch.Tensor],
+    receive: Receive = lambda key, tensor: None,
+    masked: Collection[Key] = (),
+    preserve: Callable[[dict[str, tuple[Any, Any]]], AbstractContextManager[None]] = preserved_state,
+) -> None:
+    """Run forward, loss and backward of one call. preserve: restores global state around each of them."""
+    outcome.phase, step = "forward", outcome.step
+    with (
+        torch.enable_grad(),
+        torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=plan.autocast is not None),
+    ):
+        with preserve(outcome.left), _own_gradients(leaves, outcome, receive):
+            result = forward_through(blocks, call)
+        outcome.shapes[f"step {step}"] = type(result).__name__
+        keys: list[Key] = []
+        for path, tensor in tensors(result):
+            keys.append(("output", path, step))
+            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{_name(tensor)} {list(tensor.shape)}"
+            receive(keys[-1], tensor)
+        finite = plan.finite_loss or any(key in masked for key in keys)
+        with preserve(outcome.left):
+            total = None if outcome.no_backward else total_loss(result, plan.loss, finite)
+    if total is not None and plan.loss is not None:
+        receive(("loss", "", step), total)
+    of_inputs = any(name.startswith("input ") for name in leaves)
+    if plan.loss is not None or not of_inputs or (_is_scalar(result) and modules_of(tuple(blocks))):
+        outcome.losses += _scalar_losses(result, total if plan.loss else None)
+    if outcome.no_backward:
+        return
+    if total is None:
+        outcome.no_backward, outcome.prevented = _without_loss(result)
+    elif not total.requires_grad:
+        outcome.no_backward, outcome.prevented = "the loss has no gradient", True
+    if total is None or outcome.no_backward:
+        return
+    outcome.phase = "backward"
+    # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
+    first = torch.full_like(total, plan.scale)
+    with preserve(outcome.left):
+        torch.autograd.backward(total, first, inputs=list(leaves.values()))
+    _receive_gradients(leaves, outcome, receive, "")
+
+
 def comparable(tensor: torch.Tensor) -> bool:
     """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return floating and tensor.numel() > 0 and is_plain(tensor) and tensor.dtype.itemsize > 1
+    return is_floating(tensor) and tensor.numel() > 0 and is_plain(tensor) and tensor.dtype.itemsize > 1
 
 
 def total_loss(result: object, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
@@ -150,20 +204,12 @@ def total_loss(result: object, loss: Callable[[Any], torch.Tensor] | None, finit
     return total
 
 
-def _receive_outputs(outputs: list[tuple[str, torch.Tensor]], outcome: Outcome, receive: Receive) -> None:
-    for name, tensor in outputs:
-        if comparable(tensor):
-            receive("output", name, tensor)
-        elif (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
-            outcome.unseen[UNCOMPARED] += 1
-
-
 def _receive_gradients(leaves: Mapping[str, torch.Tensor], outcome: Outcome, receive: Receive, suffix: str) -> None:
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             gradient = leaf.grad if leaf.grad.layout is torch.strided else leaf.grad.to_dense()
-            receive("gradient", name + suffix, gradient)
-            outcome.gradients.append(name + suffix)
+            receive(("gradient", name + suffix, outcome.step), gradient)
+            outcome.gradients.add(name + suffix)
 
 
 @contextmanager
@@ -178,25 +224,47 @@ def _own_gradients(leaves: Mapping[str, torch.Tensor], outcome: Outcome, receive
         leaf.grad = before[name]
 
 
-def _leaves(prepared: Prepared) -> dict[str, torch.Tensor]:
-    """What gradients are taken of: the parameters; where there are none, the floating inputs."""
+def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
+    """The floating inputs of a call by a name that is the same in every copy of it."""
+    named = tensors({"args": call.args, "kwargs": dict(call.kwargs)})
+    return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
+
+
+def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
+    """What gradients are taken of: parameters, and views of inputs, since a leaf cannot be written in place."""
     named = dict(prepared.root.named_parameters()) if prepared.root is not None else {}
-    parameters: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad}
-    if parameters:
-        return parameters
-    inputs: dict[str, torch.Tensor] = {}
+    leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad and not plan.no_backward}
+    if plan.no_backward or (plan.inputs is None and leaves):
+        return leaves
+    calls = []
+    for number, call in enumerate(prepared.calls):
+        of_call = {name: t for name, t in input_names(call, number).items() if t.layout is torch.strided}
+        names = {id(t): f"input {name}" for name, t in of_call.items() if plan.inputs is None or name in plan.inputs}
 
-    def follow(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
-            return tensor
-        leaf = tensor.requires_grad_()
-        inputs[f"input.{len(inputs)}"] = leaf
-        return leaf.view_as(leaf)  # a leaf cannot be written in place
+        def follow(tensor: torch.Tensor, names: Mapping[int, str] = names) -> torch.Tensor:
+            if id(tensor) not in names:
+                return tensor
+            leaf = leaves.setdefault(names[id(tensor)], tensor.requires_grad_())
+            return leaf.view_as(leaf)
 
-    prepared.calls = tuple(
-        Call(map_tensors(follow, c.args), map_tensors(follow, dict(c.kwargs))) for c in prepared.calls
-    )
-    return inputs
+        calls.append(Call(map_tensors(follow, call.args), map_tensors(follow, dict(call.kwargs))))
+    prepared.calls = tuple(calls)
+    return leaves
+
+
+def _optimizer(plan: Plan, prepared: Prepared) -> Any:
+    named = list(prepared.root.parameters()) if prepared.root is not None else []
+    parameters = [p for p in named if p.requires_grad and has_values(p)]
+    if not parameters or plan.no_backward:
+        return None
+    if plan.optimizer is not None:
+        return plan.optimizer(parameters)
+    return torch.optim.SGD(parameters, lr=plan.rate) if plan.rate else None
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a weight or buffer can be updated: strided, and no longer waiting for its shape."""
+    return not isinstance(tensor, UninitializedParameter) and tensor.layout is torch.strided
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -217,7 +285,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _without_loss(result: object) -> tuple[str, bool]:
     """Why no loss can be made of an output, and whether that is for want of what the subject could return."""
     results = [tensor for _, tensor in tensors(result)]
-    floating = [tensor for tensor in results if tensor.is_floating_point() or tensor.is_complex()]
+    floating = [tensor for tensor in results if is_floating(tensor)]
     if any(tensor.requires_grad and tensor.numel() for tensor in floating):
         return f"the default loss takes no {UNCOMPARED}: give the subject a loss", True
     return "no floating output has a gradient", not results or any(tensor.numel() for tensor in floating)
@@ -249,8 +317,8 @@ def _module_outputs(
             except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
                 outcome.unseen["module outputs whose items cannot be read"] += 1
                 return
-            for tensor in filter(_is_floating, results):
-                outcome.modules.setdefault(name, {})[str(tensor.dtype).removeprefix("torch.")] = None
+            for tensor in filter(is_floating, results):
+                outcome.modules.setdefault(name, {})[_name(tensor)] = None
                 if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     with _disable_current_modes():
                         receive(name, tensor.detach())
@@ -263,5 +331,10 @@ def _module_outputs(
         yield
 
 
-def _is_floating(tensor: torch.Tensor) -> bool:
+def is_floating(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds real or complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -9,71 +9,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.shadow import Examination, Fault
-from ampcheck.shadow.bounds import FLOOR, SLACK, UNKNOWABLE
-from ampcheck.shadow.companions import MOVE
-from ampcheck.telemetry.stats import TelemetryStats
-
-LOST = 0.25
-"""Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
-
-PRECISION = 2.0
-"""The default of `Limits.precision`, with which the bounds of `ampcheck.shadow` apply as they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorError:
-    """How far one result lies from its exact value.
-
-    kind: `output`, `loss` or `gradient`. dtype: of the value; `missing` where the run did not give it. unit: the unit
-    roundoff of the coarsest format in its history. share: for gradients, the norm of the error over that of all exact
-    gradients together. misplaced: infinities of exact in whose place stands another value.
-    """
-
-    kind: str
-    name: str
-    dtype: str
-    seen: Examination
-    unit: float
-    share: float = 1.0
-    misplaced: int = 0
-
-    @property
-    def error(self) -> float:
-        """The relative error, Euclidean norms: of the worst group beyond its bound, else of the whole."""
-        return self.seen.error
-
-    @property
-    def limit(self) -> float:
-        """The bound of that group, or of the whole."""
-        return self.seen.limit or SLACK * (self.seen.spread + FLOOR * self.unit)
-
-    @property
-    def nonfinite(self) -> int:
-        """Elements that are not finite although exact is."""
-        return self.seen.lost
-
-    @property
-    def known(self) -> bool:
-        """Whether the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
-        return self.seen.flagged > 0 or self.seen.spread <= UNKNOWABLE
-
-    @property
-    def ruined(self) -> bool:
-        """Whether nothing is left of an output that the data determine in float32."""
-        return self.kind == "output" and is_ruined(self.seen, self.unit, LOST)
-
-    def beyond(self, precision: float) -> bool:
-        """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient."""
-        if self.nonfinite or self.misplaced or self.dtype == "missing":
-            return True
-        if self.ruined:
-            return True
-        if not self.known or self.error <= self.limit * precision / PRECISION:
-            return False
-        return self.kind != "gradient" or self.share > FLOOR * self.unit
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}".strip()
+from ampcheck.shadow.compare import ResultError
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +49,21 @@ class NumericsStats:
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
     with their values before and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them
-    that hold whole numbers. graphs: how many were compiled; unsupported: why Dynamo took none, in its own words;
-    inside: what was seen in them. incomparable: why compiled results are not compared with exact. judged: there are
-    results to compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
+    that hold whole numbers. casts: of the code itself to 16 bits, by file, line and dtype. judged: there are results to
+    compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
     """
 
     subject: str
     arm: str
     format: str
     device: str
-    compiled: bool = False
     native: bool = False
     judged: bool = True
     keeps_nan: bool = False
     faults: tuple[Fault, ...] = ()
     nonfinite: tuple[tuple[Where, Examination], ...] = ()
     largest: Mapping[tuple[Where, str], tuple[float, float]] = field(default_factory=dict)
-    errors: tuple[TensorError, ...] = ()
+    errors: tuple[ResultError, ...] = ()
     data: tuple[Values, ...] = ()
     health: Mapping[tuple[str, str], TensorHealth] = field(default_factory=dict)
     sources: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
@@ -147,10 +81,7 @@ class NumericsStats:
     ops: int = 0
     low: int = 0
     whole: int = 0
-    graphs: int = 0
-    unsupported: str = ""
-    inside: TelemetryStats | None = None
-    incomparable: str = ""
+    casts: Mapping[tuple[str, int | None, str], int] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
@@ -158,7 +89,7 @@ class NumericsStats:
         """Of the format of the run."""
         return format_of(self.format).unit_roundoff
 
-    def of(self, *kinds: str) -> tuple[TensorError, ...]:
+    def of(self, *kinds: str) -> tuple[ResultError, ...]:
         """The errors of outputs, losses or gradients."""
         return tuple(error for error in self.errors if error.kind in kinds)
 
@@ -168,17 +99,7 @@ class NumericsStats:
         seen = [error.seen for error in self.of("output")]
         return bool(seen) and all(s.exact_nan + s.exact_inf == s.numel for s in seen)
 
-    def harm(self, precision: float) -> tuple[TensorError, ...]:
-        """The results that rounding does not explain."""
-        return tuple(error for error in self.errors if error.beyond(precision))
-
-
-def is_ruined(seen: Examination, unit: float, lost: float) -> bool:
-    """Whether a value is further off than `lost`, and determined by data that are moved by `MOVE` alone: the format of
-    the data is too coarse for it, and float32 is not."""
-    return seen.error > lost and seen.spread * MOVE <= 0.75 * unit
-
 
 def gradient_module(name: str) -> str:
     """The module of a parameter; inputs belong to the root."""
-    return "" if name.startswith("input.") else name.rpartition(".")[0]
+    return "" if name.startswith("input ") else name.rpartition(".")[0]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
-from ampcheck.numerics.stats import PRECISION, NumericsStats
-from ampcheck.telemetry.checks import telemetry_tables
+from ampcheck.numerics.stats import NumericsStats
+from ampcheck.shadow.compare import PRECISION
 
 ROWS = 60
 """Rows of one table or chart; beyond it the worst are shown."""
@@ -21,10 +20,8 @@ _NEAR = 16
 
 
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
-    """Where each output and gradient lies against its limit, and the ops that lost values; of compiled code what was
-    measured inside its graphs."""
-    inside = telemetry_tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
-    return (*(table for table in (_errors(stats, limits), _ops(stats)) if table is not None), *inside)
+    """Where each output and gradient lies against its limit, and the ops that lost values."""
+    return tuple(table for table in (_errors(stats, limits), _ops(stats)) if table is not None)
 
 
 def charts(stats: NumericsStats) -> tuple[Chart, ...]:
@@ -52,7 +49,7 @@ def charts(stats: NumericsStats) -> tuple[Chart, ...]:
             "magnitude, as a power of two",
             series=tuple(series for _, series in shown),
             bands=tuple(band for name in names for band in _bands(name)),
-            check="headroom" if not stats.compiled else "coverage",
+            check="headroom",
             note=note,
         ),
     )

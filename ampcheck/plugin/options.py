@@ -63,10 +63,11 @@ class Options:
         if hasattr(config, "workerinput"):
             return cls(enabled, device, update, guard)
         folder = config.invocation_params.dir
-        paths = _parse_file("--ampcheck-html", html, folder), _parse_file("--ampcheck-json", json, folder)
+        paths = _parse_path("--ampcheck-html", html, folder), _parse_path("--ampcheck-json", json, folder)
         if paths[0] is not None and paths[0] == paths[1]:
             raise pytest.UsageError(f"--ampcheck-html and --ampcheck-json need a file each, both are {html}")
-        return cls(enabled, device, update, guard, *paths, _parse_folder("--ampcheck-history", history, folder))
+        history = _parse_path("--ampcheck-history", history, folder, is_file=False)
+        return cls(enabled, device, update, guard, *paths, history)
 
 
 def _value(config: pytest.Config, name: str) -> Any:
@@ -83,24 +84,15 @@ def _parse_device(text: str | None) -> str:
     return text or "cpu"
 
 
-def _parse_file(flag: str, text: str | None, folder: Path) -> Path | None:
+def _parse_path(flag: str, text: str | None, folder: Path, *, is_file: bool = True) -> Path | None:
+    """An absolute path to write to. A folder is created later, a file needs one that exists."""
     if text is None:
         return None
     path = Path(os.path.abspath(folder / text))
-    if not text or path.is_dir():
-        raise pytest.UsageError(f"{flag}={text} needs the name of a file, not of a folder")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise pytest.UsageError(f"{flag}={text} needs a folder that exists and can be written to: {path.parent}")
-    return path
-
-
-def _parse_folder(flag: str, text: str | None, folder: Path) -> Path | None:
-    if text is None:
-        return None
-    path = Path(os.path.abspath(folder / text))
-    if not text or (path.exists() and not path.is_dir()):
-        raise pytest.UsageError(f"{flag}={text} needs the name of a folder, not of a file")
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not text or (path.is_dir() if is_file else path.exists() and not path.is_dir()):
+        kinds = ("file", "folder") if is_file else ("folder", "file")
+        raise pytest.UsageError(f"{flag}={text} needs the name of a {kinds[0]}, not of a {kinds[1]}")
+    existing = path.parent if is_file else next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"{flag}={text} needs a folder that can be written to: {existing} cannot")
+        raise pytest.UsageError(f"{flag}={text} needs a folder that exists and can be written to: {existing}")
     return path

@@ -9,16 +9,12 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.plugin.marker import MARKER, MarkerArguments, run_marked
-from ampcheck.plugin.options import Options, add_options
+from ampcheck.plugin.options import Options
+from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
 from ampcheck.plugin.speed_fixture import SESSION, Speed, SpeedSession
 from ampcheck.plugin.summary import Collector, Report
 
 _OPTIONS = pytest.StashKey[Options]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add every option and its ini setting."""
-    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

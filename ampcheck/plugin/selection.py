@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 
-class Scope:
-    """The tests that a session should run: those under its paths that are not deselected."""
+def should_have_run(config: pytest.Config, name: str, collected: Collection[str], selected: Collection[str]) -> bool:
+    """Whether this session should have run the test of this name.
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self._collected: frozenset[str] = frozenset()
-        self._deselected: frozenset[str] = frozenset()
-
-    def collected(self, items: Iterable[pytest.Item]) -> None:
-        """Record the collected tests, before any are deselected."""
-        self._collected = frozenset(item.nodeid for item in items)
-
-    def selected(self, items: Iterable[pytest.Item]) -> None:
-        """Record the tests that are to run."""
-        self._deselected = self._collected.difference(item.nodeid for item in items)
-
-    def includes(self, name: str) -> bool:
-        """Whether this session should have run the test of this name.
-
-        Not if it was deselected (by -k, or as a part of another shard) or is outside the paths of the session. A test
-        that was not collected is included if its file is under the paths and no option narrows them: it was removed.
-        """
-        if name in self._collected:
-            return name not in self._deselected
-        option = self.config.getoption
-        if any(option(narrow, None) for narrow in ("lf", "ignore", "ignore_glob", "pyargs")):
-            return False
-        root, folder = self.config.rootpath, self.config.invocation_params.dir
-        return any(_covers(folder, argument, root, name) for argument in self.config.args)
+    Not if it was deselected (by -k, or as a part of another shard) or is outside the paths of the session. A test
+    that was not collected is included if its file is under the paths and no option narrows them: it was removed.
+    """
+    if name in collected:
+        return name in selected
+    if any(config.getoption(narrow, None) for narrow in ("lf", "ignore", "ignore_glob", "pyargs")):
+        return False
+    folder = config.invocation_params.dir
+    return any(_covers(folder, argument, config.rootpath, name) for argument in config.args)
 
 
 def _covers(folder: Path, argument: str, root: Path, name: str) -> bool:

@@ -13,24 +13,53 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import pytest
 
 from ampcheck.core.errors import UsageError
-from ampcheck.plugin.benchmark_timer import RecordedTimer
 from ampcheck.plugin.marker import MarkerArguments
-from ampcheck.plugin.selection import Scope, is_speed_test, why_disabled
+from ampcheck.plugin.selection import is_speed_test, should_have_run, why_disabled
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ampcheck.core.run import Finding, Run
     from ampcheck.speed.baseline import Baseline, EarlierHistory
     from ampcheck.speed.benchmark import Benchmark, SpeedTestOptions
-    from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.stats import SpeedRecord, SpeedStats
+
+
+class RecordedTimer:
+    """A timer for pytest-benchmark, which reads it at both ends of each round."""
+
+    __name__ = "ampcheck"
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+
+    def __call__(self) -> float:
+        """The next reading. Raises `UsageError` after the last one."""
+        if not self._readings:
+            _incompatible("reads its timer more than twice a round")
+        return self._readings.pop()
+
+    def replay(self, benchmark: Any, seconds: Iterable[float], step: Callable[[], object]) -> None:
+        """Make the fixture `benchmark` record these durations of its rounds.
+
+        step: runs only in a profile of --benchmark-cprofile, which is outside the rounds.
+        """
+        durations = list(seconds)
+        self._readings = [reading for duration in reversed(durations) for reading in (duration, 0.0)]
+        benchmark.pedantic(lambda: None if self._readings else step(), rounds=len(durations))
+        if self._readings:
+            _incompatible("reads its timer less than twice a round")
+
+
+def _incompatible(reason: str) -> NoReturn:
+    from importlib.metadata import version
+
+    raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {reason}: use a version that ampcheck supports")
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,37 +67,13 @@ R = TypeVar("R")
 _TIMER = pytest.StashKey[RecordedTimer]()
 
 
-class Measuring(TypedDict, total=False):
-    """Keywords of both forms of the fixture, as `ampcheck.assert_speed` takes them; precision: of the arms."""
+_BOTH = frozenset({"budget", "precision", "subject", "device", "clock", "seed", "effect"})
 
-    budget: float | None
-    precision: str | None
-    subject: str | None
-    device: str | None
-    clock: Clock | None
-    seed: int | None
+JUDGED = _BOTH | {"at_least", "comparisons", "false_alarms"}
+"""Keywords of `speed(...)`, as `ampcheck.assert_speed` takes them, and of the marker's `speed` in such a test."""
 
-
-class Judging(Measuring, total=False):
-    """Keywords of `speed(...)`."""
-
-    at_least: float | Mapping[str, float] | None
-    effect: float | None
-    comparisons: int | None
-    false_alarms: float | None
-
-
-class MeasuringOnly(Measuring, total=False):
-    """Keywords of `speed.measure(...)`."""
-
-    width: float | None
-
-
-JUDGED = frozenset(Judging.__annotations__)
-"""Keywords of the marker's `speed` in a test that judges."""
-
-MEASURED = frozenset(MeasuringOnly.__annotations__) | {"effect"}
-"""Those in a test that only measures."""
+MEASURED = _BOTH | {"width"}
+"""Those of a test that only measures."""
 
 
 def _without_frames(method: Callable[P, R]) -> Callable[P, R]:
@@ -96,7 +101,7 @@ class Speed:
         self.used = False
 
     @_without_frames
-    def __call__(self, arms: Mapping[str, Step], **keywords: Unpack[Judging]) -> Run:
+    def __call__(self, arms: Mapping[str, Step], **keywords: Any) -> Run:
         """Require that each arm is at least `at_least` times as fast as the first, as `ampcheck.assert_speed` does.
 
         Defaults are those of the marker's `speed`, then those of `assert_speed`; `device` is `--ampcheck-device`.
@@ -119,7 +124,7 @@ class Speed:
         return verify(run)
 
     @_without_frames
-    def measure(self, arms: Mapping[str, Step], **keywords: Unpack[MeasuringOnly]) -> SpeedStats:
+    def measure(self, arms: Mapping[str, Step], **keywords: Any) -> SpeedStats:
         """Measure without a verdict, as `ampcheck.measure_speed` does; the result is stored like any other.
 
         `at_least`, `comparisons` and `false_alarms` in the marker's `speed` are errors; `effect` applies to the
@@ -157,8 +162,13 @@ class Speed:
         try:
             yield self._item.nodeid, self._merged(keywords, allowed)
         except BaseException as error:
+            raised = error
+
+            def raise_again() -> NoReturn:
+                raise raised
+
             with suppress(Exception, type(error)):  # the same error again, but no Ctrl-C meanwhile
-                self._benchmark.pedantic(_raising(error))
+                self._benchmark.pedantic(raise_again)
             raise
 
     def _merged(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> SpeedTestOptions:
@@ -193,13 +203,6 @@ class Speed:
         return run
 
 
-def _raising(error: BaseException) -> Callable[[], NoReturn]:
-    def raise_again() -> NoReturn:
-        raise error
-
-    return raise_again
-
-
 class SpeedSession:
     """The speed tests of a session: their number, baselines, records and history.
 
@@ -214,7 +217,8 @@ class SpeedSession:
         self._baseline: Baseline | None = None
         self._earlier: EarlierHistory | None = None
         self._all_earlier: Baseline | None = None
-        self._scope = Scope(config)
+        self._collected: frozenset[str] = frozenset()
+        self._selected: frozenset[str] = frozenset()
         self._counts: Counter[str] = Counter()
 
     @pytest.hookimpl(optionalhook=True)
@@ -226,14 +230,14 @@ class SpeedSession:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, object]:
         """Record the names of the tests before any are deselected."""
         if self.history is not None or self.config.getoption("benchmark_compare", None):
-            self._scope.collected(items)
+            self._collected = frozenset(item.nodeid for item in items)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count the selected speed tests, which share the false alarms of the suite, and read the history."""
         speed_tests = sum(is_speed_test(item) for item in session.items)
         self.tests = max(1, speed_tests)
-        self._scope.selected(session.items)
+        self._selected = frozenset(item.nodeid for item in session.items)
         if speed_tests and self.history is not None and self.history.exists() and not why_disabled(self.config):
             from ampcheck.speed.baseline import EarlierHistory
 
@@ -324,7 +328,8 @@ class SpeedSession:
         from ampcheck.speed.baseline import check_missing
 
         ran = {record.name for record in self.records}
-        excluded = {name for baseline in baselines for name in baseline.known if not self._scope.includes(name)}
+        known = {name for baseline in baselines for name in baseline.known}
+        excluded = {n for n in known if not should_have_run(self.config, n, self._collected, self._selected)}
         return [finding for baseline in baselines for finding in check_missing(ran | excluded, baseline)]
 
     def _append(self, session: pytest.Session, folder: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ scope runs once in each worker of xdist, and its runs count as often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -196,7 +196,12 @@ class Report:
         written = list(self._write(run))  # first, as the terminal may be full or closed
         terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
-        summary = _summary(run, config.get_terminal_writer().fullwidth)
+        from ampcheck.report.terminal import summary_lines
+
+        summary = list(summary_lines(run, width=config.get_terminal_writer().fullwidth))
+        if not run.findings:
+            hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
+            summary.append(f"hint: {hint}")
         failed = (f"in {entry}" for entry in sorted(self.entries) if entry.run.failed)
         for line in (*summary, *failed, *self._locks(), *self.notes, *written):
             terminalreporter.write_line(clean(line))
@@ -225,18 +230,17 @@ class Report:
     def _write(self, run: Run) -> Iterator[str]:
         """Write the requested files; one line about each. A file that cannot be written fails the session."""
         for path, write in ((self.options.html, _write_html), (self.options.json, type(run).save)):
-            if path is not None and (self.entries or self.session.exitstatus in _FINISHED):
-                yield self._attempt(run, path, write)
-            elif path is not None:
+            if path is None:
+                continue
+            if not self.entries and self.session.exitstatus not in _FINISHED:
                 yield f"no test ran, {path} was not written"
-
-    def _attempt(self, run: Run, path: Path, write: Callable[[Run, Path], None]) -> str:
-        try:
-            write(run, path)
-        except UsageError as error:
-            self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
-            return str(error)
-        return f"wrote {path}"
+                continue
+            try:
+                write(run, path)
+                yield f"wrote {path}"
+            except UsageError as error:
+                self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
+                yield str(error)
 
 
 def _version(distribution: str) -> str:
@@ -244,14 +248,6 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _summary(run: Run, width: int) -> Iterator[str]:
-    from ampcheck.report.terminal import summary_lines
-
-    yield from summary_lines(run, width=width)
-    if not run.findings:
-        yield "hint: call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
 
 
 def _write_html(run: Run, path: Path) -> None:

@@ -59,16 +59,11 @@ def _template() -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalize,
+        finalize=lambda value: clean(value) if type(value) is str else value,  # markup is no text
     )
     environment.globals.update(number=number, quantity=quantity, marks=_MARKS, numeric_columns=_numeric_columns)
     environment.globals.update(short_names=short_names)
     return environment.get_template("run.html.j2")
-
-
-def _finalize(value: object) -> object:
-    """Replace control characters in text; markup is not text."""
-    return clean(value) if type(value) is str else value
 
 
 def _numeric_columns(table: Table) -> set[int]:

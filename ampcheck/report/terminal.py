@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
-from ampcheck.core.run import Coverage, Finding, Run, Verdict
+from ampcheck.core.progress import Progress
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
 from ampcheck.report.sections import CheckSection, Sections, arrange, short_names
-from ampcheck.report.text import MIN_WIDTH, clean, one_line, quantity, wrap
+from ampcheck.report.text import MIN_WIDTH, cells, clean, is_number, one_line, quantity, wrap
 
 if TYPE_CHECKING:
+    import rich.table
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
 _STYLES = {
@@ -119,15 +123,15 @@ def _coverage(coverage: Coverage, width: int, *, listed: bool = False) -> Iterat
             yield from wrap(f"not seen: {reason}", width, indent="  ", hanging="    ")
 
 
-def _verdict_tables(content: Sections, width: int) -> Iterator[Table]:
+def _verdict_tables(content: Sections, width: int) -> Iterator[rich.table.Table]:
     """Verdicts by check and subject, in several tables if the width requires it; counts for very many subjects."""
     judged = [section for section in content.checks if section.findings]
     if not judged:
         return
     if len(content.subjects) > _MANY_SUBJECTS:
         columns = list(content.counts)
-        cells = [[_cell(section.counts.get(verdict, 0), verdict) for verdict in columns] for section in judged]
-        yield _table(judged, [f"{verdict}" for verdict in columns], cells)
+        counts = [[_cell(section.counts.get(verdict, 0), verdict) for verdict in columns] for section in judged]
+        yield _table(judged, [f"{verdict}" for verdict in columns], counts)
         return
     slugs = max(len(section.check) for section in judged)
     heads = short_names(content.subjects)
@@ -139,16 +143,16 @@ def _verdict_tables(content: Sections, width: int) -> Iterator[Table]:
         yield _table(shown, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in shown])
 
 
-def _table(judged: Sequence[CheckSection], columns: Iterable[str], cells: Iterable[Iterable[Text]]) -> Table:
+def _table(judged: Sequence[CheckSection], columns: Iterable[str], rows: Iterable[Iterable[Text]]) -> rich.table.Table:
     from rich import box
-    from rich.table import Table
+    from rich import table as rich_table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", overflow="fold", min_width=min(max(len(section.check) for section in judged), 24))
     for column in columns:
         table.add_column(Text(clean(column)), overflow="fold")
-    for section, row in zip(judged, cells, strict=True):
+    for section, row in zip(judged, rows, strict=True):
         table.add_row(Text(clean(section.check)), *row)
     return table
 
@@ -158,3 +162,118 @@ def _cell(count: int, verdict: Verdict) -> Text:
 
     name = verdict.upper() if verdict is Verdict.FAIL else verdict.value
     return Text(f"{name} ×{count:,}" if count > 1 else name, _STYLES[verdict]) if count else Text("·", "dim")
+
+
+_GAP, _EDGES = 3, 2  # between two columns, and at both sides, as rich draws them
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print each table with its title and note.
+
+    Long cells are folded, never cut. If the columns do not fit without breaking words, each row becomes a paragraph:
+    its first cell, then the others with the names of their columns.
+    """
+    from rich import text
+    from rich.console import Console
+
+    console = Console()
+    for shown in tables:
+        console.print(text.Text(("\n" if shown is not tables[0] else "") + clean(shown.title), "bold"))
+        if shown.rows and (widths := _widths(shown, console.width)) is not None:
+            console.print(_side_by_side(shown, widths))
+        else:
+            for line in _paragraphs(shown, max(console.width, MIN_WIDTH)):
+                console.print(text.Text(line), soft_wrap=True)
+        if shown.note:
+            console.print(text.Text(clean(shown.note)))
+
+
+def _widths(shown: Table, total: int) -> list[int] | None:
+    """The widths of the columns in a table of width `total`; None if words would have to be broken.
+
+    Cells of the first column, which names the row, are not folded; of the others the widest are folded first.
+    """
+    columns = list(zip(map(clean, shown.columns), *([_shown(cell) for cell in row] for row in shown.rows), strict=True))
+    most = [max(cells(text) for text in column) for column in columns]
+    least = [max(cells(word) for text in column for word in text.split() or [""]) for column in columns]
+    widths = [most[0], *least[1:]]
+    spare = total - sum(widths) - _GAP * (len(columns) - 1) - _EDGES
+    if spare < 0:
+        return None
+    for _ in range(spare):
+        folded = max(range(len(columns)), key=lambda number: most[number] - widths[number])
+        widths[folded] += most[folded] > widths[folded]
+    return widths
+
+
+def _side_by_side(shown: Table, widths: Sequence[int]) -> rich.table.Table:
+    from rich import box, table, text
+
+    printed = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, cell, width in zip(shown.columns, shown.rows[0], widths, strict=True):
+        side: Literal["left", "right"] = "right" if is_number(cell) else "left"
+        printed.add_column(text.Text(clean(column)), justify=side, overflow="fold", width=max(width, 1))
+    for row in shown.rows:
+        printed.add_row(*(text.Text(_shown(cell)) for cell in row))
+    return printed
+
+
+def _paragraphs(shown: Table, width: int) -> Iterator[str]:
+    for row in shown.rows:
+        yield from wrap(_shown(row[0]), width, hanging="  ")
+        named = zip(shown.columns[1:], row[1:], strict=True)
+        cells_of_row = "; ".join(f"{column}: {text}" for column, cell in named if (text := _shown(cell)))
+        yield from wrap(cells_of_row, width, indent="    ", hanging="    ")
+
+
+def _shown(cell: object) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.3g}" if isinstance(cell, float) else clean(str(cell)).strip()
+
+
+EVERY = 10.0
+"""Seconds between two lines if stderr is no terminal, as in the log of a CI job."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on a terminal, occasional lines elsewhere; on stderr, so that stdout contains only the report."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield show
+
+
+def _lines() -> Progress:
+    """Print a line every `EVERY` seconds; a shorter run prints none."""
+    begin = last = time.monotonic()
+
+    def show(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last = now
+            print(f"ampcheck: {now - begin:.0f} s, {done} of {total} done, now: {stage}", file=sys.stderr, flush=True)
+
+    return show

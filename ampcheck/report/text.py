@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.text import clean as clean
+from ampcheck.core.text import is_number as is_number
 from ampcheck.core.text import singular
 
 MIN_WIDTH = 20
@@ -38,11 +39,6 @@ def number(value: Scalar, digits: int = 3) -> str:
 def _scientific(text: str) -> str:
     mantissa, exponent = text.split("e")
     return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is an int or a float, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def quantity(value: float | None, unit: str) -> str:

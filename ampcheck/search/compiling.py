@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
-from ampcheck.torchtools.dynamo import counters, reset
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.unsupported import cannot_run
 
@@ -31,8 +29,9 @@ class Compiled:
     """
 
     def __init__(self, runner: Runner) -> None:
-        self.examples = self.left_out = self.integers = self.graphs = 0
-        self.missing = self._unsupported = ""
+        self.examples = self.left_out = self.integers = 0
+        self.missing = ""
+        self._graphs = Graphs()
         self._kinds: set[Any] = set()
         self._runner = runner
         self._function: Callable[..., Any] | None = None
@@ -66,29 +65,10 @@ class Compiled:
             return _DRAWS
         if not self.examples:
             return "no example ran compiled"
-        return "" if self.graphs else self._unsupported or "torch.compile made no graph"
+        return "" if self._graphs.count else self._graphs.unsupported or "torch.compile made no graph"
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Count the graphs that are compiled inside, without Dynamo's warnings.
-
-        Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up
-        and then run in eager mode.
-        """
-        importlib.import_module("torch._dynamo")  # its import sets all levels
-        log = logging.getLogger("torch._dynamo")
-        level = log.level
-        reset()
-        before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
-        if level in (logging.NOTSET, logging.WARNING):  # any other level was chosen by the user
-            log.setLevel(logging.ERROR)
-        try:
+        """Count the graphs that are compiled inside. Dynamo is reset on the way in and out."""
+        with measure_graphs() as self._graphs:
             yield
-        finally:
-            log.setLevel(level)
-            since = {group: counters(group) - known for group, known in before.items()}
-            self.graphs = since["stats"]["unique_graphs"]
-            declined = [*since["unimplemented"], *since["graph_break"]]
-            if declined:
-                self._unsupported = (declined[0].strip().splitlines() or ["no reason given"])[0]
-            reset()

@@ -20,6 +20,7 @@ from ampcheck.search.stats import COMPILED, INVARIANCE, RAISES, Look, Problem
 from ampcheck.search.verdict import Judged
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import SLACK
+from ampcheck.shadow.compare import INTEGERS, compare_results
 from ampcheck.torchtools.source import users_place
 
 
@@ -47,7 +48,7 @@ class Evaluator:
 
     def _judged(self, example: Example) -> Judged | Look:
         """The run that was judged, or why there is none."""
-        shadow = Shadow(self.runner.root)
+        shadow = Shadow(self.runner.root, freedom=self.compiled is not None)
         with self.runner.run(example, shadow) as result:
             if result.error is None:
                 return Judged(example, shadow, result)
@@ -66,17 +67,16 @@ class Evaluator:
             if result.error is not None:
                 return [] if compiled.cannot_run(result.error) else [_worse(f"it raises {brief(result.error)}")]
             compiled.examples += 1
-            shapes = {path: r.exact.shape for path, r in eager.references.items()}
-            shapes |= {path: tensor.shape for path, tensor in eager.integers.items()}
-            for path, shape in shapes.items():
-                value = result.outputs.get(path)
-                if value is None or value.shape != shape:
-                    other = "no output" if value is None else f"an output of shape {tuple(value.shape)}"
-                    return [_worse(f"it gives {other} {path}, where eager mode gives {tuple(shape)}")]
-                if path in eager.integers:
-                    compiled.integers += not torch.equal(value, eager.integers[path])
-                    continue
-                if eager.references[path].examine(value).beyond and (problem := eager.problem(path, value)):
+            values = {("output", path, 0): value for path, value in result.outputs.items()}
+            for error in compare_results(eager.results, values, eager.freedom):
+                value, expected = result.outputs.get(error.name), eager.results[error.key].value
+                if value is None or error.absent:
+                    other = "no output" if value is None else f"an output of {value.dtype} {list(value.shape)}"
+                    form = f"{expected.dtype} {list(expected.shape)}"
+                    return [_worse(f"it gives {other} {error.name}, where eager mode gives {form}")]
+                if error.dtype in INTEGERS:
+                    compiled.integers += error.apart > 0
+                elif error.at_fault and (problem := eager.problem(error.name, value)):
                     return [replace(problem, kind=COMPILED, detail=problem.kind, where=Where(phase="compile"))]
         return []
 

@@ -19,6 +19,8 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Table, merge, verify
 from ampcheck.core.subject import Subject, name_of
+from ampcheck.numerics import native_format
+from ampcheck.numerics.measure import positive, substituted
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
@@ -26,7 +28,7 @@ from ampcheck.search.example import Example, as_example
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.loop import Search
 from ampcheck.search.reproduce import write_test
-from ampcheck.search.runner import Runner, native_format
+from ampcheck.search.runner import Runner
 from ampcheck.search.stats import Breaking, PropertyStats
 from ampcheck.torchtools.restore import restoring
 
@@ -141,17 +143,14 @@ def property_run(stats: PropertyStats, limits: Limits) -> Run:
 
 
 def _stats(search: Search, options: SearchOptions) -> PropertyStats:
-    evaluator = search.evaluator
+    stats, evaluator = search.stats, search.evaluator
     runner, compiled = evaluator.runner, evaluator.compiled
     asked, skipped = ["property-finite", "property-accuracy"], {}
     unseen = {
-        f"examples that float32 refuses too: {search.outside_reason}": search.outside,
+        f"examples that float32 refuses too: {search.outside_reason}": stats.outside,
         "elements that are not finite in float64": search.undefined,
         **runner.dropped,
-        **{
-            f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n
-            for op, n in runner.substituted.items()
-        },
+        **substituted(runner.substituted),
     }
     if compiled is not None:
         asked.append("property-compiled")
@@ -162,34 +161,25 @@ def _stats(search: Search, options: SearchOptions) -> PropertyStats:
     if evaluator.invariances:
         asked.append("property-invariance")
     seen = {
-        "examples": search.examples - search.outside,
-        "steps of gradient ascent": search.climbs,
-        "elements": search.elements,
+        "examples": stats.examples - stats.outside,
+        "steps of gradient ascent": stats.climbs,
+        "elements": stats.elements,
     }
-    return PropertyStats(
+    return replace(
+        stats,
         name=runner.name,
         format=format_of(runner.dtype).name,
-        examples=search.examples,
         budget=options.examples,
-        stopped=search.stopped,
-        outside=search.outside,
-        elements=search.elements,
-        ratio=search.ratio,
-        climbs=search.climbs,
         compiled_examples=compiled.examples if compiled is not None else 0,
         invariances={invariance.name: evaluator.counts[invariance.name] for invariance in evaluator.invariances},
         domain=_domain(search.ranges, options.domain),
-        peak=search.peak,
-        overflow=search.overflow,
-        lacking=search.lacking,
-        cut=search.cut,
         breakings=tuple(
             Breaking(s.problem, s.example.code(), s.after, search.calls, climbed=s.climbed)
             for s in search.smallest.values()
         ),
         asked=tuple(asked),
         skipped=skipped,
-        coverage=Coverage({k: v for k, v in seen.items() if v}, {k: v for k, v in unseen.items() if v}),
+        coverage=Coverage(positive(seen), positive(unseen)),
     )
 
 

@@ -19,7 +19,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.search.ascent import climb, minimise
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example, as_example
-from ampcheck.search.stats import Look, Peak, Problem
+from ampcheck.search.stats import Look, Problem, PropertyStats
 
 _MINIMISING = 0.5
 """Part of the seconds that minimising may take beyond the search itself."""
@@ -61,24 +61,16 @@ class Smallest:
 class Search:
     """One search, and what it found.
 
-    examples: those examined while nothing was found; calls: how often the model ran; climbs: examples of gradient
-    ascent that were judged; ranges: by input what was drawn for it; for the others see `PropertyStats`.
+    stats: what was examined while nothing was found; calls: how often the model ran; outside_reason: why float32
+    refuses the first of the examples that it does; undefined: elements that are not finite in exact; ranges: by input
+    what was drawn for it.
     """
 
     evaluator: Evaluator
-    examples: int = 0
+    stats: PropertyStats = field(default_factory=lambda: PropertyStats("", ""))
     calls: int = 0
-    outside: int = 0
     outside_reason: str = ""
-    elements: int = 0
     undefined: int = 0
-    ratio: float = 0.0
-    climbs: int = 0
-    stopped: str = ""
-    lacking: str = ""
-    cut: bool = False
-    peak: Peak = field(default_factory=Peak)
-    overflow: Peak | None = None
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     smallest: dict[str, Smallest] = field(default_factory=dict)
     _known: dict[Any, Look] = field(default_factory=dict)
@@ -98,7 +90,7 @@ class Search:
     ) -> None:
         """Judge up to `examples` different inputs in up to `seconds`, and minimise what breaks. number: the seed."""
         for attempt in range(_ATTEMPTS):
-            before, kept = self.examples, dict(self.smallest)
+            before, kept = self.stats.examples, dict(self.smallest)
             most = self.calls + examples + _SHRINKS
 
             def visit(drawn: Any, most: int = most) -> None:
@@ -112,7 +104,7 @@ class Search:
                 break
             if self.smallest and min(s.example.numel for s in self.smallest.values()) <= _SMALL:
                 break
-            if not self.smallest and not before < self.examples < examples:
+            if not self.smallest and not before < self.stats.examples < examples:
                 break
         if domain is not None and not self.smallest:
             self._climb(domain)
@@ -121,12 +113,12 @@ class Search:
         """Judge an example that Hypothesis drew, and raise what it breaks."""
         late = bool(self.calls) and time.perf_counter() > self._until
         if late or (self.smallest and self.calls > most):
-            self.cut = self.cut or bool(self.smallest)
-            self.stopped = "" if self.smallest else f"the {seconds:g} seconds were spent"
+            stopped = "" if self.smallest else f"the {seconds:g} seconds were spent"
+            self.stats = replace(self.stats, cut=self.stats.cut or bool(self.smallest), stopped=stopped)
             raise _Spent
         key = example.key()
         if key not in self._known:
-            if self.examples >= examples and not self.smallest:
+            if self.stats.examples >= examples and not self.smallest:
                 raise _Spent
             self._known[key] = self._look(example)
             if self.calls == 1:  # the first call imports, compiles and fills caches: no part of the budget
@@ -140,7 +132,7 @@ class Search:
             first = self.smallest.get(problem.kind)
             if first is None:
                 self._until = min(max(self._until, time.perf_counter() + _MINIMISING * seconds), self._latest)
-            self.smallest[problem.kind] = Smallest(example, problem, first.after if first else self.examples)
+            self.smallest[problem.kind] = Smallest(example, problem, first.after if first else self.stats.examples)
             raise _broken(problem.kind)(problem.kind)
         if not look.outside:
             target(_bounded_log(look.ratio), label="error over its limit, as a power of two")
@@ -148,27 +140,28 @@ class Search:
 
     def _look(self, example: Example, *, climbed: bool = False) -> Look:
         """Judge an example; what is drawn while a failure is minimised counts as a call, not as an example."""
-        look = self.evaluator.look(example)
+        look, stats = self.evaluator.look(example), self.stats
         self.calls += 1
-        self.lacking = self.lacking or look.lacking
+        stats = replace(stats, lacking=stats.lacking or look.lacking)
         if self.smallest:
+            self.stats = stats
             return look
         if climbed:
-            self.climbs += not look.outside
+            stats = replace(stats, climbs=stats.climbs + (not look.outside))
         else:
-            self.examples += 1
-            self.outside += bool(look.outside)
+            stats = replace(stats, examples=stats.examples + 1, outside=stats.outside + bool(look.outside))
             self.outside_reason = self.outside_reason or look.outside
             self._note_range(example)
-        self.elements += look.elements
+        stats = replace(stats, elements=stats.elements + look.elements)
         self.undefined += look.undefined
         if not look.problems:
-            self.ratio = max(self.ratio, look.ratio)
-            if look.peak.share > self.peak.share:
-                self.peak = replace(look.peak, code=example.code())
+            stats = replace(stats, ratio=max(stats.ratio, look.ratio))
+            if look.peak.share > stats.peak.share:
+                stats = replace(stats, peak=replace(look.peak, code=example.code()))
                 self._starts = [example, *self._starts[-_STARTS + 1 :]]
-            if look.overflow is not None and self.overflow is None:
-                self.overflow = replace(look.overflow, code=example.code())
+            if look.overflow is not None and stats.overflow is None:
+                stats = replace(stats, overflow=replace(look.overflow, code=example.code()))
+        self.stats = stats
         return look
 
     def _note_range(self, example: Example) -> None:
@@ -190,7 +183,7 @@ class Search:
                     return
 
     def _minimise(self, example: Example, problem: Problem) -> None:
-        smallest = self.smallest[problem.kind] = Smallest(example, problem, self.examples, climbed=True)
+        smallest = self.smallest[problem.kind] = Smallest(example, problem, self.stats.examples, climbed=True)
 
         def fails(candidate: Example) -> bool:
             if time.perf_counter() > self._latest:

@@ -6,28 +6,29 @@ result however often, and in whatever order, it is run.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels
-from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Call, Subject
+from ampcheck.numerics.arm_format import arm_name
+from ampcheck.numerics.run import Plan, run_subject
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
-from ampcheck.torchtools.copying import Prepared, forward_through, modules_of, prepare
-from ampcheck.torchtools.pytree import is_plain, tensors
+from ampcheck.torchtools.copying import Prepared, prepare
+from ampcheck.torchtools.pytree import is_plain
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.snapshot import preserved_objects
 
 _LARGEST_INTEGER = torch.iinfo(torch.int64).max
@@ -60,9 +61,7 @@ class Runner:
     @property
     def name(self) -> str:
         """How findings name this run: `softmax [float16 native, eager]`."""
-        emulation = active()
-        emulated = f", {emulation.policy.device} emulated" if emulation is not None else ""
-        return f"{self.subject.name} [{format_of(self.dtype).name}{' native' if self.native else ''}, eager{emulated}]"
+        return f"{self.subject.name} [{arm_name(self.dtype, self.native, compiled=False)}]"
 
     @property
     def root(self) -> torch.nn.Module | None:
@@ -85,28 +84,26 @@ class Runner:
         own = example.copied(self.device)
         if shadow is not None:
             self._enter(shadow, own)
-        missing = MissingKernels() if active() is not None and function is None else None
-        autocast = torch.autocast(torch.device(self.device).type, self.dtype, enabled=not self.native)
-        with self._around(self._low):
-            with missing or nullcontext(), autocast, shadow or nullcontext():
-                result = _result_of(self.plain if function is None else function, own)
+        missing = [MissingKernels()] if active() is not None and function is None else []
+        around = [*missing, *([shadow] if shadow is not None else [])]
+        cast = None if self.native else self.dtype
+        with self._run(self._low, own, cast, around, self.plain if function is None else function) as result:
             if shadow is not None:
-                self._count(result, missing)
+                for kernels in missing:
+                    self.substituted.update(kernels.ran)
+                self._drop(result)
             yield result
 
     def float32_error(self, example: Example) -> str:
         """What the example raises in float32, in one line; "" for nothing."""
         own = example.copied(self.device).mapped(lambda t: t.float() if t.is_floating_point() else t)
-        with self._around(self._float32):
-            error = _result_of(self._float32.model, own).error
-        return brief(error) if error is not None else ""
+        with self._run(self._float32, own) as result:
+            return brief(result.error) if result.error is not None else ""
 
     def exact(self, example: Example) -> dict[str, torch.Tensor] | None:
         """The floating results in float64 without the casts of the model; None where it does not run in float64."""
         shadow = Shadow(judge=False)
-        with self._around(self._float64):
-            with shadow:
-                result = _result_of(self._float64.model, example.copied(self.device))
+        with self._run(self._float64, example.copied(self.device), around=[shadow]) as result:
             if result.error is not None:
                 return None
             return {
@@ -116,9 +113,14 @@ class Runner:
 
     @contextmanager
     def differentiable(self) -> Iterator[Callable[..., Any]]:
-        """The callable in float64."""
-        with self._around(self._float64):
-            yield self._float64.model
+        """The callable in float64, for gradients of its inputs."""
+        model = self._float64.model
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # the user's own run shows them
+            for context in (torch.enable_grad(), seeded(self.device), preserved_objects(model, self._float64.root)):
+                stack.enter_context(context)
+            yield model
 
     @cached_property
     def _float32(self) -> Prepared:
@@ -129,30 +131,44 @@ class Runner:
         return prepare(self.subject, device=self.device, to=torch.float64)
 
     @contextmanager
-    def _around(self, prepared: Prepared) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # the user's own run shows them
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(self._seeded())
-            stack.enter_context(preserved_objects(prepared.model, prepared.root))
-            yield
+    def _run(
+        self,
+        prepared: Prepared,
+        example: Example,
+        cast: torch.dtype | None = None,
+        around: Any = (),
+        function: Callable[..., Any] | None = None,
+    ) -> Iterator[Result]:
+        """Run one example forward, and restore what it changed on leaving. Raises `UsageError` as the run does."""
+        result, function = Result(), prepared.model if function is None else function
+
+        def model(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            result.kind = type(value).__name__
+            if type(value) in (bool, int) and abs(value) <= _LARGEST_INTEGER:
+                return torch.tensor(value)
+            return _numbers_as_tensors(value)
+
+        own = replace(prepared, calls=(Call(example.args, example.kwargs),))
+        plan = Plan(self.device, cast, no_backward="outputs alone are judged")
+        with preserved_objects(prepared.model, prepared.root):
+            outcome = run_subject(
+                own,
+                plan,
+                lambda key, tensor: result.outputs.update({key[1]: tensor.detach()}),
+                around=[self._noting_draws(), *around],
+                transform=lambda _: [model],
+            )
+            if isinstance(outcome.error, UsageError):
+                raise outcome.error
+            result.error = outcome.error
+            yield result
 
     @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Seed the random streams. Hypothesis restores Python's and numpy's, `assert_property` restores all."""
-        device = torch.device(self.device)
-        before = torch.get_rng_state()
-        with torch.random.fork_rng([device], device_type=device.type) if device.type != "cpu" else nullcontext():
-            torch.manual_seed(0) if device.type != "cpu" else torch.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # the stream that functions draw from
-            fresh = torch.get_rng_state()
-            try:
-                yield
-            finally:
-                self.draws = self.draws or not torch.equal(torch.get_rng_state(), fresh)
-                torch.set_rng_state(before)
+    def _noting_draws(self) -> Iterator[None]:
+        fresh = torch.get_rng_state()
+        yield
+        self.draws = self.draws or not torch.equal(torch.get_rng_state(), fresh)
 
     def _enter(self, shadow: Shadow, example: Example) -> None:
         """Give the inputs their companions: they are exact, whatever their format.
@@ -171,9 +187,8 @@ class Runner:
                     off = exact + (moved - exact).sign() * MOVE * form.smallest_normal if keeps else exact * 0
                     moved.copy_(torch.where(small, off, moved))
 
-    def _count(self, result: Result, missing: MissingKernels | None) -> None:
-        for op, times in (missing.ran if missing is not None else {}).items():
-            self.substituted[op] += times
+    def _drop(self, result: Result) -> None:
+        """Leave out what has no values to judge."""
         if result.error is None and not result.outputs:
             self.dropped[f"results without tensors ({result.kind})"] += 1
         for path, tensor in list(result.outputs.items()):
@@ -184,34 +199,6 @@ class Runner:
             else:
                 continue
             del result.outputs[path]
-
-
-def native_format(subject: Subject) -> torch.dtype | None:
-    """The 16-bit dtype of most weights, or without weights of a buffer or input; None where autocast makes 16 bits."""
-    modules = modules_of(subject.model)
-    sizes: Counter[torch.dtype] = Counter()
-    for weight in (weight for module in modules for weight in module.parameters()):
-        if weight.is_floating_point() and not isinstance(weight, torch.nn.parameter.UninitializedParameter):
-            sizes[weight.dtype] += weight.numel()
-    if sizes:
-        dtype = sizes.most_common(1)[0][0]
-        return dtype if dtype.itemsize == 2 else None
-    data = [buffer for module in modules for buffer in module.buffers()]
-    data += [tensor for call in subject.calls for _, tensor in tensors((call.args, dict(call.kwargs)))]
-    return next((t.dtype for t in data if t.is_floating_point() and t.dtype.itemsize == 2), None)
-
-
-def _result_of(model: Callable[..., Any], example: Example) -> Result:
-    try:
-        value = forward_through([model], Call(example.args, example.kwargs))
-    except UsageError:
-        raise
-    except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
-        return Result(error=as_result(error))
-    kind = type(value).__name__
-    if type(value) in (bool, int) and abs(value) <= _LARGEST_INTEGER:
-        value = torch.tensor(value)
-    return Result(dict(tensors(_numbers_as_tensors(value))), kind)
 
 
 def _numbers_as_tensors(value: Any) -> Any:

@@ -68,7 +68,7 @@ class PropertyStats:
     """One callable searched in one format.
 
     name: as findings name the subject. examples: how many were examined while searching, of `budget` at most. outside:
-    those that float32 refuses too, for a reason such as `outside_reason`. elements: those that were judged. ratio: the
+    those that float32 refuses too. elements: those that were judged. ratio: the
     largest error, of the limit. climbs: examples of gradient ascent that were judged. domain: in words. peak: the value
     that came nearest to the end of its format. overflow: one that went beyond, without reaching an output. asked: the
     properties searched for. invariances: each with the examples that it changed and that were judged. skipped: property
@@ -82,7 +82,6 @@ class PropertyStats:
     budget: int = 0
     stopped: str = ""
     outside: int = 0
-    outside_reason: str = ""
     elements: int = 0
     ratio: float = 0.0
     climbs: int = 0

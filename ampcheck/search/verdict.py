@@ -8,12 +8,14 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
+from ampcheck.numerics.run import is_floating
 from ampcheck.search.example import Example
-from ampcheck.search.runner import Result
+from ampcheck.search.runner import Result as Returned
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
 from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
 from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
 from ampcheck.shadow.companions import MOVE
+from ampcheck.shadow.compare import Key, Result, at_the_edge, result_of
 
 _FEW = 64
 """Elements up to which each is judged by itself, too, where a fault is left in the output."""
@@ -23,24 +25,25 @@ _TINY = 2.0
 
 
 class Judged:
-    """One run that was judged. references: the companions of floating outputs by path; integers: the other outputs."""
+    """One run that was judged. results: its outputs, where compiled code is compared; freedom: see there."""
 
-    def __init__(self, example: Example, shadow: Shadow, result: Result) -> None:
+    def __init__(self, example: Example, shadow: Shadow, result: Returned) -> None:
         assert shadow.judge is not None
         self.look = Look()
-        self.references: dict[str, Reference] = {}
-        self.integers: dict[str, torch.Tensor] = {}
+        self.results: dict[Key, Result] = {}
+        self.freedom = shadow.freedom
+        self._references: dict[str, Reference] = {}
         self._example, self._largest = example, shadow.judge.largest
-        shadow.reach({path: t for path, t in result.outputs.items() if t.is_floating_point() or t.is_complex()})
+        shadow.reach({path: t for path, t in result.outputs.items() if is_floating(t)})
         # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
         self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
         for path, tensor in result.outputs.items():
             self.look.elements += tensor.numel()
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                self.integers[path] = tensor.clone()
-            elif tensor.numel():
+            if shadow.freedom is not None and (tensor.numel() or not is_floating(tensor)):
+                self.results["output", path, 0] = result_of(shadow, tensor)
+            if is_floating(tensor) and tensor.numel():
                 exact, moved = shadow.store.exact(tensor), shadow.store.moved(tensor)
-                self.references[path] = Reference(exact, moved, shadow.store.of(tensor).unit)
+                self._references[path] = Reference(exact, moved, shadow.store.of(tensor).unit)
                 self._judge(path, tensor, shadow)
         if not self.look.problems:
             self._judge_decisions()
@@ -51,7 +54,7 @@ class Judged:
 
         inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
         """
-        reference = self.references[path]
+        reference = self._references[path]
         value, exact, moved = (_real(t).double() for t in (tensor, reference.exact, reference.moved))
         form = format_of(_real(tensor).dtype)
         unit = max(reference.unit, form.unit_roundoff)
@@ -60,7 +63,7 @@ class Judged:
         size, end = exact.abs(), form.overflows_at
         apart = torch.where(moved.isfinite(), moved - exact, 0.0).abs()
         honest = SLACK * (apart * (unit / MOVE) + FLOOR * unit * size)
-        edge = ~value.isfinite() & (size < end) & (size + honest >= end)
+        edge = at_the_edge(value, exact, form, honest) & (size < end)
         tiny = _TINY * max(f.smallest_subnormal for f in self._formats(form))
         near = (value - exact).abs() <= torch.where(exact == 0, max(tiny, unit * self._scale()), tiny)
         value = torch.where(edge | near, exact, value)

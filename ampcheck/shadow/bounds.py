@@ -8,12 +8,13 @@ that a bad row does not hide behind the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from ampcheck.core.formats import FloatFormat
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.companions import MOVE
 
 SLACK = 8.0
@@ -39,6 +40,9 @@ _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 
 _GROUP = 16
 """Elements that a group has at least, where the tensor has as many."""
+
+_PART = 1 << 19
+"""Elements of a large value that are looked at together."""
 
 JUDGED_UNIT = 2.0**-12
 """Values with a coarser format in their history are judged for digits; float32 alone loses none that matter here."""
@@ -124,28 +128,75 @@ class Look(NamedTuple):
 
 
 def look(
-    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, *, whole: bool, floor: float = FLOOR
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor,
+    unit: float,
+    *,
+    whole: bool,
+    floor: float = FLOOR,
+    rounds: bool = False,
 ) -> Look:
     """A fast look in float32: what seems wrong with a value; `examine` decides whether it is, and how.
 
-    whole: take the tensor as one group.
+    whole: take the tensor as one group. rounds: the value is exact, rounded once; only the range can harm it.
     """
     if unit < JUDGED_UNIT:
-        return Look(bool(value.sum().isfinite()))
+        return Look(math.isfinite(value.sum().item()))
     dims = None if whole else group_dims(value.shape)
-    reference = exact.to(torch.float32)
-    size = torch.linalg.vector_norm(reference, dim=dims)
-    spread = torch.linalg.vector_norm(moved - reference, dim=dims)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
-        smallest, largest = (float(v) for v in torch.aminmax(value.abs()))  # a few times as fast as counting zeros
-        emptier = smallest == 0.0 and int(value.count_nonzero()) < int(reference.count_nonzero())
-    reference -= value if value.dtype.itemsize > 1 else value.float()  # formats of 8 bits have no arithmetic
-    error = torch.linalg.vector_norm(reference, dim=dims)
-    bound = spread.mul_(SLACK * unit / MOVE).add(size, alpha=SLACK * floor * unit)
-    within = (error <= bound) & error.isfinite()  # the bound is infinite where moved is
-    ill = float(bound.sum()) > _ILL * float(size.sum())
-    return Look(bool(within.all()), emptier, largest, ill, smallest)
+        smallest, largest = (float(v.item()) for v in torch.aminmax(value.abs()))  # faster than counting zeros
+        emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
+        if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
+            return Look(True, False, largest, False, smallest)
+    parts = list(_parts(value, exact, moved, dims))
+    if all(_is_near(part, away, dims, SLACK * floor * unit) for part, _, away in parts):
+        return Look(True, emptier, largest, False, smallest)
+    looks = [_norms(part, reference, away, dims) for part, reference, away in parts]
+    sizes, spreads, errors = (torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3))
+    if dims is None:
+        sizes, spreads, errors = (torch.linalg.vector_norm(norms) for norms in (sizes, spreads, errors))
+    bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)
+    within = math.isfinite(errors.sum().item()) and bool((errors <= bounds).all())  # the bound is infinite with moved
+    ill = bounds.sum().item() > _ILL * sizes.sum().item()
+    return Look(within, emptier, largest, ill, smallest)
+
+
+def _parts(
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """A large value and its companions in parts that stay in the cache of a processor; they cut no group in two."""
+    if value.numel() < 2 * _PART or (dims is not None and 0 in dims):
+        return iter([(value, exact, moved)])
+    rows = max(1, len(value) * _PART // value.numel())
+    return zip(*(torch.split(tensor, rows) for tensor in (value, exact, moved)), strict=True)
+
+
+def _is_near(value: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None, share: float) -> bool:
+    """Whether each group is as near to moved as it may be to exact: by the triangle inequality it is within its bound.
+
+    An error is at most the distance from moved and the spread, and bounds allow several times the spread.
+    """
+    error = torch.linalg.vector_norm(_difference(moved, value), dim=dims)
+    size = torch.linalg.vector_norm(moved, dim=dims)
+    if dims is None or not error.dim():
+        return bool(error.item() <= share * size.item() < math.inf)
+    return bool(0.0 <= size.mul_(share).sub_(error).min().item() < math.inf)  # NaN where both are infinite
+
+
+def _norms(
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By group: the norm of exact, the distances of moved and of the value from it."""
+    reference = exact.to(torch.float32)
+    pairs = (reference, moved - reference, _difference(reference, value))
+    size, spread, error = (torch.linalg.vector_norm(t, dim=dims) for t in pairs)
+    return size, spread, error
+
+
+def _difference(reference: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return reference - (value if value.dtype.itemsize > 1 else value.float())  # formats of 8 bits have no arithmetic
 
 
 def examine(

@@ -11,6 +11,7 @@ import torch
 
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
 from ampcheck.shadow.layouts import values_of, with_values
+from ampcheck.torchtools.source import op_name
 
 MOVES = frozenset(
     "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
@@ -56,9 +57,11 @@ _UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
 class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes.
     exact: whole numbers give whole numbers. keeps: its rule needs the argument that it overwrites. checks: it returns
-    integers that may come out otherwise on companions, such as pivots."""
+    integers that may come out otherwise on companions, such as pivots. title: as `op_name` has it."""
 
     name: str
+    namespace: str
+    title: str
     view: bool
     writes: tuple[tuple[int, str], ...]
     random: bool
@@ -80,6 +83,8 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     short = name if namespace == "aten" else schema.name
     return OpSchema(
         name=short,
+        namespace=namespace,
+        title=op_name(op),
         view=torch.Tag.inplace_view in op.tags
         or any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
         writes=tuple(writes),
@@ -99,7 +104,8 @@ class Call:
 
     inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
     those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
-    before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its values.
+    before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
+    sparse or nested tensor all of them hold the tensor of its values.
     """
 
     op: torch._ops.OpOverload
@@ -112,11 +118,20 @@ class Call:
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
+    sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Short for an ATen op (`topk`), else with its namespace."""
         return self.schema.name
+
+    @property
+    def widens(self) -> bool:
+        """Whether the op copies values to a format that has each of them."""
+        if self.name not in ("_to_copy", "clone") or not self.inputs or not self.fresh:
+            return False
+        source, result = self.inputs[0].dtype, self.fresh[0].dtype
+        return source is result or (source.itemsize > 1 and torch.promote_types(source, result) is result)
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""
@@ -212,18 +227,19 @@ def _scratch(value: Any) -> Any:
     return [_scratch(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def floating_values(value: object) -> Iterator[torch.Tensor]:
+def floating_values(value: object) -> list[torch.Tensor]:
     """The floating tensors among the arguments or results of an op; of sparse and nested ones those of the values."""
     if isinstance(value, torch.Tensor):
         if has_companions(value):
-            yield value
-        elif value.is_floating_point() or value.is_complex():
-            values = values_of(value)
-            if values is not None:
-                yield values
-    elif isinstance(value, (list, tuple)):
+            return [value]
+        values = values_of(value) if value.is_floating_point() or value.is_complex() else None
+        return [] if values is None else [values]
+    tensors: list[torch.Tensor] = []
+    if isinstance(value, (list, tuple)):
         for item in value:
-            yield from floating_values(item)
+            if isinstance(item, (torch.Tensor, list, tuple)):
+                tensors += floating_values(item)
+    return tensors
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:
@@ -232,7 +248,7 @@ def results_of(value: Any) -> list[torch.Tensor | None]:
         return [result for item in value for result in results_of(item)]
     if has_companions(value):
         return [value]
-    return [next(floating_values(value), None)]
+    return [next(iter(floating_values(value)), None)]
 
 
 def leaves(value: object) -> Iterator[torch.Tensor]:
@@ -242,3 +258,12 @@ def leaves(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item)
+
+
+def decides_otherwise(out: Any, result: Any) -> bool:
+    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
+    pairs = zip(leaves(out), leaves(result), strict=False)
+    return any(
+        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
+        for real, own in pairs
+    )

@@ -42,6 +42,10 @@ def largest_of(tensor: torch.Tensor) -> float:
     """The largest finite magnitude."""
     if not tensor.numel():
         return 0.0
+    if not tensor.is_complex() and tensor.dtype.itemsize > 1:
+        low, high = (v.item() for v in torch.aminmax(tensor.detach()))
+        if math.isfinite(low) and math.isfinite(high):
+            return max(-low, high)
     magnitude = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
     return float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
 

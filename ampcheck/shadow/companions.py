@@ -8,30 +8,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 
-from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-
-MOVE = 2.0**-11
-"""How far entering data is moved, relative to their size: the unit roundoff of float16. Results scale it linearly."""
-
-_SIGNS = (1 << 18) + 3
-"""Elements of the pattern of random signs. It is applied from a random position on, and repeated."""
-
-_SAMPLED = 1 << 16
-"""Elements from which a sample decides whether entering data holds whole numbers."""
+from ampcheck.shadow.memory import PARTS, part_of, values_in
+from ampcheck.shadow.memory import has_companions as has_companions
+from ampcheck.shadow.memory import roundoff as roundoff
+from ampcheck.shadow.memory import view_of as view_of
+from ampcheck.shadow.moves import MOVE as MOVE
+from ampcheck.shadow.moves import Moves
+from ampcheck.shadow.rows import Rows, is_large
 
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
-
-_ROUNDOFF: dict[torch.dtype, float] = {}
-
-_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""The dtype of the two parts of a complex element."""
 
 
 class Flat:
@@ -54,54 +45,112 @@ class Companions:
     + x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
     values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
     of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
-    values at the last look, of memory that NumPy may write. alive: the storage; None for companions of one use, of
-    memory that is read in another format.
+    values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the storage;
+    None for companions of one use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "alive", "bytes", "consumed", "depth", "dtype", "exact", "faults", "moved", "sites", "start", "suspects",
-        "trail", "unit", "updates", "used", "whole", "written",
+        "_exact", "_moved", "alive", "bytes", "consumed", "depth", "dtype", "faults", "numel", "rows", "settled",
+        "sites", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
     def __init__(
-        self, exact: Flat, moved: Flat, dtype: torch.dtype, unit: float, *, whole: bool = False, written: bool = False
+        self,
+        exact: Flat | None,
+        moved: Flat | None,
+        dtype: torch.dtype,
+        unit: float,
+        *,
+        whole: bool = False,
+        written: bool = False,
+        rows: Rows | None = None,
     ) -> None:
-        self.exact, self.moved, self.dtype = exact, moved, dtype
+        self._exact, self._moved, self.dtype, self.rows = exact, moved, dtype, rows
+        self.numel = rows.numel if exact is None and rows is not None else self.exact.values.numel()
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
         self.updates = 0
         self.sites: frozenset[Where] = frozenset()
         self.start: object = None
-        self.consumed = self.used = False
+        self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
         self.bytes: torch.Tensor | None = None
 
+    @property
+    def exact(self) -> Flat:
+        """The exact companions of all elements."""
+        if self._exact is None:
+            self.fill()
+        assert self._exact is not None
+        return self._exact
+
+    @property
+    def moved(self) -> Flat:
+        """The moved companions of all elements."""
+        if self._moved is None:
+            self.fill()
+        assert self._moved is not None
+        return self._moved
+
+    def fill(self) -> None:
+        """Let all rows of a large matrix have companions: they enter with their present values."""
+        storage = self.alive() if self.alive is not None else None
+        if self.rows is None or storage is None:
+            return
+        rows, self.rows = self.rows, None
+        values = values_in(storage, self.dtype, rows.index.device)
+        sides = values.to(torch.float64, copy=True), values.to(torch.float32, copy=rows.move is None)
+        sides = sides if rows.move is None else (sides[0], rows.move(sides[1]))
+        for side, known in zip(sides, (rows.exact, rows.moved), strict=True):
+            side.view(rows.shape)[rows.index] = known
+        self._exact, self._moved = Flat(sides[0]), Flat(sides[1])
+
+    def known_values(self) -> torch.Tensor:
+        """The exact companions, of a large matrix those of the rows that have any."""
+        return self.exact.values if self.rows is None else self.rows.exact
+
+    def inherit(self, other: Companions) -> None:
+        """Take over what is known of another's values, and what happened to them."""
+        for name in _HISTORY:
+            setattr(self, name, getattr(other, name))
+
     def own(self) -> None:
         """Stop sharing values with other companions, before a write."""
-        for name in ("exact", "moved"):
-            flat: Flat = getattr(self, name)
-            if flat.owners > 1:
-                flat.owners -= 1
-                setattr(self, name, Flat(flat.values.clone()))
+        exact, moved = self.exact, self.moved
+        if exact.owners > 1:
+            exact.owners -= 1
+            self._exact = Flat(exact.values.clone())
+        if moved.owners > 1:
+            moved.owners -= 1
+            self._moved = Flat(moved.values.clone())
 
     def release(self) -> None:
         """Forget the values."""
-        self.exact.owners -= 1
-        self.moved.owners -= 1
+        for flat in (self._exact, self._moved):
+            if flat is not None:
+                flat.owners -= 1
+
+
+_HISTORY = (
+    "consumed", "depth", "faults", "site", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+)  # fmt: skip
 
 
 class CompanionStore:
-    """The companions of every floating storage that was seen and is alive. watches: some memory is watched."""
+    """The companions of every floating storage that was seen and is alive.
+
+    watches: some memory is watched. by_rows: some matrices are followed by rows.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.on_forget: Callable[[Companions], None] | None = None
         self._by_storage: dict[int, Companions] = {}
         self.watches = False
-        self._seed = seed
-        self._entered = 0
+        self.by_rows = False
+        self._moves = Moves(seed)
 
     def __len__(self) -> int:
         return len(self._by_storage)
@@ -120,11 +169,11 @@ class CompanionStore:
         if companions is None:
             return None
         dtype = companions.dtype
-        if storage.nbytes() != companions.exact.values.numel() * dtype.itemsize:
+        if storage.nbytes() != companions.numel * dtype.itemsize:
             _resize(companions, storage)
         if companions.bytes is not None:
             _reread(companions, storage)
-        if dtype is not tensor.dtype and dtype is not _PARTS.get(tensor.dtype):
+        if dtype is not tensor.dtype and dtype is not PARTS.get(tensor.dtype):
             return self._lifted(tensor, storage, moves=False)
         return companions
 
@@ -138,12 +187,22 @@ class CompanionStore:
             return companions
         storage = tensor.untyped_storage()
         with torch.inference_mode(False):  # else what enters inside it could not be written outside
+            if is_large(tensor):
+                return self.enter_rows(tensor, moves=moves)
             return self._keep(storage, self._lifted(tensor, storage, moves))
+
+    def enter_rows(self, tensor: torch.Tensor, *, moves: bool) -> Companions:
+        """Follow a large matrix by rows: none of them has companions as yet."""
+        self.by_rows = True
+        rows = Rows((tensor.shape[0], tensor.shape[1]), tensor.device, self._moves.move if moves else None)
+        companions = Companions(None, None, tensor.dtype, roundoff(tensor.dtype), written=not moves, rows=rows)
+        return self._keep(tensor.untyped_storage(), companions)
 
     def to_write(self, tensor: torch.Tensor) -> Companions:
         """The companions of a tensor that an op has written, with values of their own."""
         companions = self.of(tensor)
         companions.own()
+        companions.settled = False
         storage = tensor.untyped_storage()
         if companions.alive is None and tensor.numel() * tensor.element_size() == storage.nbytes():
             self._keep(storage, companions)  # the whole memory is of another format from now on
@@ -166,10 +225,10 @@ class CompanionStore:
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""
         storage = tensor.untyped_storage()
-        dtype = _part(tensor.dtype)
+        dtype = part_of(tensor.dtype)
         size = storage.nbytes() // dtype.itemsize
         companions = self._by_storage.get(storage._cdata)
-        if companions is not None and companions.dtype is dtype and companions.exact.values.numel() == size:
+        if companions is not None and companions.dtype is dtype and companions.numel == size:
             companions.own()  # the second result in one storage
             view_of(tensor, companions.exact.values).copy_(exact)
             view_of(tensor, companions.moved.values).copy_(moved)
@@ -189,14 +248,14 @@ class CompanionStore:
 
     def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
         """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
-        storage, dtype = tensor.untyped_storage(), _part(tensor.dtype)
+        storage, dtype = tensor.untyped_storage(), part_of(tensor.dtype)
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
             return None
         if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
             return None
         size = storage.nbytes() // dtype.itemsize
-        if not size == companions.exact.values.numel() == tensor.numel() * (2 if tensor.is_complex() else 1):
+        if not size == companions.numel == tensor.numel() * (2 if tensor.is_complex() else 1):
             return None
         if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
             return None
@@ -224,64 +283,48 @@ class CompanionStore:
             (n - 1) * stride for n, stride in zip(tensor.size(), tensor.stride(), strict=True)
         )
         first, end = tensor.storage_offset() * step // size, -(-(last + 1) * step // size)
-        values = _values(storage, companions.dtype, tensor.device)[first:end]
+        values = values_in(storage, companions.dtype, tensor.device)[first:end]
         for flat in (companions.exact, companions.moved):
             flat.values[first:end].copy_(values)
 
     def lift(self, tensor: torch.Tensor, *, moves: bool = False) -> None:
         """Replace the companions of a tensor by its present values."""
         companions = self.of(tensor)
+        if companions.rows is not None and is_large(tensor):
+            history = companions
+            self.enter_rows(tensor, moves=moves).inherit(history)
+            return
         companions.own()
         exact = view_of(tensor, companions.exact.values)
         exact.copy_(tensor)
         moved = exact
         if moves and not tensor.is_complex():
-            moved = self._shaken(exact.to(torch.float32).reshape(-1)).view(tensor.shape)
+            moved = self._moves.shake(exact.to(torch.float32).reshape(-1)).view(tensor.shape)
         view_of(tensor, companions.moved.values).copy_(moved)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
         if companions.alive is not None:
-            companions.bytes = _values(tensor.untyped_storage(), companions.dtype, tensor.device).clone()
+            companions.bytes = values_in(tensor.untyped_storage(), companions.dtype, tensor.device).clone()
             self.watches = True
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
-        flats = {id(flat): flat.values for c in self for flat in (c.exact, c.moved)}
-        return sum(values.nbytes for values in flats.values())
+        flats = {id(flat): flat.values for c in self if c.rows is None for flat in (c.exact, c.moved)}
+        rows = sum(c.rows.nbytes for c in self if c.rows is not None)
+        return sum(values.nbytes for values in flats.values()) + rows
 
     def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
         """Companions with the present values of a storage."""
-        dtype = _part(tensor.dtype)
-        values = _values(storage, dtype, tensor.device)
+        dtype = part_of(tensor.dtype)
+        values = values_in(storage, dtype, tensor.device)
         exact = values.to(torch.float64, copy=True)
         unit = roundoff(dtype)
         if moves and values.numel() and dtype.itemsize < 8:
-            moved = self._move(values.to(torch.float32))
+            moved = self._moves.move(values.to(torch.float32))
         else:
             moved = values.to(torch.float32, copy=True)
         return Companions(Flat(exact), Flat(moved), dtype, unit, written=not moves)
-
-    def _move(self, values: torch.Tensor) -> torch.Tensor:
-        """Data moved by `MOVE`; what a format holds exactly, such as masks, counters and scales, has no error."""
-        if values.numel() >= _SAMPLED:
-            sample = values[:: values.numel() // 1024]
-            if not bool((sample.round() == sample).any()):
-                return self._shaken(values)
-        integers = values.round() == values
-        return torch.where(integers, values, self._shaken(values))
-
-    def _shaken(self, values: torch.Tensor) -> torch.Tensor:
-        """Values times 1 plus or minus `MOVE`, with random signs of our own generator."""
-        self._entered += 1
-        first, numel = (self._entered * 40503) % _SIGNS, values.numel()
-        factors = _pattern(self._seed, values.device)[first : first + _SIGNS]
-        if numel <= _SIGNS:
-            return values * factors[:numel]
-        shaken, whole = torch.empty_like(values), numel - numel % _SIGNS
-        torch.mul(values[:whole].view(-1, _SIGNS), factors, out=shaken[:whole].view(-1, _SIGNS))
-        torch.mul(values[whole:], factors[: numel - whole], out=shaken[whole:])
-        return shaken
 
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
         companions.exact.owners += 1
@@ -309,70 +352,21 @@ class CompanionStore:
         return companions
 
 
-@lru_cache(maxsize=8)
-def _pattern(seed: int, device: torch.device) -> torch.Tensor:
-    """Random factors 1 plus or minus `MOVE`, twice; drawing them takes longer than a small model runs."""
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-    return signs.mul_(MOVE).add_(1).to(device).repeat(2)
-
-
-def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """The part of flat companions that belongs to a tensor, with its shape, strides and conjugation."""
-    if tensor.is_complex():
-        strides = [2 * stride for stride in tensor.stride()]
-        pairs = flat.as_strided((*tensor.size(), 2), (*strides, 1), 2 * tensor.storage_offset())
-        view = torch.view_as_complex(pairs)
-        view = view.conj() if tensor.is_conj() else view
-    else:
-        view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    return torch._neg_view(view) if tensor.is_neg() else view
-
-
-def has_companions(value: object) -> bool:
-    """Whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
-    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
-        return False
-    if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return False  # the tensor inside has
-    return value.untyped_storage().nbytes() > 0 or value.numel() == 0
-
-
-def roundoff(dtype: torch.dtype) -> float:
-    """The unit roundoff of a floating or complex dtype."""
-    unit = _ROUNDOFF.get(dtype)
-    if unit is None:
-        unit = _ROUNDOFF[dtype] = format_of(_part(dtype)).unit_roundoff
-    return unit
-
-
-def _part(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the numbers in a storage: that of the parts of complex elements."""
-    return _PARTS.get(dtype, dtype)
-
-
-def _values(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """All numbers in a storage."""
-    flat = torch.empty(0, dtype=dtype, device=device)
-    return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-
-
 def _resize(companions: Companions, storage: torch.UntypedStorage) -> None:
     """Follow a storage that was resized: what remains keeps its companions, what is new starts with its values."""
-    values = _values(storage, companions.dtype, companions.exact.values.device)
+    values = values_in(storage, companions.dtype, companions.exact.values.device)
     companions.own()
     for flat in (companions.exact, companions.moved):
         kept = min(flat.values.numel(), values.numel())
         flat.values = torch.cat([flat.values[:kept], values[kept:].to(flat.values.dtype)])
+    companions.numel = values.numel()
     if companions.bytes is not None:
         companions.bytes = values.clone()
 
 
 def _reread(companions: Companions, storage: torch.UntypedStorage) -> None:
     """Restart the values that something outside of the run has written."""
-    values = _values(storage, companions.dtype, companions.exact.values.device)
+    values = values_in(storage, companions.dtype, companions.exact.values.device)
     before = companions.bytes
     assert before is not None
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[companions.dtype.itemsize]

@@ -1,13 +1,14 @@
-"""Compare what another run of the same call gave, such as compiled code, with what the shadowed run gave.
+"""Compare what a run gives with the exact results of a shadowed run, and decide what explains the difference.
 
 Not with the values of the shadowed run but with its exact ones: other roundings than those of eager mode are no fault.
-What is beyond its bound in eager mode as well is a fault of eager mode, unless the other run is far worse.
+What is beyond its bound in eager mode as well is a fault of eager mode, unless the other run is far worse. Sides of a
+kink, decisions near a tie and the order of sums are free, see `ampcheck.shadow.freedom`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -16,7 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, examine
-from ampcheck.shadow.companions import has_companions, roundoff
+from ampcheck.shadow.companions import MOVE, has_companions, roundoff
+from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.reference import Reference
 
@@ -25,6 +27,20 @@ Key: TypeAlias = tuple[str, str, int]
 
 WHOLE = frozenset(("gradient", "update"))
 """Kinds that are judged as one group: their rows flip with the kinks of forward."""
+
+PRECISION = 2.0
+"""The default of `Limits.precision`, with which the bounds of `ampcheck.shadow` apply as they are."""
+
+LOST = 0.25
+"""Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
+
+FLOAT32 = format_of("float32").unit_roundoff
+
+INTEGERS = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
+
+WITHIN, BEYOND, CAST, TIE, EDGE = "within", "beyond", "cast", "tie", "edge"
+"""Verdicts: within its bound; beyond it; a cast that the author means is left out; a decision near a tie explains it;
+inf and NaN that eager mode has about as many of: the edge of overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +65,35 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """How far another run lies from the exact value of one result.
+    """How far a run lies from the exact value of one result.
 
-    eager, other: both runs, examined alike; unit, floor: what they were judged by. eager_error, error,
-    apart: the norms of the errors of the two runs and of their difference, relative to the norm of exact; of integers,
-    the share of elements that differ. share: the norm of the error over that of all results of this kind in this call.
-    lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements that are inf
-    or NaN in eager mode alone; nan: NaN in exact and in the other run alike. judged: elements of which something is
-    known. absent: the other run gave no such result, or one of another shape. beyond: the other run is at fault.
+    seen: the value beside its exact one; eager: that of the shadowed run, where another run was compared. dtype: of the
+    shadowed run. unit, floor: what both were judged by. norm, eager_norm: of the errors; size: the norm of exact;
+    total: that of all results of this kind in this call. apart: the norm of the difference of the two runs, relative
+    to exact; of integers, the share of elements that differ. misplaced: infinities of exact in whose place stands
+    another value. lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements
+    that are inf or NaN in eager mode alone; nan: NaN in exact and in the run alike. judged: elements of which something
+    is known. absent: the run gave no such result, or one of another shape. verdict: one of the constants above.
     """
 
     key: Key
     dtype: str
-    numel: int
-    eager: Examination
-    other: Examination
+    seen: Examination
     unit: float = 0.0
+    norm: float = 0.0
+    size: float = 1.0
+    total: float = 1.0
+    misplaced: int = 0
+    absent: bool = False
+    eager: Examination | None = None
+    eager_norm: float = 0.0
     floor: float = FLOOR
-    eager_error: float = 0.0
-    error: float = 0.0
     apart: float = 0.0
-    share: float = 0.0
     lost: int = 0
     hidden: int = 0
     nan: int = 0
     judged: int = 0
-    absent: bool = False
-    beyond: bool = False
+    verdict: str = WITHIN
 
     @property
     def kind(self) -> str:
@@ -93,14 +111,85 @@ class ResultError:
         return self.key[2]
 
     @property
+    def error(self) -> float:
+        """The relative error, Euclidean norms: of the worst group beyond its bound, else of the whole."""
+        return math.inf if self.absent else self.seen.error
+
+    @property
     def limit(self) -> float:
-        """The largest error that the other run may have; of a group that is beyond, its own."""
-        return self.other.limit or SLACK * (self.other.spread + self.floor * self.unit)
+        """The bound of that group, or of the whole."""
+        return self.seen.limit or SLACK * (self.seen.spread + self.floor * self.unit)
+
+    @property
+    def times(self) -> float:
+        """How near it is to its limit; beyond 1 it is past it."""
+        return self.error / self.limit if self.limit else 0.0
+
+    @property
+    def whole(self) -> float:
+        """The relative error of the whole."""
+        return self.norm / (self.size or self.total or 1.0)
+
+    @property
+    def eager_error(self) -> float:
+        """The relative error of the whole in eager mode."""
+        return self.eager_norm / (self.size or self.total or 1.0)
+
+    @property
+    def share(self) -> float:
+        """The norm of the error over that of all exact results of this kind in this call."""
+        return self.norm / (self.total or 1.0)
+
+    @property
+    def nonfinite(self) -> int:
+        """Elements that are not finite although exact is."""
+        return self.seen.lost
 
     @property
     def noise(self) -> bool:
         """Whether the data determine nothing of the result: a gradient that is zero by mathematics."""
-        return self.other.spread > UNKNOWABLE
+        return self.seen.spread > UNKNOWABLE
+
+    @property
+    def known(self) -> bool:
+        """Whether the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
+        return self.seen.flagged > 0 or not self.noise
+
+    @property
+    def ruined(self) -> bool:
+        """Whether nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
+        return self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether the run lies beyond its bound where eager mode does not, and nothing explains it."""
+        return self.verdict in (BEYOND, CAST)
+
+    def fails(self, precision: float) -> bool:
+        """Whether the run is at fault beside eager mode, under another `Limits.precision` than the usual 2.
+
+        Larger values scale every bound but equality, smaller ones those of whole results.
+        """
+        scale, eager = precision / PRECISION, self.eager
+        if self.at_fault:
+            equal = self.absent or self.lost > 0 or self.verdict == CAST or self.dtype in INTEGERS
+            return equal or self.error > self.limit * scale
+        if scale >= 1 or self.verdict != WITHIN or eager is None or not self.beyond(precision):
+            return False
+        return eager.error <= scale * SLACK * (eager.spread + self.floor * self.unit)
+
+    def beyond(self, precision: float) -> bool:
+        """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient.
+
+        precision: as in `Limits`; larger values scale the bounds. It does not ask whether eager mode is at fault, too.
+        """
+        if self.nonfinite or self.misplaced or self.absent or self.ruined:
+            return True
+        if self.eager is not None and self.unit < JUDGED_UNIT:
+            return self.at_fault  # digits of float32, of which the rows are judged beside eager mode
+        if not self.known or self.error <= self.limit * precision / PRECISION:
+            return False
+        return self.kind != "gradient" or self.share > FLOOR * self.unit
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")
@@ -110,77 +199,156 @@ def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
     """Copies of the present values of a tensor of the shadowed run, and of its companions."""
     with _disable_current_modes():
         value = tensor.detach().clone()
-    return Result(value, shadow.reference(tensor) if has_companions(tensor) else None)
+    terms = shadow.freedom.terms if shadow.freedom is not None else 1
+    if not has_companions(tensor):
+        return Result(value, None, terms)
+    return Result(value, shadow.reference(tensor), terms, shadow.store.of(tensor).depth)
 
 
-def compare_results(results: Mapping[Key, Result], values: Mapping[Key, torch.Tensor]) -> tuple[ResultError, ...]:
+def examine_value(
+    value: torch.Tensor,
+    reference: Reference,
+    *,
+    unit: float | None = None,
+    floor: float = FLOOR,
+    whole: bool = False,
+    digits: bool | None = None,
+) -> Examination:
+    """A value of any run beside its exact one. The keywords are those of `ampcheck.shadow.bounds.examine`."""
+    form = format_of(torch.float32 if value.is_complex() else value.dtype)
+    unit = max(reference.unit, roundoff(value.dtype)) if unit is None else unit
+    exact, moved = reference.exact, reference.moved
+    with torch.no_grad():
+        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=digits)
+
+
+def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> ResultError:
+    """How far the shadowed run itself lies from one of its exact results."""
+    with _disable_current_modes(), torch.no_grad():
+        seen = examine_value(value, reference, whole=key[0] == "gradient")
+        unit = max(reference.unit, roundoff(value.dtype))
+        exact, own = _real(reference.exact), _real(value).double()
+        norm, size = _norm(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), _norm(exact)
+        misplaced = _misplaced(key, own, exact, seen)
+    return ResultError(key, _name(value), seen, unit, norm, size, misplaced=misplaced)
+
+
+def compare_results(
+    results: Mapping[Key, Result],
+    values: Mapping[Key, torch.Tensor],
+    freedom: Freedom | None = None,
+    *,
+    casts: bool = False,
+) -> tuple[ResultError, ...]:
     """Compare the values of another run with the results of the shadowed run, in their order.
 
-    Gradients have the same loss scale in both runs; what is small beside all gradients of a call together is no error.
+    freedom: of honest runs to differ. casts: casts alone round to 16 bits, in a model that is float32 otherwise: its
+    author means them. Gradients have the same loss scale in both runs; what is small beside all gradients of a call
+    together is no error.
     """
-    total: dict[tuple[str, int], float] = {}
-    for (kind, _, step), result in results.items():
-        if result.reference is not None:
-            total[kind, step] = math.hypot(total.get((kind, step), 0.0), _norm(result.reference.exact))
-    return tuple(
-        _compare(key, result, values.get(key), total.get((key[0], key[2]), 0.0)) for key, result in results.items()
-    )
+    errors = with_totals(_compare(key, result, values.get(key)) for key, result in results.items())
+    return tuple(with_verdict(error, freedom or Freedom(), casts=casts) for error in errors)
 
 
-def _compare(key: Key, result: Result, value: torch.Tensor | None, total: float) -> ResultError:
+def with_totals(errors: Iterable[ResultError]) -> list[ResultError]:
+    """The errors with the norm of all exact results of their kind in their call."""
+    errors, totals = list(errors), dict[tuple[str, int], float]()
+    for error in errors:
+        group = error.kind, error.step
+        totals[group] = math.hypot(totals.get(group, 0.0), error.size)
+    return [replace(error, total=totals[error.kind, error.step]) for error in errors]
+
+
+def with_verdict(error: ResultError, freedom: Freedom, *, casts: bool = False) -> ResultError:
+    """The error with its verdict. Decisions near a tie, taken otherwise, move about as many elements."""
+    left_out = casts and error.unit >= JUDGED_UNIT and error.eager_error > SLACK * FLOOR * FLOAT32
+    cast = left_out and error.apart > error.eager_error / 2
+    if not (cast or _is_worse(error)):
+        return error
+    verdict = CAST if cast else BEYOND
+    if error.lost and not error.absent:
+        edge = error.eager is not None and error.lost <= 4 * error.eager.lost and not error.seen.flagged
+        verdict = EDGE if edge else BEYOND
+    elif error.dtype in INTEGERS and not error.absent:
+        verdict = TIE if error.apart * error.seen.numel <= 2 * freedom.near_ties else BEYOND
+    elif not error.absent and error.kind in WHOLE and error.share <= math.sqrt(freedom.kinks_at(error.step)):
+        verdict = WITHIN
+    elif not error.absent and freedom.near_ties and error.whole <= 2 * math.sqrt(freedom.share):
+        verdict = TIE
+    return replace(error, verdict=verdict)
+
+
+def at_the_edge(value: torch.Tensor, exact: torch.Tensor, form: FloatFormat, error: torch.Tensor) -> torch.Tensor:
+    """Infinities of what an honest error takes beyond the largest number."""
+    return ~value.isfinite() & exact.isfinite() & (exact.abs() + error >= form.overflows_at)
+
+
+def _is_worse(error: ResultError) -> bool:
+    """Whether a run lies beyond its bound, and eager mode does not, or by far less."""
+    eager, seen = error.eager, error.seen
+    if error.absent or error.lost:
+        return True
+    if error.dtype in INTEGERS:
+        return error.apart > 0
+    if eager is None:
+        return False
+    worse = seen.flagged > 0 and not (eager.flagged > 0 and seen.impact <= SLACK * eager.impact)
+    if error.kind != "gradient":
+        return worse
+    beside = error.total > 2 * error.size  # there are others, beside which what is noise must stay small
+    least = max(error.eager_norm / (error.total or 1.0), FLOOR * error.unit)
+    return (beside and error.noise and error.share > SLACK * least) or (worse and error.share > FLOOR * error.unit)
+
+
+def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultError:
     eager, reference = result.value, result.reference
-    numel, nothing = eager.numel(), Examination(eager.numel())
-    plain = ResultError(key, str(eager.dtype).removeprefix("torch."), numel, nothing, nothing, judged=numel)
+    nothing = Examination(eager.numel())
+    plain = ResultError(key, _name(eager), nothing, judged=eager.numel())
+    if reference is not None:
+        plain = replace(plain, unit=reference.unit, size=_norm(reference.exact), eager=nothing)
     if value is None or value.shape != eager.shape or (reference is None) == has_companions(value):
-        return replace(plain, error=math.inf, apart=math.inf, share=math.inf, absent=True, beyond=True)
+        return replace(plain, norm=math.inf, apart=math.inf, absent=True)
     if reference is None:
-        apart = float((value != eager).double().mean()) if numel else 0.0
-        return replace(plain, error=apart, apart=apart, beyond=apart > 0)
+        return replace(plain, apart=float((value != eager).double().mean()) if eager.numel() else 0.0)
     unit = max(reference.unit, roundoff(value.dtype))
     floor = FLOOR
     if unit < JUDGED_UNIT:
         unit *= 1 + math.sqrt(result.terms) / 12
     elif key[0] not in WHOLE:
         floor = min(FLOOR, 0.25 + result.roundings / 2)
-    seen, before = (_examine(v, reference, unit, floor, key[0] in WHOLE) for v in (value, eager))
+    whole = key[0] in WHOLE
+    seen, before = (
+        examine_value(v, reference, unit=unit, floor=floor, whole=whole, digits=True) for v in (value, eager)
+    )
     exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
-    wrong = ~_alike(mine, exact) & _alike(eagers, exact) & ~_at_the_edge(mine, exact, form, unit)
+    edge = (mine.sign() == exact.sign()) & at_the_edge(mine, exact, form, SLACK * FLOOR * unit * exact.abs())
+    wrong = ~_alike(mine, exact) & _alike(eagers, exact) & ~edge
     hidden = ~_alike(eagers, exact) & _alike(mine, exact)
-    known = _alike(mine, exact) & ~exact.isnan()
     both = mine.isfinite() & eagers.isfinite() & exact.isfinite()
-    errors = [torch.where(both, a - b, 0.0) for a, b in ((eagers, exact), (mine, exact), (mine, eagers))]
-    norms = [_norm(error) for error in errors]
-    size = _norm(torch.where(both, exact, 0.0)) or total or 1.0
-    lost, share = int(wrong.sum()), norms[1] / (total or 1.0)
-    worse = seen.flagged > 0 and not (before.flagged > 0 and seen.impact <= SLACK * before.impact)
-    if key[0] == "gradient":
-        beside = total > 2 * _norm(exact)  # there are others, beside which what is noise must stay small
-        noise = beside and seen.spread > UNKNOWABLE and share > SLACK * max(norms[0] / total, FLOOR * unit)
-        worse = noise or (worse and share > FLOOR * unit)
+    errors = [torch.where(both, a - b, 0.0) for a, b in ((mine, exact), (eagers, exact), (mine, eagers))]
+    norm, eager_norm, apart = map(_norm, errors)
     return replace(
         plain,
-        eager=before,
-        other=seen,
+        seen=seen,
         unit=unit,
+        norm=norm,
+        misplaced=_misplaced(key, mine, exact, seen),
+        eager=before,
+        eager_norm=eager_norm,
         floor=floor,
-        eager_error=norms[0] / size,
-        error=norms[1] / size,
-        apart=norms[2] / size,
-        share=share,
-        lost=lost,
+        apart=apart / (plain.size or 1.0),
+        lost=int(wrong.sum()),
         hidden=int(hidden.sum()),
         nan=int((exact.isnan() & mine.isnan()).sum()),
-        judged=int(known.sum()),
-        beyond=lost > 0 or worse,
+        judged=int((_alike(mine, exact) & ~exact.isnan()).sum()),
     )
 
 
-def _examine(value: torch.Tensor, reference: Reference, unit: float, floor: float, whole: bool) -> Examination:
-    form = format_of(torch.float32 if value.is_complex() else value.dtype)
-    exact, moved = reference.exact, reference.moved
-    with torch.no_grad():
-        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=True)
+def _misplaced(key: Key, value: torch.Tensor, exact: torch.Tensor, seen: Examination) -> int:
+    """Infinities of exact in whose place an output or a loss has another value."""
+    counts = seen.exact_inf and key[0] in ("output", "loss")
+    return int((value != exact)[exact.isinf()].sum()) if counts else 0
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,12 +362,11 @@ def _alike(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return both | (value.isnan() & exact.isnan()) | (value.isinf() & (value == exact))
 
 
-def _at_the_edge(value: torch.Tensor, exact: torch.Tensor, form: FloatFormat, unit: float) -> torch.Tensor:
-    """Infinities of what an honest error takes beyond the largest number."""
-    return value.isinf() & (value.sign() == exact.sign()) & (exact.abs() >= form.max * (1 - SLACK * FLOOR * unit))
-
-
 def _norm(tensor: torch.Tensor) -> float:
     """The Euclidean norm of what is finite."""
     real = _real(tensor).double()
     return float(torch.linalg.vector_norm(torch.where(real.isfinite(), real, 0.0)))
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -94,7 +94,7 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
     if all(store.of(t).whole or (counted and _is_constant(t, store)) for t in call.inputs):
         limit = 0.0  # whole numbers, and bins of positions or constants alone, have no honest error
     else:
-        limit = sum((_doubt(t, store, unit) for t in call.inputs), 0.0)
+        limit = SLACK * sum(doubt(t, store, unit, floor_of(store.of(t).depth)) for t in call.inputs)
     wrong, many = margins.margin > (0.0 if margins.sure else limit * margins.scale), False
     if blurred and margins.width is not None and margins.margin.numel() >= _FEWEST:
         clearly = margins.margin > _CLEARLY * margins.width
@@ -116,14 +116,13 @@ def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
     return bool((apart.abs() <= _FLOAT32 * exact.abs().nan_to_num(0.0, 0.0, 0.0)).all())
 
 
-def _doubt(tensor: torch.Tensor, store: CompanionStore, unit: float) -> float:
+def doubt(tensor: torch.Tensor, store: CompanionStore, unit: float, floor: float) -> float:
     """The honest error of an element of a tensor, relative to the larger of its magnitude and the typical one."""
     exact, moved = store.exact(tensor), store.moved(tensor)
     known = exact.isfinite() & moved.isfinite()
     size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
     spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
-    floor = floor_of(store.of(tensor).depth)
-    return SLACK * (spread / max(size, 1e-300) * unit / MOVE + floor * unit)
+    return (spread / max(size, 1e-300) / MOVE + floor) * unit
 
 
 def _scale(exact: torch.Tensor) -> torch.Tensor:

@@ -70,5 +70,22 @@ def eager_flex_attention() -> Iterator[None]:
         setattr(module, name, before)
 
 
+@contextmanager
+def eager_cond(traces: Callable[[], bool]) -> Iterator[None]:
+    """Let `torch.cond` call its branch, above autograd: under a dispatch mode it cannot compile itself, and what the
+    branch closes over, such as the weights of a module, would get no gradient. traces: ops are recorded, not run."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+            if _get_current_dispatch_mode() is None or traces():
+                return original(pred, true_fn, false_fn, operands)
+            return (true_fn if pred else false_fn)(*operands)
+
+        return cond
+
+    with replaced(torch, "cond", make):
+        yield
+
+
 def _is_followed(tensor: object) -> bool:
     return _get_current_dispatch_mode() is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import Call
+from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     float32_keeps,
     follows_from_inputs,
@@ -26,6 +28,8 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
+from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.suspects import (
@@ -45,8 +49,6 @@ from ampcheck.shadow.suspects import (
     rescues,
     vanished,
 )
-from ampcheck.torchtools.origin import Origin
-from ampcheck.torchtools.source import op_name
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -71,15 +73,16 @@ class Judge:
     """The faults of a run, and what is left of them.
 
     dropped: count faults in results that nothing used as well. judged: results that were compared; low: those of 16
-    bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite or
-    NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where
-    the result comes near the end of the format. scale: that of a `GradScaler` which adapts it.
+    bits or fewer; whole: those of them that hold whole numbers. nonfinite: the ops that make exact values infinite
+    or NaN. largest: by place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs
+    where the result comes near the end of the format. casts: of the code itself, by place. scale: of a `GradScaler`.
     """
 
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
         self.judged = self.low = self.whole = 0
         self.scale = 1.0
         self.nonfinite: dict[Where, Examination] = {}
+        self.casts: Counter[tuple[str, int | None, str]] = Counter()
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store = store
         if dropped:
@@ -103,14 +106,13 @@ class Judge:
     def judge(
         self,
         call: Call,
-        origin: Origin,
+        where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         ruled: bool,
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        where = origin.where(op_name(call.op))
         if decides(call):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
@@ -125,17 +127,21 @@ class Judge:
         results = call.written + call.fresh
         if not results:
             return
-        self._pass_on(call, results, before)
+        if is_own_cast(call, where):
+            self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
+        after = [self._store.of(tensor) for tensor in results]
+        self._pass_on(call, results, before, after)
         if not ruled:
-            for tensor in results if inherited else ():  # nothing is known of it but what it was made of
-                self._store.of(tensor).faults = inherited
+            for companions in after if inherited else ():  # nothing is known of it but what it was made of
+                companions.faults = inherited
             return
-        if call.schema.moves and not inherited and not call.written:
+        if not inherited and not call.written and (call.schema.moves or call.widens):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
-        for tensor in call.written + (call.fresh[:1] if statistics else call.fresh):
+        judged = len(call.written) + 1 if statistics else len(results)
+        for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
-                self._result(call, tensor, where, before, inherited, index)
+                self._result(call, tensor, companions, where, before, inherited, index)
 
     def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
         """Record which faults are left in these tensors."""
@@ -145,16 +151,16 @@ class Judge:
                 continue
             self._reach([companions], name)
             for suspect in self._suspects.of([companions], ILL):
-                if (error := self._relative_error(tensor)) > _LOST:
+                if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         if not any(companions.faults for companions in known.values()):
             return
-        total = sum(_square(self._store.exact(gradients[name])) for name in known) ** 0.5
+        total = sum(exact_square(gradients[name], self._store) for name in known) ** 0.5
         for name, companions in known.items():
             if not companions.faults:
                 continue
-            error = _square(gradients[name].double() - self._store.exact(gradients[name])) ** 0.5
+            error = error_square(gradients[name], self._store) ** 0.5
             share = error / max(total, 1e-300)
             if not share <= FLOOR * companions.unit:
                 for key in companions.faults:
@@ -173,23 +179,19 @@ class Judge:
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
 
-    def _relative_error(self, tensor: torch.Tensor) -> float:
-        exact = self._store.exact(tensor)
-        both = exact.isfinite() & tensor.isfinite()
-        error = _square(torch.where(both, tensor - exact, 0.0)) ** 0.5
-        return float(error / max(_square(torch.where(both, exact, 0.0)) ** 0.5, 1e-300))
-
-    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions]) -> None:
+    def _pass_on(
+        self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]
+    ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        depth = max((c.depth for c in before), default=0)
-        pass_on(before, [self._store.of(tensor) for tensor in results])
-        for tensor in results:
-            companions = self._store.of(tensor)
+        depth = max([c.depth for c in before], default=0)
+        pass_on(before, after)
+        for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
             summed = call.name in SUMS and all(c.whole for c in before)
-            identity = not summed and (companions.whole or call.schema.moves or self._is_position(companions))
-            if COLLIDED in companions.suspects and not identity:
+            if COLLIDED in companions.suspects and (
+                summed or not (companions.whole or call.schema.moves or self._is_position(companions))
+            ):
                 drop(companions, COLLIDED)  # a measurement
             if call.name in CONTRACTIONS:
                 drop(companions, BLURRED)
@@ -198,13 +200,16 @@ class Judge:
         self,
         call: Call,
         tensor: torch.Tensor,
+        companions: Companions,
         where: Where,
         before: Sequence[Companions],
         inherited: frozenset[Key],
         index: int,
     ) -> None:
-        companions = self._store.of(tensor)
-        exact, moved = view_of(tensor, companions.exact.values), view_of(tensor, companions.moved.values)
+        exact, moved = call.sides.get(id(tensor)) or (
+            view_of(tensor, companions.exact.values),
+            view_of(tensor, companions.moved.values),
+        )
         whole, unit = where.phase == "backward", companions.unit
         low = tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
@@ -214,12 +219,13 @@ class Judge:
         self.whole += low and companions.whole
         if companions.whole:
             self._integers(call, tensor, companions, where, index)
-        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.exact.values.numel():
+        if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
+            rounds = call.name == "_to_copy" and not any(c.written for c in before)
+            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
         if seen_at_once.emptier or single:
@@ -283,6 +289,8 @@ class Judge:
     def _note_zeros(
         self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
     ) -> None:
+        if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
+            return  # elements that are zero were seen by `look`; the place where they began is known
         plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
         suspect = vanished(call, tensor, exact, plain)
         if suspect is None:
@@ -295,12 +303,12 @@ class Judge:
     ) -> Fault:
         """A fault of a result."""
         if call is None:
-            return Fault(kind, where, _name(tensor), seen, tuple(tensor.shape), index=index)
+            return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
         exact = self._store.exact(tensor)
         return Fault(
             kind,
             where,
-            _name(tensor),
+            dtype_name(tensor.dtype),
             seen,
             tuple(tensor.shape),
             amax_in=largest_input(call),
@@ -313,7 +321,9 @@ class Judge:
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates or bool(call.written))
+        kind = kind_of(
+            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
+        )
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
@@ -346,7 +356,7 @@ class Judge:
         if lost is None or COLLIDED in companions.suspects:
             return
         fault = Fault(
-            faults.COLLISION, where, _name(tensor), Examination(tensor.numel()), tuple(tensor.shape),
+            faults.COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape),
             lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
             note=CONSECUTIVE if lost.consecutive else "",
         )  # fmt: skip
@@ -358,9 +368,9 @@ class Judge:
         """Record how large the values of 16 bits became at each place."""
         if not math.isfinite(largest):
             largest = largest_of(tensor)
-        key = (where, _name(tensor))
+        key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > format_of(tensor.dtype).max
+            near = largest * _NEAR > largest_number(tensor.dtype)
             self.largest[key] = largest, largest_input(call) if near else 0.0
 
     def _accuse(self, suspect: Fault, reaches: str) -> None:
@@ -385,13 +395,3 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
-
-
-def _square(values: torch.Tensor) -> float:
-    """The sum of the squares; infinite for values that are not finite."""
-    total = float(torch.linalg.vector_norm(values)) ** 2
-    return total if total == total else torch.inf
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -15,17 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
+from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
-from ampcheck.shadow.escapes import eager_flex_attention, watched_escapes
+from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
+from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
+from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
+from ampcheck.shadow.follower import Follower
+from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
-from ampcheck.shadow.rules import HIGHER, RULES
+from ampcheck.shadow.rowwise import row_call
+from ampcheck.shadow.rules import HIGHER
+from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
-from ampcheck.torchtools.storage import unwrapped
+from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = (
     DispatchKeySet(DispatchKey.AutocastCPU)
@@ -33,12 +40,9 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
-_TRACERS = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
+_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
+_NO_FAULTS: frozenset[Key] = frozenset()
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
@@ -49,38 +53,47 @@ class Shadow(TorchDispatchMode):
     """Carry float64 companions along with every floating tensor of the run, and record the ops that are at fault.
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
-    judge: compare results with their companions; without it companions are only carried. seed: of the moves of data.
+    judge: compare results with their companions; without it companions are only carried. freedom: also measure which
+    decisions other roundings may turn. seed: of the moves of data.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
     `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
-    kernel restart from their real results; `unruled` counts them by name. `escapes` counts by line the numbers that
-    leave the run (`item`, `tolist`, `numpy`, pickles): what comes back is data. `failed` is the place of the op that
-    raised, None where the last op succeeded. Ops of other threads are not followed.
+    kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
+    whose results enter as data. Large matrices are followed by the rows that ops have read, the others restart;
+    `partly` counts such ops. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
+    pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: torch.nn.Module | None = None, *, judge: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, model: torch.nn.Module | None = None, *, judge: bool = True, freedom: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.store = CompanionStore(seed)
+        self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
+        self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
+        self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
+        self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
         self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
         self._origins = Origins(self._scopes)
+        self._exchange = Exchange(self.store)
         self._open = ExitStack()
 
     def __enter__(self) -> Shadow:
-        self._open.enter_context(self._scopes.watched())
-        self._open.enter_context(watched_escapes(self._escaped, self._entered))
-        self._open.enter_context(eager_flex_attention())
+        escapes = watched_escapes(self._escaped, self._entered)
+        threads = watched_threads(self, self.store, self.unruled)
+        for context in (self._scopes.watched(), escapes, threads, eager_flex_attention(), eager_cond(_traces)):
+            self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
@@ -135,7 +148,7 @@ class Shadow(TorchDispatchMode):
         """
         if self.judge is not None:
             with _aside():
-                self.judge.reach(outputs, gradients or {})
+                self.judge.reach(*({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients)))
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -177,13 +190,28 @@ class Shadow(TorchDispatchMode):
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
+        if schema.namespace == "fsdp":
+            return self._composed(func, args, kwargs)
         call = Call(func, schema, args, kwargs)
-        call.inputs = list(floating_values((args, tuple(kwargs.values())) if kwargs else args))
+        if communicates(schema):
+            return self._communicate(call)
+        if self._exchange.repeats(call):
+            return self._call(func, args, kwargs)
+        call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
-        call.out = self._call(func, args, kwargs)
+        rows = None
+        if self.store.by_rows or schema.name == "embedding_dense_backward":
+            with _aside():
+                rows = row_call(call, before, self.store)
+        out = call.out = self._call(func, args, kwargs)
+        if rows is not None:
+            with _aside():
+                call, before = rows.ran(out), rows.before
+            args, kwargs = call.args, call.kwargs
+            storages = {t.untyped_storage()._cdata for t in call.inputs}
         if self.store.watches:
             for tensor, companions in zip(call.inputs, before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
@@ -199,7 +227,7 @@ class Shadow(TorchDispatchMode):
         decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
-            return call.out
+            return out
         self.ops += 1
         for companions in before:
             companions.used = True
@@ -208,18 +236,23 @@ class Shadow(TorchDispatchMode):
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
-            inherited = frozenset[Any]().union(*(c.faults for c in before))
-            ruled = self._follow(call, before) if call.fresh or call.written else True
+            where = origin.where(schema.title)
+            inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
+            ruled = self._follower.follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
-                _follow_accumulators(call, origin.where(op_name(func)), before, self.store)
+                follow_accumulators(call, where, before, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 try:
-                    self.judge.judge(call, origin, before, inherited, ruled, self.ops)
+                    self.judge.judge(call, where, before, inherited, ruled, self.ops)
+                    if self.freedom is not None:
+                        self.freedom = with_call(self.freedom, call, self.store)
                 except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
-        return call.out
+            if rows is not None:
+                self.partly[schema.title] += rows.write_back(out)
+        return out
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
@@ -238,6 +271,36 @@ class Shadow(TorchDispatchMode):
                 if tensor._version != version:
                     self.store.lift(tensor)
         return out
+
+    def _composed(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that calls others, such as those that copy shards to and from the buffers of FSDP2."""
+        device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return func._op_dk(getattr(DispatchKey, device.upper()), *args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _communicate(self, call: Call) -> Any:
+        """A collective: the companions of all ranks that have a shadow travel with it."""
+        if not floating_values((*call.args, *call.kwargs.values())):
+            return self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            begun = self._exchange.begin(call)
+            before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
+            for companions in before:
+                companions.used = companions.consumed = True
+        call.out = self._call(call.op, call.args, call.kwargs)
+        with _aside():
+            inherited = self._exchange.end(call, begun)
+            if inherited is None:
+                self.unruled[f"{op_name(call.op)}: the companions of other ranks are not known"] += 1
+                return call.out
+            self.ops += 1
+            if self.judge is not None and call.written:
+                where = self._origins.current(sys._getframe(1)).where(call.schema.title)
+                self.judge.judge(call, where, before, inherited, True, self.ops)
+        return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""
@@ -273,102 +336,6 @@ class Shadow(TorchDispatchMode):
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
 
-    def _follow(self, call: Call, before: list[Companions]) -> bool:
-        """Bring the companions of all results up to date; False where they restart from the real results."""
-        schema = call.schema
-        unit = max([c.unit for c in before], default=0.0)
-        whole = all(c.whole for c in before) and (bool(before) or not schema.random)
-        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
-        for tensor in call.written:
-            companions = self.store.to_write(tensor)
-            companions.unit = max(unit, roundoff(tensor.dtype))
-            companions.whole = companions.whole and whole
-            companions.consumed = companions.used = False
-            companions.updates = 0 if schema.resets else companions.updates + 1
-        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
-        rule = RULES.get(schema.name)
-        if schema.unset or (schema.random and rule is None):
-            self._restart(call, before, moves=not schema.unset)
-            return False
-        if schema.name in ("_to_copy", "clone") and self._share(call):
-            return True
-        for side in self._sides:
-            side.now = now
-        try:
-            results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if schema.checks and any(_decides_otherwise(call.out, result) for result in results):
-                raise RuntimeError("companions decide otherwise")
-        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
-            self.unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
-            self._restart(call, before)
-            return False
-        finally:
-            for side in self._sides:
-                side.now = {}
-        sides = [results_of(result) for result in results]
-        for tensor, exact, moved in zip(call.results, *sides, strict=True):
-            if tensor is None:
-                continue
-            if not any(tensor is t for t in call.fresh):
-                if rule is not None and exact is not None and moved is not None:
-                    self.store.write(tensor, exact, moved)
-            elif exact is None or moved is None or exact.shape != tensor.shape:
-                self.store.of(tensor, moves=False)
-            else:
-                own = max(unit, roundoff(tensor.dtype))
-                self.store.assign(tensor, exact, moved, own).whole = whole and schema.exact
-        for tensor in call.written:
-            if self.store.of(tensor).alive is None:
-                self.store.reread(tensor)
-        return True
-
-    def _share(self, call: Call) -> bool:
-        source, result = call.args[0], call.fresh[0] if call.fresh else None
-        if result is None or not has_companions(source):
-            return False
-        return self.store.share(result, source) is not None
-
-    def _restart(self, call: Call, before: list[Companions], moves: bool = False) -> None:
-        """Let the companions of all results restart from the real results.
-
-        Behind an op at fault what is not finite would pose as exact: zero stands for a finite value that is not known.
-        """
-        for tensor in call.fresh:
-            self.store.of(tensor, moves=moves)
-        for tensor in call.written:
-            self.store.lift(tensor, moves=moves)
-        if not any(companions.faults for companions in before):
-            return
-        for tensor in call.written + call.fresh:
-            lost = ~tensor.isfinite()
-            if bool(lost.any()):
-                self.store.to_write(tensor)
-                for side in self._sides:
-                    side.of(tensor).masked_fill_(lost, 0.0)
-
-
-def _follow_accumulators(call: Call, where: Where, before: list[Companions], store: CompanionStore) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
-
-    Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
-    """
-    result = call.fresh[0]
-    if result.dtype.itemsize > 2:
-        return
-    sources = [c for t, c in zip(call.inputs, before, strict=True) if c.sites and t.shape == result.shape]
-    line = where.file, where.line
-    same_line = [c for c in sources if any((site.file, site.line) == line for site in c.sites)]
-    companions = store.of(result)
-    source = max(same_line, key=lambda c: (c.updates, where in c.sites), default=None)
-    if source is None:
-        companions.sites = frozenset([where])
-    elif where in source.sites:
-        companions.sites, companions.updates = frozenset([where]), source.updates + 1
-    else:
-        companions.sites, companions.updates = source.sites, source.updates
-        if not source.updates:
-            companions.sites |= {where}
-
 
 def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -383,13 +350,5 @@ def _aside() -> Iterator[None]:
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
-
-
-def _decides_otherwise(out: Any, result: Any) -> bool:
-    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
-    pairs = zip(leaves(out), leaves(result), strict=False)
-    return any(
-        not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))
-        for real, own in pairs
-    )
+    mode, (fake, proxy, functional) = torch._C._get_dispatch_mode, _TRACERS  # asked for every op: no generator
+    return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None

@@ -61,7 +61,7 @@ class Suspects:
 
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
     """Let results carry the suspects of the inputs."""
-    carried = {sort: key for c in before for sort, key in c.suspects.items()}
+    carried = {sort: key for c in before if c.suspects for sort, key in c.suspects.items()}
     for companions in results:
         companions.suspects = carried
 
@@ -74,8 +74,10 @@ def drop(companions: Companions, *sorts: str) -> None:
 
 def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault) -> Fault | None:
     """The elements that are zero here and not in exact, as a suspect; None without any. fault: without examination."""
-    gone = (tensor == 0) & (exact != 0) & exact.isfinite()
-    count = int(gone.sum())
+    gone = exact[tensor == 0]
+    gone = gone[gone != 0]
+    gone = gone[gone.isfinite()]
+    count = gone.numel()
     if not count:
         return None
     seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
@@ -85,7 +87,7 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault
         examination=seen,
         amax_in=largest_input(call),
         amax_out=largest_of(tensor),
-        exact_amax=largest_of(exact[gone]),
+        exact_amax=largest_of(gone),
         elements=count,
     )
 

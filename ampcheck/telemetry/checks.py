@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ampcheck.catalog.numerics import COVERAGE, FLUSH, HEADROOM, NONFINITE_GRADIENT, OVERFLOW, SILENT_ZERO
-from ampcheck.core.check import Check, first_findings
+from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.run import Finding, Scalar, Table, Verdict
 from ampcheck.core.text import counted
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
@@ -36,13 +36,6 @@ def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | Non
         *_headroom(stats, limits),
         COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites)),
     ]
-
-
-def flush_hint(where: Where) -> str:
-    """How to keep small values of a 16-bit op."""
-    if where.phase == "backward":
-        return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
-    return "scale the values up before this op, use bfloat16, or keep it in float32"
 
 
 def _nothing_measured(stats: TelemetryStats, unseen: str) -> Finding:
@@ -75,10 +68,8 @@ def _overflow(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
             f"finite values must stay finite; {_bad_elements(site)} of {_value(site)} in {site.bad:,} of "
             f"{site.calls:,} measured calls{text if harmed is None or carried else ''}"
         )
-        wider = "" if site.format == "bfloat16" else ", or use bfloat16"
-        hint = f"keep this op in float32 (torch.autocast(enabled=False) around it), scale its inputs down{wider}"
         verdict = Verdict.FAIL if fails else Verdict.WARN
-        findings.append(_finding(OVERFLOW, verdict, stats, site, message, hint, site.bad, unit="calls"))
+        findings.append(_finding(OVERFLOW, verdict, stats, site, message, site.bad, unit="calls"))
     return _judged(OVERFLOW, stats, findings, f"no value of {len(forward)} became inf or NaN in forward", forward)
 
 
@@ -103,10 +94,9 @@ def _gradients(stats: TelemetryStats, harmed: bool | None) -> Iterator[Finding]:
             f"gradients must be finite; {_bad_elements(site)} of {_value(site)} in {site.bad:,} of {site.calls:,} "
             f"measured calls, first in call {site.first}"
         )
-        hint = "a GradScaler that backs off ends this after a few steps; otherwise see what overflows in forward there"
         # One call says nothing about the next: a scaler starts too high on purpose.
         verdict = Verdict.FAIL if site.bad == site.calls > 1 and harmed is not False else Verdict.WARN
-        yield _finding(NONFINITE_GRADIENT, verdict, stats, site, message, hint, site.bad, unit="calls")
+        yield _finding(NONFINITE_GRADIENT, verdict, stats, site, message, site.bad, unit="calls")
         return
     if born:
         worst = max(born, key=lambda site: site.bad)
@@ -126,7 +116,7 @@ def _silent_zero(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
             f"({site.flushed:,} nonzero elements, the largest {site.amax:.3g})"
         )
         verdict = Verdict.FAIL if (site.where.phase == "backward" if harmed is None else harmed) else Verdict.WARN
-        findings.append(_finding(SILENT_ZERO, verdict, stats, site, message, flush_hint(site.where), site.flushed))
+        findings.append(_finding(SILENT_ZERO, verdict, stats, site, message, site.flushed))
     return _judged(SILENT_ZERO, stats, findings, f"none of {len(casts)} casts made everything zero", casts)
 
 
@@ -144,8 +134,7 @@ def _flush(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             f"at most {allowed:.2g} of a tensor's norm may flush to zero; {_value(site)} lost up to {site.lost:.2g}: "
             f"{site.flushed:,} of {site.nonzero:,} nonzero elements"
         )
-        hint = flush_hint(site.where)
-        findings.append(_finding(FLUSH, Verdict.WARN, stats, site, message, hint, site.lost, allowed, "of the norm"))
+        findings.append(_finding(FLUSH, Verdict.WARN, stats, site, message, site.lost, allowed, "of the norm"))
     return _judged(FLUSH, stats, findings, f"{len(casts)} casts flushed no more than a rounding loses", casts)
 
 
@@ -164,9 +153,8 @@ def _headroom(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             f"values must stay {limits.headroom:g}x below the maximum of {site.format}; {_value(site)} reaches "
             f"{site.amax:.5g}, {room:.2f}x below {top:.6g}"
         )
-        hint = "normalise or scale before this op, or keep it in bfloat16 or float32"
         limit = limits.headroom
-        findings.append(_finding(HEADROOM, Verdict.WARN, stats, site, message, hint, room, limit, "x below max"))
+        findings.append(_finding(HEADROOM, Verdict.WARN, stats, site, message, room, limit, "x below max"))
     text = f"{len(narrow)} values of 16 bits are far from the maximum of their format"
     return _judged(HEADROOM, stats, findings, text, narrow)
 
@@ -196,15 +184,13 @@ def _finding(
     stats: TelemetryStats,
     site: SiteStats,
     message: str,
-    hint: str,
     observed: float,
     limit: float = 0.0,
     unit: str = "elements",
 ) -> Finding:
     where = replace(site.where, step=site.first) if unit == "calls" and site.first >= 0 else site.where
-    return check.finding(
-        verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
-    )
+    evidence = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=check.fix)
+    return check.finding(verdict, stats.subject, message, **evidence)
 
 
 def _judged(

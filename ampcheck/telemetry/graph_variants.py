@@ -11,6 +11,7 @@ from torch import fx
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.torchtools.interception import Runnable
+from ampcheck.torchtools.restore import save_random_state
 
 _INCOMPLETE_CALLS = 3
 """Calls with incomplete lean statistics after which a graph is always measured in full."""
@@ -65,8 +66,8 @@ class GraphVariants:
             outputs = full(inputs)
             accumulator.add(call, _own(outputs[-1]), full=True)
             return outputs[:-1]
-        again, states = None, _random_states(inputs)
-        if not self.single_run and not any(device for device, _ in states):  # else the copies only cost memory
+        again, restore = None, save_random_state()
+        if not self.single_run and not _on_device(inputs):  # else the copies only cost memory
             again = _copied(inputs, self._written)
         outputs = self._lean(inputs)
         packed = _own(outputs[-1])
@@ -75,20 +76,20 @@ class GraphVariants:
             if again is None:
                 self._full_is_next = True
             elif (full := self._full_variant()) is not None:
-                _restore(states)
+                restore()
                 accumulator.add(call, _own(full(again)[-1]), full=True)
                 return outputs[:-1]
         accumulator.add(call, packed, full=False)
         return outputs[:-1]
 
     def _run_aside(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
-        states = _random_states(inputs)
+        restore = save_random_state()
         packed = _own(self._lean(_copied(inputs, self._written))[-1])
-        _restore(states)
+        restore()
         full = self._full_variant() if accumulator.is_incomplete(packed) else None
         if full is not None:
             packed = _own(full(_copied(inputs, self._written))[-1])
-            _restore(states)
+            restore()
         accumulator.add(call, packed, full=full is not None)
         return self.plain(inputs)
 
@@ -111,15 +112,15 @@ class GraphVariants:
     def _run_compared(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         """Run the plain variant twice, then the measured one. An output of which two plain runs differ already (sums by
         atomic additions) is not compared."""
-        states = _random_states(inputs)
-        if self._written and any(device for device, _ in states):  # a CUDA graph knows its inputs by their memory
+        restore = save_random_state()
+        if self._written and _on_device(inputs):  # a CUDA graph knows its inputs by their memory
             self.single_run = "graphs on a device that write to their inputs: not compared with the plain graph"
             return self.run(inputs, call, accumulator)
         plain: list[list[Any]] = []
         for _ in range(2):
             copies = _copied(inputs, self._written | self._donated)
             plain.append([_own(value) if isinstance(value, torch.Tensor) else value for value in self.plain(copies)])
-            _restore(states)
+            restore()
             if sum(value.nbytes for value in plain[0] if isinstance(value, torch.Tensor)) > _COMPARED_BYTES:
                 self.single_run = "graphs whose results are too large to be compared with those of the plain graph"
                 del plain, copies
@@ -203,14 +204,5 @@ def _difference(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.where(same.all(), 0.0, torch.where(size > 0, error / size, torch.inf)).nan_to_num(torch.inf, torch.inf)
 
 
-def _random_states(inputs: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
-    devices = {str(value.device) for value in inputs if isinstance(value, torch.Tensor) and value.device.type == "cuda"}
-    return [("", torch.get_rng_state()), *((name, torch.cuda.get_rng_state(name)) for name in sorted(devices))]
-
-
-def _restore(states: Sequence[tuple[str, torch.Tensor]]) -> None:
-    for device, state in states:
-        if device:
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
+def _on_device(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs)

@@ -8,8 +8,8 @@ before `read`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,8 @@ from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import GraphVariants, runs_once, written_inputs
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
-from ampcheck.telemetry.passes import available, instrumented
-from ampcheck.telemetry.sites import Level, Site, of_unknown_size, select_sites, split_source
-from ampcheck.telemetry.statistics import Layout, append_statistics
+from ampcheck.telemetry.sites import Level, of_unknown_size, select_sites, split_source
+from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
@@ -41,8 +40,8 @@ class _Graph:
     phase: str
     accumulators: GraphAccumulators
     owners: Owners
-    variants: GraphVariants | None = None
-    saved: tuple[int, ...] = ()
+    variants: GraphVariants
+    saved: tuple[int, ...]
     calls: Counter[int] = field(default_factory=Counter)
     owner_at: dict[int, Owner | None] = field(default_factory=dict)
     others_ran: bool = False
@@ -116,7 +115,7 @@ class Telemetry:
         """Instrument what is compiled inside and measure what runs inside; afterwards the plain graphs run."""
         self.on = True
         try:
-            with self._interception():
+            with nullcontext() if unsupported() else intercepted(self._instrument):
                 yield
         finally:
             self.on = False
@@ -127,33 +126,8 @@ class Telemetry:
         self.on = False
         for graph in self._graphs:
             graph.owner_at.clear()
-            if graph.variants is not None:
-                graph.variants.release()
+            graph.variants.release()
         self._names.release()
-
-    def _interception(self) -> AbstractContextManager[None]:
-        """How this PyTorch gives access to its graphs."""
-        if not unsupported():
-            return intercepted(self._instrument)
-        return instrumented(self.level, self._sink, self._record_failure) if available() else nullcontext()
-
-    def _sink(self, phase: str, sites: tuple[Site, ...], layout: Layout) -> Callable[[torch.Tensor], None]:
-        """Accumulates the statistics of a graph of which only the ops are known."""
-        graph = _Graph(phase, GraphAccumulators(sites, layout, layout), Owners(self._names, ()))
-        self._graphs.append(graph)
-        self._unseen["graphs that the documented hook gave: measured in every call, paths within a frame only"] += 1
-
-        def accumulate(packed: torch.Tensor) -> None:
-            if self.on:
-                call = graph.next_call(NO_OWNER)
-                graph.known[id(NO_OWNER)] = NO_OWNER
-                if call % self.every == 0:
-                    graph.accumulators.of(id(NO_OWNER)).add(call, packed, full=True)
-
-        return accumulate
-
-    def _record_failure(self, error: Exception) -> None:
-        self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
 
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
         if not self.on:  # a backward of a forward inside the block that is compiled after it
@@ -166,7 +140,7 @@ class Telemetry:
                 sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
                 layouts += [append_statistics(module, sites, full=module is full)] if sites else []
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
-            self._record_failure(error)
+            self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
             return lowered.compiled()
         if unknown := of_unknown_size(lowered.module.graph):
             self._unseen["values whose size depends on data"] += unknown
@@ -177,14 +151,14 @@ class Telemetry:
         plain = lowered.compiled()
         try:
             later = lowered.later(full)
-            run, strides = lowered.variant(lean)
+            run_lean, strides = lowered.variant(lean)
         except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
             self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
             return plain
         if strides and lowered.strides() and strides[:-1] != lowered.strides():
             self._unseen[_OTHER_STRIDES] += 1
             return plain
-        variants = GraphVariants(plain, run, later, written, lowered.donated, single_run, self.aside)
+        variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run, self.aside)
         accumulators = GraphAccumulators(tuple(sites.values()), *layouts)
         owners = Owners(self._names, lowered.sources)
         graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
@@ -193,9 +167,7 @@ class Telemetry:
             graph.forward = self._forwards.get(lowered.key)
         else:
             self._forwards[lowered.key] = graph
-        return self._runnable(graph, variants)
 
-    def _runnable(self, graph: _Graph, variants: GraphVariants) -> Runnable:
         def run(inputs: list[Any]) -> Sequence[Any]:
             if not self.on:
                 return variants.plain(inputs)
@@ -216,7 +188,7 @@ class Telemetry:
             for stats in graph.accumulators.read(graph.known):
                 sites[stats.key] = sites[stats.key] + stats if stats.key in sites else stats
         measured = [graph for graph in self._graphs if graph.calls]
-        variants = [graph.variants for graph in self._graphs if graph.variants is not None]
+        variants = [graph.variants for graph in self._graphs]
         differences = [difference for v in variants if (difference := v.difference()) is not None]
         unseen = Counter(self._unseen)
         unseen.update(f"graphs whose full statistics could not be compiled: {v.failure}" for v in variants if v.failure)
@@ -234,7 +206,7 @@ class Telemetry:
             measured=sum(graph.accumulators.measured for graph in measured),
             perturbation=max(differences, default=None),
             perturbed=sum(d > 0 for d in differences),
-            skipped=unsupported() if not available() else "",
+            skipped=unsupported(),
             unseen=dict(unseen),
         )
 

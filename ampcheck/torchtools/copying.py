@@ -130,9 +130,7 @@ def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:
 
 def is_compiled_already(subject: Subject) -> bool:
     """Whether the subject, or a module or function inside it, went through `torch.compile` or `compile()`."""
-    parts = [part for block in _blocks(subject.model) for part in walk(block)]
-    inside = [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
-    return any(dynamo.is_compiled(part) for part in (*parts, *inside))
+    return has_compiled_parts(subject.model)
 
 
 def is_scripted(subject: Subject) -> bool:
@@ -233,5 +231,6 @@ def parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
 
 def has_compiled_parts(model: object) -> bool:
     """Whether a model or function is compiled, or contains a module that is."""
-    parts = (part for root in modules_of(dynamo.uncompiled(model)) for part in root.modules())
-    return dynamo.is_compiled(model) or any(map(dynamo.is_compiled, parts))
+    parts = [part for block in _blocks(model) for part in walk(block)]
+    inside = [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
+    return any(map(dynamo.is_compiled, (*parts, *inside)))

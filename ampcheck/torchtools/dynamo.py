@@ -15,7 +15,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -32,8 +32,7 @@ from ampcheck.core.errors import UsageError
 def configured(settings: Mapping[str, Any]) -> Iterator[None]:
     """Settings of the compiler inside, by their full names, such as `torch._inductor.config.fallback_random`.
 
-    Raises `UsageError` for one that this release lacks. `torch._inductor.config` and `torch._functorch.config` have
-    `patch` since 2.0; `fallback_random` exists since 2.0, `emulate_precision_casts` since 2.6,
+    Raises `UsageError` for one that this release lacks: `emulate_precision_casts` exists since 2.6,
     `backward_pass_autocast` since 2.8.
     """
     with ExitStack() as stack:
@@ -63,7 +62,7 @@ def recompile_limit() -> str:
 
 
 def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
-    """The backend of this name, which takes a Dynamo graph and its examples. `torch._dynamo.lookup_backend` (2.0)."""
+    """The backend of this name, which takes a Dynamo graph and its examples."""
     from torch._dynamo import lookup_backend
 
     return lookup_backend(name)
@@ -71,15 +70,24 @@ def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
 
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # whose import takes a second
+        torch.compiler.reset()
+
+
+def without_autograd_cache() -> AbstractContextManager[None]:
+    """Caches of whole AOTAutograd results (2.5) are off inside."""
+    from torch._functorch import config
+
+    name = "enable_autograd_cache"
+    context: AbstractContextManager[None] = config.patch({name: False} if hasattr(config, name) else {})
+    return context
 
 
 @contextmanager
 def own_caches(folder: str) -> Iterator[None]:
     """Inductor and Triton write what they compile to `folder` inside, and start without results in memory.
 
-    What Dynamo has compiled stays. `TORCHINDUCTOR_CACHE_DIR` (2.0); `torch._inductor.utils.clear_inductor_caches` (2.1;
-    another name for `clear_caches` since 2.8).
+    What Dynamo has compiled stays. `clear_inductor_caches` is another name for `clear_caches` since 2.8.
     """
     from torch._inductor import utils
 
@@ -99,7 +107,7 @@ def own_caches(folder: str) -> Iterator[None]:
 
 
 def cache_folder() -> str:
-    """The folder of Inductor's compiled code. `torch._inductor.runtime.runtime_utils.cache_dir` (2.4)."""
+    """The folder of Inductor's compiled code."""
     try:
         return str(importlib.import_module("torch._inductor.runtime.runtime_utils").cache_dir())
     except OSError:  # it creates the folder, which is what failed
@@ -139,7 +147,7 @@ _METRICS = tuple(
 def trace_unsupported() -> str:
     """Why the trace of compilations cannot be read in this PyTorch; "" where it can.
 
-    The logger `torch.__trace` exists since 2.3, `CompilationMetrics.recompile_reason` since 2.7.
+    `CompilationMetrics.recompile_reason` exists since 2.7.
     """
     try:
         from torch._dynamo.utils import CompilationMetrics
@@ -178,17 +186,14 @@ def compile_trace(listener: Callable[[TraceRecord], None]) -> Iterator[None]:
 
 
 def counters(group: str) -> Counter[str]:
-    """Dynamo's counters of one group, such as `stats` with `unique_graphs`. `torch._dynamo.utils.counters` (2.0)."""
+    """Dynamo's counters of one group, such as `stats` with `unique_graphs`."""
     from torch._dynamo.utils import counters
 
     return Counter({name: int(count) for name, count in counters[group].items()} if group in counters else {})
 
 
 def compile_seconds() -> float | None:
-    """Seconds that this process has spent compiling frames and backward graphs; None where they are not measured.
-
-    `torch._dynamo.utils.calculate_time_spent` (2.1), whose total has `entire_backward_compile` since 2.4.
-    """
+    """Seconds that this process has spent compiling frames and backward graphs; None where they are not measured."""
     try:
         from torch._dynamo.utils import calculate_time_spent
     except ImportError:
@@ -197,7 +202,7 @@ def compile_seconds() -> float | None:
 
 
 def kernel_count() -> int | None:
-    """Kernels that Inductor generated, those of cached graphs included. `torch._inductor.metrics` (2.0)."""
+    """Kernels that Inductor generated, those of cached graphs included."""
     try:
         from torch._inductor import metrics
 
@@ -210,12 +215,12 @@ def kernel_count() -> int | None:
 
 
 def is_compiled_code(code: CodeType) -> bool:
-    """Whether Dynamo wrote a code object: it calls a graph or resumes after a break (names of 2.0)."""
+    """Whether Dynamo wrote a code object: it calls a graph or resumes after a break."""
     return any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)
 
 
 def resumed_function(name: str) -> tuple[str, int] | None:
-    """The function and line at which Dynamo's `torch_dynamo_resume_in_f_at_12` (2.1) resumes after a graph break."""
+    """The function and line at which Dynamo's `torch_dynamo_resume_in_f_at_12` resumes after a graph break."""
     match = re.fullmatch(r"torch_dynamo_resume_in_(.*)_at_(\d+)", name)
     return (match[1], int(match[2])) if match else None
 
@@ -223,7 +228,7 @@ def resumed_function(name: str) -> tuple[str, int] | None:
 def in_compiled_region(frame: FrameType | None) -> bool:
     """Whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
 
-    Both wrappers are in `torch/_dynamo/eval_frame.py` and close over `self`, an object of a class named in 2.0.
+    Both wrappers are in `torch/_dynamo/eval_frame.py` and close over `self`.
     """
     eval_frame = os.path.join("torch", "_dynamo", "eval_frame.py")
     while frame is not None:
@@ -242,8 +247,7 @@ _DISABLED = ("DisableContext", "RunOnlyContext")
 def is_compiled(part: object) -> bool:
     """Whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
 
-    `OptimizedModule` and `_torchdynamo_orig_callable` exist since 2.0, `Module._compiled_call_impl` since 2.2. The
-    result of `torch.compiler.disable` is an `OptimizedModule` too, of another context (`dynamo_ctx`, 2.1).
+    The result of `torch.compiler.disable` is an `OptimizedModule` too, of another context.
     """
     if _is_wrapper(part):
         return type(getattr(part, "dynamo_ctx", None)).__name__ not in _DISABLED
@@ -254,8 +258,7 @@ def is_compiled(part: object) -> bool:
 
 
 def uncompiled(part: object) -> Any:
-    """The module or function that `torch.compile` wrapped; `_orig_mod` of a module since 2.0, and of a function
-    `_torchdynamo_orig_callable`. Parts inside it stay compiled."""
+    """The module or function that `torch.compile` wrapped. Parts inside it stay compiled."""
     if not is_compiled(part):
         return part
     return getattr(part, "_orig_mod", None) or getattr(part, "_torchdynamo_orig_callable", part)
@@ -277,8 +280,8 @@ def stripped(part: object) -> Any:
 class CompiledLike:
     """Compiles plain copies as their originals are, in whole and in parts, with the settings of each.
 
-    The settings are in the `OptimizeContext` that `torch.compile` made: `dynamo_ctx` of a module (2.1), a cell of a
-    function. What originals share their copies share.
+    The settings are in the `OptimizeContext` that `torch.compile` made: `dynamo_ctx` of a module, a cell of a function.
+    What originals share their copies share.
     """
 
     def __init__(self) -> None:

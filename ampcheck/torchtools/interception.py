@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from ampcheck.torchtools.dynamo import without_autograd_cache
+
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Compiled code of one graph: takes its inputs as a list, which it empties, and returns its outputs."""
 
@@ -109,10 +111,8 @@ def intercepted(handler: Handler) -> Iterator[None]:
 
     Holds for `torch.compile` with any options, since Inductor's entry point itself is replaced; a backward graph that
     is compiled after the block still goes to the handler. Caches of whole AOTAutograd results are off inside: their
-    entries have no graph. Uses `torch._inductor.compile_fx.compile_fx(inner_compile=)` (2.0 and later),
-    `torch._guards.TracingContext.report_output_strides` (2.0), `torch._functorch.config.enable_autograd_cache` (2.5).
+    entries have no graph.
     """
-    from torch._functorch import config as functorch
     from torch._inductor import compile_fx as inductor
 
     compile_fx, default = inductor.compile_fx, inductor.compile_fx_inner
@@ -144,10 +144,9 @@ def intercepted(handler: Handler) -> Iterator[None]:
 
         return compile_fx(model, inputs, inner, *args, **kwargs)
 
-    patch = {"enable_autograd_cache": False} if hasattr(functorch, "enable_autograd_cache") else {}
     inductor.compile_fx = replaced  # type: ignore[assignment]
     try:
-        with functorch.patch(patch):
+        with without_autograd_cache():
             yield
     finally:
         inductor.compile_fx = compile_fx

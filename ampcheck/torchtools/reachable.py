@@ -16,13 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ampcheck.torchtools.closures import CALLABLES, children, is_followed, is_users_class
 from ampcheck.torchtools.dynamo import is_compiled, uncompiled
-from ampcheck.torchtools.hooks import is_distributed
 
 CONTAINERS = (dict, list, set, deque)
 """Types whose contents a step may replace, subclasses included."""
 
 _FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespace)
 """Types of the standard library that are followed, besides those of `closures.is_followed`."""
+
+DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.")
 
 _OWNERS = (torch.optim.Optimizer, LRScheduler)
 
@@ -173,6 +174,11 @@ def _remove_owned(reached: Reached) -> None:
     reached.modules = {path: module for path, module in reached.modules.items() if id(module) not in inner}
     owned = {id(t) for module in reached.modules.values() for t in (*module.parameters(), *module.buffers())}
     reached.tensors = {path: tensor for path, tensor in reached.tensors.items() if id(tensor) not in owned}
+
+
+def is_distributed(module: torch.nn.Module) -> bool:
+    """Whether a module is a distributed wrapper of PyTorch, whose state belongs to other processes as well."""
+    return f"{type(module).__module__}.".startswith(DISTRIBUTED)
 
 
 def module_attributes(module: torch.nn.Module) -> dict[str, Any]:

@@ -222,7 +222,10 @@ def _of_process() -> list[Setting]:
             if hasattr(backends.cuda, f"enable_{kind}_sdp")
         ),
         (functools.partial(_read_state, of_thread=False), restore_state),
-        (_anomaly_mode, lambda before: torch.autograd.set_detect_anomaly(*before)),
+        (
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda before: torch.autograd.set_detect_anomaly(*before),
+        ),
         (torch.is_warn_always_enabled, torch.set_warn_always),
         (torch.get_num_threads, torch.set_num_threads),
         (lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), vars(torch._tensor_str.PRINT_OPTS).update),
@@ -230,10 +233,6 @@ def _of_process() -> list[Setting]:
         (sys.getrecursionlimit, sys.setrecursionlimit),
         (os.getcwd, os.chdir),
     ]
-
-
-def _anomaly_mode() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
 def _save_levels() -> Restore:

@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.closures import children
-from ampcheck.torchtools.hooks import save_module_hooks, save_tensor_hooks
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
@@ -27,8 +26,10 @@ from ampcheck.torchtools.saving import (
     save_cells,
     save_items,
     save_module,
+    save_module_hooks,
     save_object,
     save_tensor,
+    save_tensor_hooks,
     tensors_in,
 )
 
@@ -123,8 +124,9 @@ def preserved_objects(*roots: object) -> Iterator[None]:
         if _is_left_alone(kind) or id(value) in known or _is_namespace(value):
             continue
         known[id(value)] = value  # kept alive: its id is not reused
-        if isinstance(value, torch.Tensor):
-            restores += _save_buffer(value)
+        if isinstance(value, torch.Tensor):  # to clone every weight before each call would cost more than the call
+            plain = value.layout is torch.strided and not value.is_nested
+            restores += [save_tensor(value)] if plain and not isinstance(value, torch.nn.Parameter) else []
         else:
             restores += _save_shallow(value)
             waiting += [child for _, child in children(value, read_globals=False)]
@@ -135,24 +137,6 @@ def preserved_objects(*roots: object) -> Iterator[None]:
     finally:
         for restore in restores:
             restore()
-
-
-def _save_buffer(tensor: torch.Tensor) -> list[Restore]:
-    """Save a tensor unless it is a parameter: to clone every weight before each call would cost more than the call."""
-    if isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_nested:
-        return []
-    before, version = tensor.detach().clone(), None if tensor.is_inference() else tensor._version
-
-    def restore() -> None:
-        if version is not None and tensor._version == version:
-            return
-        with torch.no_grad():
-            if tensor.shape != before.shape:
-                tensor.set_(before)  # type: ignore[call-overload]
-            else:
-                tensor.copy_(before)
-
-    return [restore]
 
 
 def _save_shallow(value: object) -> list[Restore]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,7 +30,8 @@ _NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "co
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.entered: list[tuple[str, int]] = []
+        self.entered: list[str] = []
+        self.updates = 0
 
 
 class Scopes:
@@ -55,10 +55,7 @@ class Scopes:
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self._updates = 0
         self._stack = _Stack()
-        self._calls: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     @property
     def inside(self) -> bool:
@@ -66,14 +63,14 @@ class Scopes:
         return bool(self._stack.entered)
 
     @property
-    def current(self) -> tuple[str, int]:
-        """The innermost module and how often it was entered before; the root where none runs."""
-        return self._stack.entered[-1] if self._stack.entered else ("", 0)
+    def current(self) -> str:
+        """The innermost module that runs; the root where none does."""
+        return self._stack.entered[-1] if self._stack.entered else ""
 
     @property
     def phase(self) -> str:
         """`update` inside the step of an optimizer, else `forward`."""
-        return "update" if self._updates else "forward"
+        return "update" if self._stack.updates else "forward"
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -88,7 +85,7 @@ class Scopes:
                 yield
             finally:
                 self._stack.entered.clear()
-                self._updates = 0
+                self._stack.updates = 0
 
     def _follow_everything(self, hooks: ExitStack) -> None:
         def enter(module: torch.nn.Module, args: object) -> None:
@@ -105,10 +102,10 @@ class Scopes:
         def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if self._on_step is not None:
                 self._on_step(optimizer)
-            self._updates += 1
+            self._stack.updates += 1
 
         def stop(*_: object) -> None:
-            self._updates = max(0, self._updates - 1)
+            self._stack.updates = max(0, self._stack.updates - 1)
 
         hooks.callback(register_module_forward_pre_hook(enter).remove)
         hooks.callback(register_module_forward_hook(leave, always_call=True).remove)
@@ -116,14 +113,11 @@ class Scopes:
         hooks.callback(register_optimizer_step_post_hook(stop).remove)
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
-        with self._lock:
-            call = self._calls[name]
-            self._calls[name] += 1
-        self._stack.entered.append((name, call))
+        self._stack.entered.append(name)
 
     def _leave(self, name: str, module: torch.nn.Module, args: object, output: object) -> None:
         # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-        while self._stack.entered and self._stack.entered.pop()[0] != name:
+        while self._stack.entered and self._stack.entered.pop() != name:
             pass
 
 
@@ -148,6 +142,7 @@ def overload(name: str) -> torch._ops.OpOverload:
     return op
 
 
+@lru_cache(maxsize=1 << 12)
 def is_users(path: str) -> bool:
     """Whether a source file belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
     return path == _DEMO or not path.startswith(_NOT_THE_USERS)
@@ -207,8 +202,14 @@ def _is_the_users(error: BaseException) -> bool:
 
 def users_line(frame: FrameType | None) -> tuple[str, int | None]:
     """The innermost frame of the user's code."""
+    path, line = users_frame(frame)
+    return short_path(path), line
+
+
+def users_frame(frame: FrameType | None) -> tuple[str, int | None]:
+    """The same, with the path as Python has it."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return short_path(frame.f_code.co_filename), frame.f_lineno
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return "", None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeAlias
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
+
+Value = TypeVar("Value")
 
 Region: TypeAlias = "tuple[int, int, int]"
 """Number of the storage, offset and length in elements."""
@@ -47,12 +51,6 @@ def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(tensor.placements) if kind is not None and isinstance(tensor, kind) else ()
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether other processes have other elements of this tensor."""
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return any(not part.is_replicate() and mesh.size(dim) > 1 for dim, part in enumerate(placements(tensor)))
-
-
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains addends that are still to be summed over processes (`Partial`)."""
     return any(part.is_partial() for part in placements(tensor))
@@ -72,3 +70,53 @@ def holds_first_copy(tensor: torch.Tensor) -> bool:
     if position is None:  # this process is not part of the mesh
         return False
     return all(not part.is_replicate() or position[dim] == 0 for dim, part in enumerate(parts))
+
+
+class StorageMap(Generic[Value]):
+    """Values by the storage of tensors: all views of one memory have the same. A value goes with its storage.
+
+    The key is a tensor, or a storage itself.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
+
+    def get(self, key: object) -> Value | None:
+        """The value of a storage; None without one, and for what has no storage."""
+        storage = _storage(key)
+        entry = None if storage is None else self._values.get(storage._cdata)
+        return None if entry is None else entry[1]
+
+    def put(self, key: object, value: Value) -> None:
+        """Set the value of a storage; nothing for what has no storage."""
+        storage = _storage(key)
+        if storage is not None:
+            number = storage._cdata
+            self._values[number] = weakref.ref(storage, lambda _: self._values.pop(number, None)), value
+
+    def pop(self, key: object) -> Value | None:
+        """Drop the value of a storage."""
+        storage = _storage(key)
+        entry = None if storage is None else self._values.pop(storage._cdata, None)
+        return None if entry is None else entry[1]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[tuple[torch.UntypedStorage, Value]]:
+        """Each storage with its value."""
+        pairs = [(alive(), value) for alive, value in self._values.values()]
+        return iter([(storage, value) for storage, value in pairs if storage is not None])
+
+
+def _storage(key: object) -> torch.UntypedStorage | None:
+    if isinstance(key, torch.Tensor):
+        try:
+            return key.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return None
+    return key if isinstance(key, torch.UntypedStorage) else None

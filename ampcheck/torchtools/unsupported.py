@@ -22,19 +22,15 @@ import torch
 from ampcheck.core.errors import brief, message_of
 from ampcheck.torchtools.dynamo import cache_folder
 
-_DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-_FORBIDDEN = frozenset((errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR))
-
-_CAUSES: tuple[tuple[str, frozenset[int], str], ...] = (
+_CAUSES = (
     (
         r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation|GPUTooOldForTriton"
         r"|too old to be supported by the triton|torch\.compile is not supported on|Dynamo is not supported on",
-        frozenset(),
         "nothing can be compiled: {line}",
     ),
     (
-        r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error",
-        _DISK_ERRORS,
+        r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error"
+        r"|\[(?:ENOSPC|EDQUOT|EROFS|EIO)\]$",
         "the compiler cannot write ({line}): free space in {cache} and in the folder for temporary files, or set "
         "TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
     ),
@@ -42,33 +38,29 @@ _CAUSES: tuple[tuple[str, frozenset[int], str], ...] = (
         r"Killed signal terminated|[Kk]illed \(program cc1plus\)|died with <Signals\.|virtual memory exhausted"
         r"|Cannot allocate memory|out of memory allocating|BrokenProcessPool|terminated abruptly"
         r"|collect2: fatal error: ld terminated with signal|internal compiler error: (?:Killed|Segmentation|Bus)",
-        frozenset(),
         "the compiler was killed, mostly for want of memory ({line}): set TORCHINDUCTOR_COMPILE_THREADS=1",
     ),
     (
         r"(?i:file lock .* could not be acquired)",
-        frozenset(),
         "another process keeps a lock on the cache ({line}): delete {cache}",
     ),
     (
         r"fatal error: \S+: No such file|cannot find -l\w+|cannot execute .*cc1plus|cannot find crt",
-        frozenset(),
         "the C++ compiler is incomplete: {line}",
     ),
     (
         r"\AEOFError|file too short|invalid ELF header|cannot read file data|cannot open shared object file"
         r"|ELF load command|ELF file's phentsize|slice is not valid mach-o|pickle data was truncated|UnpicklingError"
         r"|Ran out of input|not a valid Win32 application",
-        frozenset(),
         "Inductor's cache holds a broken file ({line}): delete {cache}",
     ),
     (
-        r"(?!)",
-        _FORBIDDEN,
+        r"\[(?:EACCES|EPERM|EEXIST|ENOTDIR)\]$",
         "Inductor's cache cannot be used ({error}): set TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
     ),
 )
-"""Patterns of messages of PyTorch, compilers and loaders; error numbers; the cause and what to do about it."""
+"""Patterns of messages of PyTorch, compilers and loaders, behind which is the name of the error number of a file that
+is the compiler's; the cause and what to do about it."""
 
 _PRIMITIVE = re.compile(
     r"could not (?:create|execute|initialize) a (?:\w+ )?primitive|mkldnn_\w+: .*needs the cpu support", re.DOTALL
@@ -92,9 +84,9 @@ def machine_error(error: BaseException) -> str:
         return ""  # the model's own code, about its own files and batches
     text, cache = f"{type(cause).__name__}: {message}", cache_folder()
     number = cause.errno if isinstance(cause, OSError) and _is_compilers(cause.filename) else None
-    for pattern, numbers, meaning in _CAUSES:
-        match = re.search(pattern, text)
-        if match or number in numbers:
+    tag = f" [{errno.errorcode.get(number or 0)}]"
+    for pattern, meaning in _CAUSES:
+        if match := re.search(pattern, text + tag):
             return meaning.format(line=_line(text, match), cache=cache, error=brief(cause))
     if "CppCompileError" in text and (name := _broken_library()):
         return f"Inductor's cache holds a broken file ({name}): delete {cache}"
@@ -164,10 +156,8 @@ def _is_compilers(filename: object) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
-def _line(text: str, match: re.Match[str] | None) -> str:
-    """The line of a match (the first line without one), without the folders of paths in it."""
-    if match is None:
-        return text.strip().partition("\n")[0]
+def _line(text: str, match: re.Match[str]) -> str:
+    """The line of a match, without the folders of paths in it."""
     line = (text[: match.end()].rpartition("\n")[2] + text[match.end() :].partition("\n")[0]).strip()
     return re.sub(r"(?:/[^/\s:]+)+/([^/\s:]+)", r"\1", line)[:200]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from ampcheck.catalog.training import RESUME
@@ -19,24 +20,19 @@ def check_checkpoint_events(events: Sequence[Event], subject: str = "subject") -
 
 def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
     """Each scaler that replaces another, under its name or with its optimizers, without loading its state."""
-    used: dict[str, list[int]] = {}
+    used: dict[str, list[int]] = defaultdict(list)
+    optimizers: dict[str, set[str]] = defaultdict(set)
     for number, event in enumerate(events):
         if event.act in (Act.SCALE, Act.UPDATE, Act.SCALER_STEP) and event.enabled and event.scale is not None:
-            used.setdefault(event.who, []).append(number)
-    optimizers = {who: {name for number in uses for name in events[number].optimizers} for who, uses in used.items()}
+            used[event.who].append(number)
+            optimizers[event.who].update(event.optimizers)
     heirs: list[tuple[str, str]] = []
     for who, uses in used.items():
-        earlier = [
-            other
-            for other, theirs in used.items()
-            if other != who
-            and theirs[-1] < uses[0]
-            and (_path(who) == _path(other) or not optimizers[who].isdisjoint(optimizers[other]))
-        ]
-        if earlier:
-            other = max(earlier, key=lambda name: used[name][-1])
-            if not _was_loaded(events, who, used[other][-1], uses[0]):
-                heirs.append((who, other))
+        before = [name for name, theirs in used.items() if name != who and theirs[-1] < uses[0]]
+        earlier = [name for name in before if _path(who) == _path(name) or optimizers[who] & optimizers[name]]
+        other = max(earlier, key=lambda name: used[name][-1], default=None)
+        if other is not None and not _was_loaded(events, who, used[other][-1], uses[0]):
+            heirs.append((who, other))
     findings: list[Finding] = []
     for who, other in heirs:
         first = events[used[who][0]]

@@ -2,32 +2,260 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
 
 from ampcheck.autocast.judge import judge_use
 from ampcheck.catalog import for_kind
-from ampcheck.catalog.training import RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL
+from ampcheck.catalog import numerics as of_models
+from ampcheck.catalog import training as of_loops
 from ampcheck.core.arguments import parse_integer, parse_names
+from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Run, Verdict, merge, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
-from ampcheck.training.distributed.ranks import agreed, ending_alike, settled
-from ampcheck.training.loop import TrainingLoop, quiet
-from ampcheck.training.observed import Observed, unjudged
-from ampcheck.training.stages import CHECKS, STAGES, Context, Stage, observe_steps
+from ampcheck.torchtools.snapshot import Snapshot
+from ampcheck.training.checkpoints import check_checkpoint_events
+from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.measure import measure_distributed
+from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
+from ampcheck.training.gradients import checks as of_gradients
+from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
+from ampcheck.training.loop import StepError, TrainingLoop, quiet
+from ampcheck.training.observed import Observed, check_observed, observe, unjudged
+from ampcheck.training.protocol import checks as of_calls
+from ampcheck.training.protocol.events import Act, ProtocolStats
+from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.reductions.checks import check_reductions, reduction_table
+from ampcheck.training.resume import check_resume, measure_resume, resume_table
+from ampcheck.training.scale import stats as of_scales
+from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.stagnation.stagnation import check_stagnation, stagnation_tables
+from ampcheck.training.state_dtypes.checks import check_state_dtypes
+from ampcheck.training.state_dtypes.measure import state_dtype_tables
+from ampcheck.training.tf32 import settings as of_settings
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
 
 STEPS = 24
 """How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
+
+_FOLLOWED = frozenset(
+    str(check)
+    for check in (
+        *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
+        *(of_loops.REDUCE_PRECISION, of_models.OVERFLOW, of_models.LOSS_DTYPE),
+    )
+)
+"""The checks that compare what steps compute."""
+
+_STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUFFER_DTYPE, of_models.LOSS_DTYPE)
+
+
+@dataclass(slots=True)
+class Context:
+    """The inputs of every stage, and what earlier stages found.
+
+    start: the state in which the loop was handed over, and in which each stage begins. overflowed: the first step, on
+    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale.
+    """
+
+    loop: TrainingLoop
+    start: Snapshot
+    limits: Limits
+    wanted: frozenset[str]
+    steps: int
+    device: str
+    seen: Observed = field(init=False)
+    overflowed: int | None = None
+    invariant: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the judgement. needs_step: whether the first step must have come to its end."""
+
+    name: str
+    checks: tuple[Check, ...]
+    judge: Callable[[Context], Run]
+    needs_step: bool = True
+
+
+def observe_steps(context: Context) -> Run:
+    """Run the plain steps, and report those that did not go as a step must."""
+    loop, wanted = context.loop, context.wanted
+    already_nonfinite = of_gradients.nonfinite_parameters(loop)
+    seen = context.seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
+    finite = of_gradients.measure_finite(loop, seen.losses, already_nonfinite)
+    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+    if finite.overflowed is not None:
+        finite = replace(finite, place=seen.place(finite.overflowed))
+    findings = [
+        *check_observed(seen),
+        *unjudged([f for f in of_gradients.check_finite(finite) if f.check in wanted], seen),
+    ]
+    unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
+    if loop.reached.unseen:
+        unseen["what the step reaches beyond the first 20,000 values"] = 1
+    coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
+    return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
+
+
+def _gradients(context: Context) -> Run:
+    """Gradients compared with float64, and the loss scales that keep them."""
+    limits, seen = context.limits, context.seen
+    stats = seen.gradients
+    if stats is None:
+        return Run()
+    skipped = of_scales.first_skipped(seen.events)
+    skipped = context.overflowed if skipped is None else skipped
+    first_op = seen.place(skipped) if skipped is not None else None
+    scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
+    damage = of_gradients.damage_text(stats, limits)
+    judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
+    if stats.skipped:
+        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+        why = of_loops.LOSS_SCALE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
+    tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
+    charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
+    return Run(
+        findings=(*of_gradients.check_gradients(stats, limits), *judged),
+        coverage=stats.coverage,
+        tables=tuple(table for table in tables if table is not None),
+        charts=tuple(chart for chart in charts if chart is not None),
+    )
+
+
+def _updates(context: Context) -> Run:
+    stats = context.seen.updates
+    if stats is None:
+        return Run()
+    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
+
+
+def _scales(context: Context) -> Run:
+    stats = measure_invariance(context.loop)
+    context.invariant = stats.invariant
+    return _run(check_invariance(stats))
+
+
+def _protocol(context: Context) -> Run:
+    """The order of calls, as observed; and the effects of a skipped step, which is provoked if none was observed."""
+    seen, gradients = context.seen, context.seen.gradients
+    stats = ProtocolStats(
+        context.loop.name,
+        seen.events,
+        seen.steps,
+        gradients.lost if gradients else None,
+        seen.stopped,
+        context.invariant,
+        applied=of_calls.applied_nonfinite(seen.events) or None,
+        damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
+        format=gradients.format if gradients else "",
+        scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
+    )
+    of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
+    scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
+    scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
+    skipped = any(event.skipped for event in scaler_steps)
+    scaled = any(event.enabled for event in scaler_steps)
+    direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
+    skipping = stats
+    if agreed(direct or (scheduled and not skipped and scaled)):
+        checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
+        recorder = _overflowing(context.loop, seen.steps, after_backward=not checked)
+        if scheduled and not skipped:
+            skipping = replace(stats, events=tuple(recorder.events), injected=recorder.overflowed)
+        if direct and recorder.overflowed is not None:
+            stats = replace(stats, applied=of_calls.applied_nonfinite(recorder.events), injected=recorder.overflowed)
+    findings = of_calls.check_protocol(stats, context.limits)
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
+
+
+def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
+    """The steps up to the one after a gradient was made infinite. after_backward: where no scaler looks at it."""
+    recorder = Recorder(loop, overflow_from=min(1, steps - 1), after_backward=after_backward)
+    with recorder.listening():
+        for taken in recorder.run(steps):
+            over = recorder.overflowed
+            if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
+                break
+    return recorder
+
+
+def _resuming(context: Context) -> Run:
+    events = check_checkpoint_events(context.seen.events, context.loop.name)
+    stats = measure_resume(context.loop)
+    return _run([*events, *check_resume(stats)], tables=resume_table(stats))
+
+
+def _reductions(context: Context) -> Run:
+    """Sums and norms of this process, or of all ranks together."""
+    loop = context.loop
+    if world_size() > 1:
+        ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
+        findings, tables = check_distributed(ranks, context.limits), tuple(distributed_tables(ranks))
+        return _run(findings, coverage=ranks.coverage, tables=tables)
+    stats = context.seen.sums
+    if stats is None:
+        return Run()
+    table = reduction_table(stats)
+    return _run(check_reductions(stats, context.limits), tables=(table,) if table else ())
+
+
+def _state_dtypes(context: Context) -> Run:
+    seen = context.seen
+    if seen.residency is None:
+        return Run()
+    passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
+    computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
+    findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
+    if of_models.LOSS_DTYPE.slug in context.wanted:
+        first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
+        nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
+        if nonfinite:
+            findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
+    return _run(findings, tables=state_dtype_tables(seen.residency))
+
+
+def _confounders(context: Context) -> Run:
+    loop = context.loop
+    stats = of_settings.measure_confounders(torch.device(context.device))
+    if context.seen.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
+        stats = replace(stats, nondeterministic=of_settings.measure_nondeterminism(lambda: loop.take(0)))
+    return _run(of_settings.check_tf32(stats, context.limits), tables=(of_settings.confounders_table(stats),))
+
+
+def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:
+    return Run(findings=tuple(findings), tables=tables, coverage=coverage or Coverage())
+
+
+STAGES = (
+    Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
+    Stage("updates", (of_loops.STAGNATION,), _updates),
+    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales),
+    Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
+    Stage("resuming", (of_loops.RESUME,), _resuming),
+    Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions),
+    Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
+    Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False),
+)
+"""In their order: later stages use the results of earlier ones."""
+
+_CHECKS = dict.fromkeys(
+    (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT, *(check for stage in STAGES for check in stage.checks))
+)
+CHECKS = tuple(check.slug for check in _CHECKS)
+"""What is judged of a training loop, besides its use of autocast."""
 
 
 def judge_training(
@@ -98,19 +326,18 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         progress(f"{loop.name}: {stage}", next(done), len(stages) + 2)
 
     report("plain steps")
-    run, results = observe_steps(context)
-    yield run
-    stopped = results.observed.stopped
-    fatal = agreed(stopped is not None and results.observed.steps == 0)
+    yield observe_steps(context)
+    stopped = context.seen.stopped
+    fatal = agreed(stopped is not None and context.seen.steps == 0)
     for stage in stages:
         report(stage.name)
         context.start.restore()
         if fatal and stage.needs_step:
-            yield _prevented(context, results.observed, stage)
+            yield _prevented(context, stage)
             continue
         with quiet():
-            run, results = stage.judge(context, results)
-        yield replace(run, findings=tuple(unjudged(run.findings, results.observed)))
+            run = stage.judge(context)
+        yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
     context.start.restore()
     report("use of autocast")
     if not fatal and (checks is None or set(checks) - {*CHECKS, "coverage"}):
@@ -122,14 +349,15 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
     report("done")
 
 
-def _prevented(context: Context, seen: Observed, stage: Stage) -> Run:
+def _prevented(context: Context, stage: Stage) -> Run:
     """Incomplete checks of a stage without a first step; skipped where memory was short, or nothing was to judge."""
+    seen = context.seen
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
-    idle = {RESUME: context.loop.save is None, SCALE_INVARIANCE: not scaled}
+    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
     message = "not judged: the first step did not come to its end, see coverage"
     hint = "mend the step that coverage names, so that step(0) returns its loss"
-    checks = [check for check in stage.checks if check is not SCALER_PROTOCOL]
+    checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
     verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
     pairs = zip(checks, verdicts, strict=True)
     return Run(findings=tuple(c.finding(verdict, seen.subject, message, hint=hint) for c, verdict in pairs))

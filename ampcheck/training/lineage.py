@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.forms import Form, Operand, combined, itself, mixed, without
+from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.loop import Resident, Role
 
-NARROW: frozenset[torch.dtype] = frozenset(
-    getattr(torch, name)
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-)
+_LINEAR = frozenset(("addcmul", "addcdiv", "index_add", "scatter_add", "addmm", "addmv", "addbmm", "baddbmm", "addr"))
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
@@ -38,15 +37,106 @@ _CASTS = frozenset(("_to_copy", "clone", "copy"))
 _GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
 
 
-@dataclass(slots=True)
-class Scaling:
-    """A tensor was multiplied by a number just below 1 and rounded, with nothing added. looked: its nonzero elements;
-    stuck: those that hold the same value afterwards."""
+class Form(NamedTuple):
+    """How a value depends on origins. mask: a bit for each origin; gains: the factors of those that enter as a
+    multiple, by bit; pure: the value is nothing but a multiple of one origin."""
 
-    factor: float
-    looked: int
-    stuck: int
-    op: str
+    mask: int = 0
+    gains: Mapping[int, float] = MappingProxyType({})
+    pure: bool = False
+
+    def gain(self, bit: int) -> float | None:
+        """The factor of one origin; None where it is not known, 0.0 for one that does not matter."""
+        return self.gains.get(bit, None if self.mask & bit else 0.0)
+
+    def times(self, factor: float) -> Form:
+        """The form of a multiple."""
+        return Form(self.mask, {bit: factor * gain for bit, gain in self.gains.items()}, self.pure)
+
+    def plus(self, other: Form, factor: float = 1.0) -> Form:
+        """The form of `self + factor * other`."""
+        # The bits of the gains are distinct, so that their sum is their union.
+        shared = self.mask & other.mask & ~(sum(self.gains) & sum(other.gains))
+        gains = {bit: gain for bit, gain in self.gains.items() if not bit & shared}
+        for bit, gain in other.gains.items():
+            if not bit & shared:
+                gains[bit] = gains.get(bit, 0.0) + factor * gain
+        return Form(self.mask | other.mask, gains, self.pure and other.pure and self.gains.keys() == other.gains.keys())
+
+    def without(self, hidden: int) -> Form:
+        """The form without some of its origins."""
+        if not hidden & self.mask:
+            return self
+        return Form(self.mask & ~hidden, {bit: gain for bit, gain in self.gains.items() if not bit & hidden})
+
+
+def itself(bit: int) -> Form:
+    """The form of an origin that nothing has touched."""
+    return Form(bit, {bit: 1.0}, pure=True)
+
+
+def mixed(forms: Sequence[Form]) -> Form:
+    """The form of any other function of values."""
+    return Form(reduce(or_, (form.mask for form in forms), 0))
+
+
+class Operand(NamedTuple):
+    """An operand of an op: its form, and its value where it is one constant number for all elements."""
+
+    form: Form
+    number: float | None = None
+
+
+def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: float = 1.0) -> Form:
+    """The form of the result of an op. base: `mul` for `mul_` and `_foreach_mul_` alike."""
+    forms = [operand.form for operand in operands]
+    first, second = (*operands, Operand(Form()), Operand(Form()))[:2]
+    match base:
+        case "mul" if second.number is not None:
+            return first.form.times(second.number)
+        case "mul" if first.number is not None:
+            return second.form.times(first.number)
+        case "div" if second.number:
+            return first.form.times(1.0 / second.number)
+        case "neg":
+            return first.form.times(-1.0)
+        case "add" | "sub":
+            return first.form.plus(second.form, alpha if base == "add" else -alpha)
+        case "rsub":
+            return second.form.plus(first.form, -alpha)
+        case "lerp" if len(operands) > 2 and operands[2].number is not None:
+            weight = operands[2].number
+            return first.form.times(1.0 - weight).plus(second.form, weight)
+        case base if base in _LINEAR:
+            return first.form.times(beta).plus(mixed(forms[1:]))
+        case "copy":
+            return second.form
+        case "clone" | "_to_copy":
+            return first.form
+        case "zero" | "fill":
+            return Form()
+    return mixed(forms)
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` nonzero elements
+    `stuck` hold the same value afterwards."""
+
+    factor: float = 1.0
+    looked: int = 0
+    stuck: int = 0
+    op: str = ""
+
+    def __add__(self, other: Decay) -> Decay:
+        if not other.looked:
+            return self
+        return replace(other, looked=self.looked + other.looked, stuck=self.stuck + other.stuck)
+
+    @property
+    def share(self) -> float:
+        """The share of the elements that it leaves as they are."""
+        return self.stuck / self.looked if self.looked else 0.0
 
 
 @dataclass(slots=True)
@@ -56,7 +146,7 @@ class Written:
     op: str = ""
     file: str = ""
     line: int | None = None
-    scalings: list[Scaling] = field(default_factory=list)
+    decay: Decay = field(default_factory=Decay)
 
 
 @dataclass(slots=True)
@@ -74,24 +164,12 @@ class VanishedConstant:
     option: str = ""
 
 
-class Additions:
-    """What a `Lineage` tells of each op; see `ampcheck.training.reductions.sums`."""
-
-    def begin(self, lineage: Lineage) -> None:
-        """A step begins, and all forms are forgotten."""
-
-    def before(self, call: Call, lineage: Lineage) -> None:
-        """An op is about to run."""
-
-    def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
-        """An op has run, and the forms of its results are known."""
-
-
 class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
+    additions: a `ReductionWatch`, which is told of every op and may add origins.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -99,31 +177,29 @@ class Lineage(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, additions: Additions | None = None) -> None:
+    def __init__(self, additions: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self._additions = additions
-        self._forms: dict[int, Form] = {}
-        self._alive: dict[int, StorageWeakRef] = {}  # while it is here no other storage gets the same number
+        self._forms = StorageMap[Form]()
         self._origins: dict[int, Resident] = {}
-        self._bits: dict[int, int] = {}
+        self._bits = StorageMap[int]()
         self._count = 0
         self._parameters = self._residents = self.drawn = 0
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
-        self._forms, self._alive, self._origins, self._bits, self.written = {}, {}, {}, {}, {}
+        self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
         self._count = self._parameters = 0
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
-            number = storage_number(resident.tensor)
-            if resident.tensor.dtype not in NARROW or resident.role is Role.GRADIENT or number is None:
-                continue
-            if number not in self._bits:
-                bit = self._bits[number] = self.new_origin()
+            narrow = resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT
+            if narrow and not self.bit_of(resident.tensor):
+                bit = self.new_origin()
+                self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
                 self._residents |= bit
                 self._parameters |= bit if resident.role is Role.PARAMETER else 0
@@ -138,33 +214,26 @@ class Lineage(TorchDispatchMode):
 
     def bit_of(self, tensor: torch.Tensor) -> int:
         """The bit of a tensor of the loop; 0 for another."""
-        number = storage_number(tensor)
-        return 0 if number is None else self._bits.get(number, 0)
+        return self._bits.get(tensor) or 0
 
-    def form(self, tensor: object) -> Form:
+    def form(self, key: object) -> Form:
         """The form of the values of a tensor, all parts of its memory together."""
-        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
-        return Form() if number is None else self._forms.get(number, Form())
+        return self._forms.get(key) or Form()
 
     def put(self, tensor: torch.Tensor, form: Form) -> None:
         """Note the form of the values of a tensor; other parts of its memory keep theirs."""
-        number = storage_number(tensor)
-        if number is None or not (form.mask or number in self._forms):
+        rest = self._forms.get(tensor)
+        if rest is None and not form.mask:
             return
-        if tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes() and number in self._forms:
-            rest = self._forms[number]
+        if rest is not None and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
             same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
             form = Form(rest.mask | form.mask, same)
-        if number not in self._alive:
-            self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._forms[number] = form
+        self._forms.put(tensor, form)
 
-    def add_origin(self, alive: StorageWeakRef) -> int:
-        """The bit of a new origin, on which all that a storage holds depends."""
-        number, bit = int(alive.cdata), self.new_origin()
-        form = self._forms.get(number, Form())
-        self._alive[number], self._forms[number] = alive, Form(form.mask | bit, form.gains, form.pure)
-        return bit
+    def depend(self, key: object, mask: int) -> None:
+        """Let all that the memory of a tensor, or a storage, holds depend on further origins."""
+        form = self.form(key)
+        self._forms.put(key, Form(form.mask | mask, form.gains, form.pure))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -181,52 +250,52 @@ class Lineage(TorchDispatchMode):
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
         recorded = recorded or torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            plan = self._plan(call, recorded)
+            notes, forms = self._plan(call, recorded)
             if self._additions is not None:
                 self._additions.before(call, self)
         call.out = func(*args, **kwargs)
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            for note in plan(call):
+            results = enumerate(leaves(call.out) if forms else ())
+            for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
                 self._note(call, *note)
             if self._additions is not None:
                 self._additions.after(call, self, users_line(sys._getframe()))
         return call.out
 
-    def _plan(self, call: Call, recorded: bool) -> Callable[[Call], Iterator[_Note]]:
-        """What to note once the op has run. Forms follow from what the arguments hold before it."""
+    def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
+        """What to note of the tensors that an op writes, and the forms of those that it will return.
+
+        Forms follow from what the arguments hold before it; the last one is that of all further results.
+        """
         written = [
             (position, tensor)
             for position, name in call.schema.writes
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
         ]
         if call.schema.random:
-            drawn = Form(self.drawn)
-            return lambda done: (_Note(t, drawn) for t in ([t for _, t in written] or leaves(done.out)))
+            return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
-            return lambda _: (_Note(tensor, Form()) for _, tensor in written)
+            return [_Note(tensor, Form()) for _, tensor in written], []
         base = _base(call)
         foreach = call.name.startswith("_foreach_")
         followed = bool(written) or torch.Tag.pointwise in call.op.tags or base in _CASTS
         followed = (followed or (foreach and base not in _REDUCING)) and call.op.namespace == "aten"
-        followed = followed and (base not in ("copy", "_to_copy") or _is_float_cast(call))
+        # Bits that are read or written as integers are no values.
+        floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
+        followed = followed and (base not in ("copy", "_to_copy") or floats)
         hidden = (0 if followed else self._residents) | (self._parameters if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
             operands = self._operands(call, base, counts[position])
             counts[position] += 1
-            form = without(self._result(call, base, operands, tensor), hidden & ~self.bit_of(tensor))
+            form = self._result(call, base, operands, tensor).without(hidden & ~self.bit_of(tensor))
             scaled = self._bare(call, base, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
-        if written:
-            return lambda _: iter(notes)
-        if base.endswith("_like") or base.startswith("new_"):
-            return lambda _: iter(())  # made after the shape of a tensor, not from its values
+        if written or base.endswith("_like") or base.startswith("new_"):  # made after the shape of a tensor alone
+            return notes, []
         numbers = range(len(call.args[0])) if foreach else (0,)
-        forms = [without(self._result(call, base, self._operands(call, base, n), None), hidden) for n in numbers]
-        return lambda done: (
-            _Note(tensor, forms[min(number, len(forms) - 1)]) for number, tensor in enumerate(leaves(done.out))
-        )
+        return [], [self._result(call, base, self._operands(call, base, n), None).without(hidden) for n in numbers]
 
     def _operands(self, call: Call, base: str, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""
@@ -274,7 +343,7 @@ class Lineage(TorchDispatchMode):
 
     def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
         number = storage_number(result)
-        bit = self._bits.get(number, 0) if number is not None else 0
+        bit = self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
         self.put(result, form)
@@ -289,17 +358,13 @@ class Lineage(TorchDispatchMode):
         self.written[number].op = op_name(call.op)
         if old is not None:
             nonzero = old != 0
-            looked, stuck = int(nonzero.sum()), int((nonzero & (result == old)).sum())
-            self.written[number].scalings.append(Scaling(scaled, looked, stuck, op_name(call.op)))
+            stuck = int((nonzero & (result == old)).sum())
+            self.written[number].decay += Decay(scaled, int(nonzero.sum()), stuck, op_name(call.op))
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        if (
-            _base(call) not in _GUARDS
-            or bit
-            or result.dtype not in NARROW
-            or not form.mask & self._residents & ~self.drawn
-        ):
+        guards = _base(call) in _GUARDS and not bit and result.dtype in NARROW
+        if not guards or not form.mask & self._residents & ~self.drawn:
             return
         values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
         constant = float(values[0]) * _number(call, "alpha") if values else 0.0
@@ -307,10 +372,8 @@ class Lineage(TorchDispatchMode):
             return
         dtype = str(result.dtype).removeprefix("torch.")
         names = [r.name for b, r in self._origins.items() if form.mask & b]
-        seen = self.vanished.get((constant, dtype))
-        if seen is None:
-            seen = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
-            self.vanished[constant, dtype] = seen
+        new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
+        seen = self.vanished.setdefault((constant, dtype), new)
         seen.of = tuple(dict.fromkeys((*seen.of, *sorted(names))))
         seen.zeros += int((result == 0).sum())
 
@@ -332,9 +395,3 @@ def _base(call: Call) -> str:
 def _number(call: Call, name: str) -> float:
     value = call.argument(name)
     return float(value) if isinstance(value, (int, float)) else 1.0
-
-
-def _is_float_cast(call: Call) -> bool:
-    """Whether a copy reads and writes floats: bits seen as integers are no values."""
-    source = call.args[1] if call.name == "copy_" else call.args[0]
-    return bool(source.is_floating_point() and (call.name != "copy_" or call.args[0].is_floating_point()))

@@ -9,7 +9,6 @@ gradient that vanished on the way, shows in real runs only (`LossScaleStats.veri
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.torchtools.storage import local
 
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""
@@ -26,13 +24,8 @@ POOL = "all tensors together"
 FEW = 8
 """A tensor with fewer nonzero elements than this counts in the pool only: one element decides too much of its share."""
 
-_CHUNK = {"cpu": 1 << 18}
-_LARGE_CHUNK = 1 << 24
-"""Elements measured at a time: on a CPU what stays in its cache, elsewhere what bounds the extra memory."""
-_ZERO, _NONFINITE, _FIRST = 0, 1, 2
 _LOWEST, _HIGHEST = -1074, 1023
 """The powers of two of float64, which bound all scales. The bins of magnitudes go one further, to 1024."""
-_SLOTS = _FIRST + _HIGHEST + 1 - _LOWEST + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +63,21 @@ class GradientHistogram:
 
 
 def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
-    """The exact histogram of an unscaled gradient of any shape, dtype and device; read back once.
+    """The exact histogram of an unscaled gradient, a strided real tensor of any shape and floating dtype.
 
-    Of a sparse tensor the stored values count, of a DTensor the elements of this rank: sharded ones add up to the
-    whole, replicated ones must not be added. Rounding noise must be left out (a key's bias before a softmax has no
-    other gradient): no scale keeps it. Raises `UsageError` for a tensor without floating-point values.
+    Rounding noise must be left out (a key's bias before a softmax has no other gradient): no scale keeps it.
     """
-    if tensor.device.type == "meta" or not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UsageError(
-            f"a gradient histogram needs floating-point values; found {tensor.dtype} on {tensor.device.type}"
-        )
-    values = local(tensor)
-    if values.layout is not torch.strided:
-        values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
-    if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
-    flat = values.reshape(-1)
-    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
-    counts = torch.zeros(_SLOTS, dtype=torch.int64, device=flat.device)
-    largest = torch.zeros((), dtype=flat.dtype, device=flat.device)
-    length = _CHUNK.get(flat.device.type, _LARGE_CHUNK)
-    for start in range(0, flat.numel(), length):
-        magnitude = flat[start : start + length].abs()
-        mantissa, exponent = torch.frexp(magnitude)
-        finite = magnitude < math.inf  # false for NaN as well
-        slot = exponent.to(torch.int64).sub_((mantissa == 0.5).long()).add_(_FIRST - _LOWEST)
-        slot.masked_fill_(magnitude == 0, _ZERO).masked_fill_(~finite, _NONFINITE)
-        counts += torch.bincount(slot, minlength=_SLOTS)
-        largest = torch.maximum(largest, magnitude.masked_fill_(~finite, 0).amax())
-    double = flat.dtype == torch.float64
-    bits = largest.view(torch.int64 if double else torch.int32).to(torch.int64)  # so that all of it is read at once
-    *slots, code = torch.cat([counts, bits.reshape(1)]).tolist()
-    (top,) = struct.unpack("<d", struct.pack("<q", code)) if double else struct.unpack("<f", struct.pack("<i", code))
-    binned = {number - _FIRST + _LOWEST: count for number, count in enumerate(slots) if count and number >= _FIRST}
-    return GradientHistogram(binned, top, slots[_ZERO], slots[_NONFINITE])
+    magnitudes = tensor.detach().reshape(-1).double().abs()
+    finite = magnitudes[magnitudes < math.inf]  # false for NaN as well
+    nonzero = finite[finite > 0]
+    mantissa, exponent = torch.frexp(nonzero)
+    counts = torch.bincount(exponent.long() - (mantissa == 0.5).long() - _LOWEST).tolist()
+    return GradientHistogram(
+        {number + _LOWEST: count for number, count in enumerate(counts) if count},
+        float(nonzero.amax()) if nonzero.numel() else 0.0,
+        finite.numel() - nonzero.numel(),
+        magnitudes.numel() - finite.numel(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +181,10 @@ def scale_window(
     default; the rest must not overflow only. Parameters should bind, and the gradients of activations not: those of a
     softmax hold many elements too small to matter, while Adam takes each element of a parameter's by its own size.
 
-    Without a nonzero element the window is as wide as float64. Raises `UsageError` for a share that is negative or NaN,
-    for an unknown name in `binding`, and for a format in which nothing rounds to zero.
+    Without a nonzero element the window is as wide as float64. Raises `UsageError` for a format in which nothing rounds
+    to zero.
     """
-    if not share >= 0:
-        raise UsageError(f"the share that a loss scale may lose must be 0 or more; found {share!r}")
-    names = tuple(histograms) if binding is None else tuple(name for name in histograms if name in binding)
-    if binding is not None and (unknown := sorted(set(binding) - set(histograms))):
-        raise UsageError(f"binding names {unknown[0]!r}, of which there is no histogram")
+    names = tuple(name for name in histograms if binding is None or name in binding)
     kind = format_of(dtype)
     flush = _flush_exponent(kind)
     needed, needed_by = _LOWEST, POOL

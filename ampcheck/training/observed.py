@@ -1,26 +1,41 @@
-"""A loop as it runs by itself: what its steps did, and what did not go as a step must."""
+"""A loop as it runs by itself: what its steps did, compared under one shadow, and what did not go as a step must.
+
+Under the shadow each step is judged by itself: it begins with the values that parameters and state really have, so that
+`exact` is what this step should have made of them. Sums that go on over steps, and gradients, are followed from their
+beginning.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
-from ampcheck.core.run import Chart, Finding, Series, Verdict, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.training.following import Following
+from ampcheck.shadow.companions import has_companions
+from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
-from ampcheck.training.loop import Role, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.lineage import Lineage
+from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
-from ampcheck.training.stagnation.measure import Restarts, StagnationStats, stagnation_stats
+from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
+from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
+
+UPDATES = 4
+"""How many steps are followed update by update."""
+
+_RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
 _LISTED = 3
 
@@ -31,16 +46,21 @@ _OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
 """Checks that need a weight that changes."""
 
 _BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
+
 _OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
+
 _UNUSED = (
     "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
     "bfloat16 and float32 need none"
 )
+
 _DISABLED = (
     "where this machine lacks the device, autocast and GradScaler do nothing: choose both by the device that is "
     "there, torch.autocast('cpu', dtype) and torch.amp.GradScaler('cpu')"
 )
+
 _ITERATOR = "it draws on an iterator that ends: let step(i) depend on i alone, or observe fewer steps (--steps)"
 
 _STOPPED = {
@@ -56,6 +76,76 @@ _STOPPED = {
     "value": ("a step must return its loss, a float (or a tensor of one element)", "return loss.item()"),
 }
 """Requirement and hint for each kind of `StepError`."""
+
+
+class Following:
+    """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
+
+    updates: how many steps are followed update by update. places: by step the op in which a value first became infinite
+    or NaN; exact: by step what it would have returned, where that is known.
+    """
+
+    def __init__(self, loop: TrainingLoop, gradients: GradientWatch | None = None, updates: int = UPDATES) -> None:
+        self.shadow = LoopShadow()
+        self.sums = ReductionWatch(self.shadow)
+        self.lineage = Lineage(self.sums)
+        self.updates = UpdateWatch(self.shadow, self.lineage)
+        self.gradients = gradients
+        self.places: dict[int, Where] = {}
+        self.exact: dict[int, float] = {}
+        self._loop, self._steps = loop, updates
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Follow the step that runs inside."""
+        residents = floating_residents(self._loop)
+        for resident in residents:
+            if resident.role in _RENEWED and has_companions(resident.tensor):
+                self.shadow.renew(resident.tensor)
+        before, nonfinite = self.shadow.ops, len(self._nonfinite())
+        self.shadow.numbers.clear()
+        if self.shadow.judge is not None:
+            self.shadow.judge.largest.clear()
+        followed = number < self._steps
+        if followed:
+            self.updates.begin(residents)
+        with ExitStack() as stack:
+            if self.gradients is not None and self.gradients.wanted:
+                stack.enter_context(self.gradients.step(number, self.shadow))
+            stack.enter_context(self.shadow)
+            if followed:
+                stack.enter_context(self.lineage)
+            yield
+        overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
+        place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
+        place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
+        if place is not None:
+            self.places[number] = place
+
+    def ended(self, number: int, value: float) -> None:
+        """Book a step that came to its end and returned a value."""
+        residents = floating_residents(self._loop)
+        if number < self._steps:
+            self.updates.end(residents)
+        self.updates.look(residents)
+        same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
+        if same:
+            self.exact[number] = same[-1]
+
+    def _nonfinite(self) -> list[Where]:
+        return list(self.shadow.judge.nonfinite) if self.shadow.judge is not None else []
+
+
+def floating_residents(loop: TrainingLoop) -> list[Resident]:
+    """The floating tensors that live across steps; of a DTensor the local shard, which is what its ops run on."""
+    floating = []
+    with torch.no_grad():
+        for resident in loop.residents():
+            tensor = resident.tensor
+            if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                floating.append(replace(resident, tensor=local))
+    return floating
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +199,22 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
     owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in in_modules}
-    sums, residency = _sums(loop), measure_state_dtypes(loop, after_step=False)
-    recorder, watch = Recorder(loop), Restarts()
+    before = measure_state_dtypes(loop, after_step=False)
+    recorder = Recorder(loop)
     gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
     following = Following(loop, gradients) if follow else None
     losses: list[float] = []
     stopped: StepError | None = None
     with quiet(), recorder.listening():
-        for recorder.step in range(steps):
-            with following.step(recorder.step) if following is not None else nullcontext():
-                taken = loop.take(recorder.step)
-            recorder.forget_graphs()
+        for taken in recorder.run(steps, following.step if following is not None else None):
             if isinstance(taken, StepError):
                 stopped = taken
                 break
             losses.append(taken)
             if following is not None:
                 following.ended(recorder.step, taken)
-                watch.look(loop)
     events, scalers = tuple(recorder.events), loop.reached.scalers
+    residency = measure_state_dtypes(loop, after_step=bool(losses), before=before)
     in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
     groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
     lost = {id(parameter) for group in groups for parameter in group["params"]} - in_modules
@@ -137,34 +224,30 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
     low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
     disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+    compared: dict[str, Any] = {}
+    if following is not None:
+        error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+        compared = {
+            "gradients": gradients.result(len(losses)),
+            "updates": stagnation_stats(loop, following.updates, error),
+            "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
+            "places": following.places,
+            "exact": following.exact,
+        }
     return Observed(
         loop.name,
         tuple(losses),
         events,
         stopped,
-        residency=measure_state_dtypes(loop, after_step=bool(losses), before=residency),
+        residency=residency,
         replaced=replaced,
-        gradients=None if following is None else gradients.result(len(losses)),
-        updates=None if following is None else _updates(loop, following, watch, stopped),
-        sums=None if following is None else reduction_stats(following.sums, following.lineage.ops, loop.name),
-        places={} if following is None else following.places,
-        exact={} if following is None else following.exact,
-        changed=stepped or bool(replaced) or _sums(loop) != sums,
+        changed=stepped or bool(replaced) or _weights(residency) != _weights(before),
         narrow=True if low else None if loop.reached.compiled else False,
         disabled=disabled,
         unused=() if recorder.scaled else tuple(path for path in scalers if path not in disabled),
         empty=loop.empty,
+        **compared,
     )
-
-
-def _updates(
-    loop: TrainingLoop, following: Following, restarts: Restarts, stopped: StepError | None
-) -> StagnationStats:
-    stats = stagnation_stats(loop, following.updates, f"step {stopped.step}: {stopped.message}" if stopped else "")
-    for updates in stats.tensors:
-        if updates.name in restarts.names:
-            updates.accumulation = None
-    return stats
 
 
 def _all_skipped(events: Iterable[Event]) -> bool:
@@ -174,18 +257,13 @@ def _all_skipped(events: Iterable[Event]) -> bool:
     return bool(skips) and all(skips) and not direct
 
 
-def _sums(loop: TrainingLoop) -> dict[str, str]:
-    """The sum of each trained tensor in float64, as text, in which NaN equals NaN; shows writes through `.data`.
+def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:
+    """The sum of the bits of each trained tensor.
 
     Copies count too: master weights take up an update that their 16-bit copies cannot represent yet.
     """
-    trained = (Role.PARAMETER, Role.COPY)
-    weights = {r.name: r.tensor for r in loop.residents() if r.role in trained or r.tensor.requires_grad}
-    return {
-        name: repr(float(plain_values(weight).sum(dtype=torch.float64)))
-        for name, weight in weights.items()
-        if weight.is_floating_point() and weight.device.type != "meta"
-    }
+    trained = (t for t in state.tensors if t.floating and (t.role in (Role.PARAMETER, Role.COPY) or t.trained))
+    return {(tensor.role, tensor.name): tensor.version[-1] for tensor in trained}
 
 
 def unjudged(findings: Iterable[Finding], seen: Observed) -> list[Finding]:
@@ -215,16 +293,6 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
     return "", ""
-
-
-def loss_chart(seen: Observed) -> tuple[Chart, ...]:
-    """What the steps returned, where two or more of them are finite."""
-    finite = [(float(number), loss) for number, loss in enumerate(seen.losses) if math.isfinite(loss)]
-    if len(finite) < 2:
-        return ()
-    numbers, losses = zip(*finite, strict=True)
-    series = Series(seen.subject, numbers, losses)
-    return (Chart("line", "what the steps returned", "step", "loss", (series,), check=COVERAGE.slug),)
 
 
 def check_observed(seen: Observed) -> list[Finding]:

@@ -6,6 +6,7 @@ import io
 import math
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
 from ampcheck.torchtools.storage import local
-from ampcheck.training.distributed.ranks import agreed, broadcast, gather, settled
+from ampcheck.training.distributed.ranks import agreed, gather, rank, settled
 from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
 
 _LISTED = 3
@@ -207,8 +208,8 @@ def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
     returned = gather(own)
     if all(returned) or not any(returned):
         return stream.getvalue(), True
-    first: bytes = broadcast(returned.index(True), stream.getvalue())
-    return stream.getvalue() if own else first, own
+    written = gather(stream.getvalue() if own else b"")
+    return written[rank()] or written[returned.index(True)], own
 
 
 def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
@@ -272,28 +273,25 @@ def _random_state(loop: TrainingLoop) -> Any:
 
 def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
     """The parts in which two states differ; losses where both have some."""
-    differing: dict[str, list[tuple[str, float, str]]] = {}
+    differing: dict[str, list[tuple[str, float, str]]] = defaultdict(list)
     for what, name in dict.fromkeys((*before.tensors, *after.tensors)):
         size = _distance(before.tensors.get((what, name)), after.tensors.get((what, name)))
         if size is not None:
             detail = f"{name} differs by {size:.2g} of its norm"
             detail = f"{name} is missing or of another kind" if size == math.inf else detail
-            differing.setdefault(what, []).append((name, size, detail))
+            differing[what].append((name, size, detail))
     for owner in dict.fromkeys((*before.settings, *after.settings)):
         what, _, name = owner.partition(":")
         if changed := _changed(before.settings.get(owner, {}), after.settings.get(owner, {}), what):
-            differing.setdefault(what, []).append((name, 0.0, f"{name}: {changed}"))
-    differences: list[Difference] = []
+            differing[what].append((name, 0.0, f"{name}: {changed}"))
+    for step, (first, second) in enumerate(zip(before.losses, after.losses, strict=False)):
+        if not same_loss(first, second):
+            detail = f"of step {step}: {first:.9g} became {second:.9g}"
+            differing["losses"].append((f"step {step}", abs(first - second), detail))
+    differences = []
     for what, parts in differing.items():
         _, size, detail = max(parts, key=lambda part: part[1])
         differences.append(Difference(what, tuple(name for name, _, _ in parts), detail, size))
-    pairs = list(enumerate(zip(before.losses, after.losses, strict=False)))
-    losses = [(step, first, second) for step, (first, second) in pairs if not same_loss(first, second)]
-    if losses:
-        step, first, second = losses[0]
-        names = tuple(f"step {number}" for number, _, _ in losses)
-        detail = f"of step {step}: {first:.9g} became {second:.9g}"
-        differences.append(Difference("losses", names, detail, abs(first - second)))
     return tuple(differences)
 
 
@@ -301,9 +299,7 @@ def _distance(before: torch.Tensor | None, after: torch.Tensor | None) -> float 
     """None where the bits are the same."""
     if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
         return math.inf
-    if torch.equal(before, after):
-        return None
-    if bool(((before == after) | ((before != before) & (after != after))).all()):
+    if torch.equal(before, after) or torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True):
         return None
     norm, difference = float(before.double().norm()), float((before.double() - after.double()).norm())
     return difference / norm if norm else float(after.double().norm())
@@ -325,11 +321,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     subject, steps = stats.subject, stats.steps
     if stats.prevented:
-        return [
-            RESUME.incomplete(
-                subject, stats.skipped, hint="let step(i) depend on i and on what save() keeps, and come to its end"
-            )
-        ]
+        hint = "let step(i) depend on i and on what save() keeps, and come to its end"
+        return [RESUME.incomplete(subject, stats.skipped, hint=hint)]
     if stats.skipped:
         return [RESUME.skip(subject, stats.skipped)]
     requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
@@ -351,11 +344,8 @@ def check_resume(stats: ResumeStats) -> list[Finding]:
         return [RESUME.fail(subject, message, where=where, observed=size, limit=0.0, unit=_UNIT, hint=hint)]
     if stats.differences:
         message = f"{requirement}; the weights do, the losses do not: {_listed(stats.differences)}"
-        return [
-            RESUME.warn(
-                subject, message, hint="what the step returns depends on something that is not saved (a running mean)"
-            )
-        ]
+        hint = "what the step returns depends on something that is not saved (a running mean)"
+        return [RESUME.warn(subject, message, hint=hint)]
     if stats.unaided:
         what = "gradients that were accumulating at the interruption are not in the checkpoint"
         hint = "save right after an optimizer step"
@@ -388,6 +378,5 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     if not rows or stats.skipped:
         return ()
     columns = ("when", "what", "how many", _UNIT, "example")
-    return (
-        Table(f"An interrupted run compared with an uninterrupted one: {stats.subject}", columns, rows, RESUME.slug),
-    )
+    title = f"An interrupted run compared with an uninterrupted one: {stats.subject}"
+    return (Table(title, columns, rows, RESUME.slug),)

@@ -313,7 +313,8 @@ def test_custom_ops_made_of_others_or_without_floats_are_not_told(library: torch
 
 def test_a_recorder_keeps_the_calls_of_each_dtype_apart_and_none_outside_of_autocast() -> None:
     x = torch.ones(4, 4)
-    with CallRecorder("cuda") as recorder:
+    recorder = CallRecorder("cuda")
+    with recorder.recording():
         x @ x
         with torch.autocast("cuda", torch.bfloat16):
             x @ x

@@ -125,7 +125,7 @@ def test_each_op_that_changed_appeared_or_is_gone_is_one_failure_that_names_it()
 
 def test_a_change_under_the_same_rule_is_shown_by_its_facts() -> None:
     (finding,) = judged(policy(mm=OpPolicy(LOWER, {"low": "low -> float32"})), policy(mm=lower))
-    assert "lower_precision (low: low); it is: lower_precision (low: low -> float32)" in finding.message
+    assert "lower_precision (low → low); it is: lower_precision (low → low -> float32)" in finding.message
 
 
 @pytest.mark.parametrize("builds", [("cpu", "cuda 13.0"), ("cuda 12.4", "cpu"), ("rocm 6.2", "cuda 13.0")])

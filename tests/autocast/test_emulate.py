@@ -348,7 +348,7 @@ def test_an_exception_on_entry_leaves_nothing_behind(restored: None, monkeypatch
 
     emulation = emulate("cuda", torch.float16)
     with monkeypatch.context() as patch:
-        patch.setattr("ampcheck.autocast.emulate.reset_dynamo", stumble)
+        patch.setattr("ampcheck.torchtools.dynamo.reset", stumble)
         with pytest.raises(ZeroDivisionError), emulation:
             pass
     with emulation:

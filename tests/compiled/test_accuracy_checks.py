@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ampcheck.compiled.accuracy.checks import CHECKS, check_accuracy
-from ampcheck.compiled.accuracy.decided import Freedom
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -20,26 +19,28 @@ from ampcheck.compiled.accuracy.stats import (
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict
 from ampcheck.shadow import Examination
-from ampcheck.shadow.compare import ResultError
+from ampcheck.shadow.compare import ResultError, with_verdict
+from ampcheck.shadow.freedom import Freedom
 
 U16, U32 = 2.0**-8, 2.0**-24
 
 
 def error(kind: str = "output", name: str = "", step: int = 0, **facts: Any) -> ResultError:
     """A result with an error of one rounding of float32; `error=` makes it larger, and beyond."""
-    off = facts.get("error", U32)
-    flagged = int(facts.get("beyond", off > 32 * U32))
-    other = Examination(100, flagged=flagged, error=off, spread=U32, limit=32 * U32 if flagged else 0.0)
+    off, eager = facts.pop("error", U32), facts.pop("eager_error", U32)
+    flagged = int(facts.pop("beyond", off > 32 * U32))
+    seen = Examination(100, flagged=flagged, error=off, spread=U32, limit=32 * U32 if flagged else 0.0, impact=off)
     plain = ResultError(
-        (kind, name, step), "float32", 100, Examination(100), other, U32,
-        eager_error=U32, error=off, apart=off, share=off, judged=100, beyond=bool(flagged),
+        (kind, name, step), "float32", seen, U32, off,
+        eager=Examination(100, error=eager), eager_norm=eager, apart=off, judged=100,
     )  # fmt: skip
-    return replace(plain, **{key: value for key, value in facts.items() if key != "error"})
+    return replace(plain, **facts)
 
 
-def stats(*errors: ResultError, **facts: Any) -> AccuracyStats:
+def stats(*errors: ResultError, freedom: Freedom | None = None, casts: bool = False, **facts: Any) -> AccuracyStats:
     whole = AccuracyStats("model", "bfloat16", "bfloat16", "cpu", autocast=True, graphs=1)
-    return replace(whole, errors=errors, coverage=Coverage({"outputs": len(errors)}), **facts)
+    judged = tuple(with_verdict(e, freedom or Freedom(), casts=casts) for e in errors)
+    return replace(whole, errors=judged, coverage=Coverage({"outputs": len(errors)}), **facts)
 
 
 def verdicts(record: AccuracyStats, check: str) -> list[Verdict]:
@@ -61,12 +62,12 @@ def test_what_is_beyond_its_bound_fails_and_what_is_within_passes(kind: str) -> 
 
 
 def test_inf_or_nan_in_compiled_code_alone_fails_unless_eager_mode_overflows_about_as_much() -> None:
-    lost = error("gradient", lost=4, beyond=True, other=Examination(100, lost=4))
+    lost = error("gradient", lost=4, seen=Examination(100, lost=4))
     assert "4 elements of gradient are inf or NaN" in only(stats(lost), "compiled-gradient", Verdict.FAIL).message
     edge = replace(lost, lost=1, eager=Examination(100, lost=2))
     assert "edge of overflow" in only(stats(edge), "compiled-gradient", Verdict.WARN).hint
     assert verdicts(stats(replace(edge, lost=50)), "compiled-gradient") == [Verdict.FAIL]
-    rest = replace(edge, other=Examination(100, lost=1, flagged=1, error=0.5))
+    rest = replace(edge, seen=Examination(100, lost=1, flagged=1, error=0.5))
     assert verdicts(stats(rest), "compiled-gradient") == [Verdict.FAIL], "the edge does not excuse the rest"
 
 
@@ -125,7 +126,7 @@ def test_of_what_nothing_is_known_there_is_no_verdict() -> None:
 
 
 def test_a_pass_names_the_largest_error_of_what_is_known() -> None:
-    noise = error("gradient", "noise", error=40.0, beyond=False, other=Examination(100, error=40.0, spread=5.0))
+    noise = error("gradient", "noise", error=40.0, beyond=False, seen=Examination(100, error=40.0, spread=5.0))
     found = only(stats(noise, error("gradient", "known")), "compiled-gradient", Verdict.PASS)
     assert "known" in found.message
 

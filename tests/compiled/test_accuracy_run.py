@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.judge import run_compiled, run_eager
-from ampcheck.compiled.accuracy.run import Plan, run_plan
+from ampcheck.compiled.accuracy.run import run_plan
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER
 from ampcheck.core.subject import Subject
+from ampcheck.numerics.run import Plan
 from ampcheck.torchtools.copying import prepare
 
 
@@ -21,7 +22,7 @@ def test_the_eager_stage_is_eager_mode_itself() -> None:
     run = run_compiled(eager, EAGER)
     assert run.graphs.count == 0
     assert {error.kind for error in run.errors} == {"output", "gradient"}
-    assert all(error.apart == 0 and not error.beyond for error in run.errors)
+    assert all(error.apart == 0 and not error.at_fault for error in run.errors)
 
 
 def test_a_stage_that_raises_says_so() -> None:
@@ -29,7 +30,7 @@ def test_a_stage_that_raises_says_so() -> None:
         raise ValueError("no such op")
 
     subject = Subject((lambda x: x.sin(), [(torch.randn(4),)]))
-    eager = run_eager(subject, Plan(backward=False), torch.float32, {"backend": backend})
+    eager = run_eager(subject, Plan(no_backward="not asked"), torch.float32, {"backend": backend})
     assert "no such op" in run_compiled(eager).raised
     assert run_compiled(eager, AOT_EAGER).raised == ""
 
@@ -53,20 +54,21 @@ def test_casts_alone_in_a_float32_model_are_meant_and_autocast_is_not() -> None:
         return (x.half() @ x.half().T).float()
 
     for function, meant in ((cast, True), (product, False), (torch.tanh, False)):
-        eager = run_eager(Subject((function, [(torch.randn(4, 4),)])), Plan(backward=False), torch.float32)
+        eager = run_eager(Subject((function, [(torch.randn(4, 4),)])), Plan(no_backward="not asked"), torch.float32)
         assert eager.casts is meant
 
 
 @pytest.mark.parametrize(("values", "ties"), [([1.0, 5.0, 2.0], 0), ([1.0, 5.0, 5.0], 1)])
 def test_decisions_that_a_rounding_turns_are_counted(values: list[float], ties: int) -> None:
     subject = Subject((lambda x: x.argmax(-1), [(torch.tensor([values]) * 1.1,)]))
-    eager = run_eager(subject, Plan(backward=False), torch.float32)
+    eager = run_eager(subject, Plan(no_backward="not asked"), torch.float32)
+    assert eager.freedom is not None
     assert eager.freedom.near_ties == ties
 
 
 def test_the_longest_sum_is_known() -> None:
     subject = Subject((nn.Linear(300, 4), (torch.randn(2, 300),)))
-    outcome = run_eager(subject, Plan(backward=False), torch.float32).outcome
+    outcome = run_eager(subject, Plan(no_backward="not asked"), torch.float32).outcome
     assert outcome.results["output", "", 0].terms == 300
 
 
@@ -75,5 +77,5 @@ def test_updates_of_an_optimizer_follow_their_gradients() -> None:
     plan = Plan(steps=3, optimizer=torch.optim.AdamW)
     eager = run_eager(Subject((model, (torch.randn(12, 8),))), plan, torch.float32)
     run = run_compiled(eager, AOT_EAGER)
-    assert not [str(error) for error in run.errors if error.beyond]
+    assert not [str(error) for error in run.errors if error.at_fault]
     assert any(error.kind == "update" for error in run.errors)

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from ampcheck.autocast.policy import Snapshot
 from ampcheck.core.errors import UsageError
-from ampcheck.core.file_lock import locked, only_writer
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import locked, only_writer, write_atomically
 from ampcheck.core.json_files import DEPTH, parse_json
 from ampcheck.core.run import Run
 
@@ -197,7 +196,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_named(tmp_path: Path) -> None:
 
 HOLDS = """
 import sys, time
-from ampcheck.core.file_lock import only_writer
+from ampcheck.core.files import only_writer
 with only_writer(sys.argv[1], 5):
     print("holds", flush=True)
     time.sleep(60)
@@ -226,7 +225,7 @@ def test_the_next_writer_goes_on_at_once_when_one_was_killed_while_it_wrote(tmp_
 ADDS = """
 import sys
 from pathlib import Path
-from ampcheck.core.file_lock import only_writer
+from ampcheck.core.files import only_writer
 from ampcheck.core.files import write_atomically
 path = Path(sys.argv[1])
 for _ in range(40):

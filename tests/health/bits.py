@@ -12,7 +12,6 @@ NARROW = tuple(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     if hasattr(torch, name)
 )
-CASTS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def from_codes(codes: list[int], dtype: torch.dtype) -> torch.Tensor:

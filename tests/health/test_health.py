@@ -15,7 +15,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.health import TensorHealth, Unmeasured, cpu, health_of, measure_health, oracle, read_all
 from ampcheck.health.plan import plan_for
-from tests.health.bits import CASTS, NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
+from tests.health.bits import NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
 
 SUMSQ = 1e-12  # both sides add up float64, in another order
 
@@ -23,7 +23,7 @@ needs_kernel = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.
 
 
 def by_hand(tensor: torch.Tensor) -> TensorHealth:
-    """Every statistic from its definition, on Python floats. Casts are left out."""
+    """Every statistic from its definition, on Python floats."""
     own = format_of(tensor.dtype)
     values = [abs(float(value)) for value in tensor.flatten().to(torch.float64).tolist()]
     nonzero = [value for value in values if value and math.isfinite(value)]
@@ -42,14 +42,14 @@ def by_hand(tensor: torch.Tensor) -> TensorHealth:
     )
 
 
-def measured(tensor: torch.Tensor, **options: object) -> TensorHealth:
-    health = health_of(tensor, histogram=True, **options)  # type: ignore[arg-type]
+def measured(tensor: torch.Tensor) -> TensorHealth:
+    health = health_of(tensor, histogram=True)
     assert isinstance(health, TensorHealth), health
     return health
 
 
-def judged(tensor: torch.Tensor, casts: tuple[str, ...] = ()) -> TensorHealth:
-    plan = plan_for(tensor.dtype, casts, True)
+def judged(tensor: torch.Tensor) -> TensorHealth:
+    plan = plan_for(tensor.dtype, True)
     name = str(tensor.dtype).removeprefix("torch.")
     return plan.unpack(oracle.pack(tensor, plan).tolist(), name, tensor.numel())
 
@@ -92,8 +92,8 @@ def test_any_bits_give_what_the_definitions_give(dtype, data):
 @pytest.mark.parametrize("numel", [0, 1, 31, 32, 33, 4095, 4096, 4097, 100_003])
 def test_the_fast_path_agrees_with_the_oracle_at_any_length(dtype, numel):
     tensor = random_bits(dtype, numel)
-    expected = judged(tensor.to(dtype), CASTS)
-    assert_same(measured(tensor, casts=CASTS), expected)
+    expected = judged(tensor.to(dtype))
+    assert_same(measured(tensor), expected)
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
@@ -106,11 +106,11 @@ def test_one_odd_element_among_ordinary_ones_is_found_wherever_it_is(dtype):
         for value in odd:
             tensor = ordinary.clone()
             tensor[place] = value
-            assert_same(measured(tensor, casts=CASTS), judged(tensor, CASTS))
-            assert_same(measured(-tensor[place : place + 1], casts=CASTS), judged(tensor[place : place + 1], CASTS))
+            assert_same(measured(tensor), judged(tensor))
+            assert_same(measured(-tensor[place : place + 1]), judged(tensor[place : place + 1]))
     for value in odd:
         tensor = torch.full((5000,), value, dtype=dtype)
-        assert_same(measured(tensor, casts=CASTS), judged(tensor, CASTS))
+        assert_same(measured(tensor), judged(tensor))
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
@@ -149,61 +149,19 @@ def test_squares_beyond_float32_are_added_up():
         assert measured(tensor).sumsq == pytest.approx(10_000 * float(tensor[0]) ** 2, rel=SUMSQ)
 
 
-@pytest.mark.parametrize("target", CASTS)
-@pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_casts_foretell_what_to_does(dtype, target):
-    """PyTorch casts float64 to the formats below float32 by way of float32, so those sources are float32 values."""
-    own, to = format_of(dtype), format_of(target)
-    edges = [to.flushes_at, to.subnormal_below, to.smallest_normal, to.overflows_at, to.max, to.smallest_subnormal]
-    near = [v for edge in edges for v in (math.nextafter(edge, 0), edge, math.nextafter(edge, math.inf))]
-    tensor = torch.cat([random_bits(dtype, 50_000), torch.tensor(near, dtype=torch.float64).to(dtype)])
-    if dtype is torch.float64 and target != "float32":
-        tensor = tensor.to(torch.float32).to(dtype)
-    finite = tensor[tensor.to(torch.float64).isfinite() & (tensor != 0)]
-    after = finite.to(getattr(torch, target)).to(torch.float64).abs()
-    left = after.isnan() | after.isinf()
-    if to.name == "float8_e4m3fn" and not left.any():  # PyTorch 2.13 stops at max: pytorch/pytorch#178817
-        left = finite.to(torch.float64).abs() >= to.overflows_at
-    loss = measured(tensor, casts=(target,)).casts[target]
-    assert loss.to_zero == int((after == 0).sum())
-    assert loss.to_subnormal == int(((after > 0) & (after < to.smallest_normal)).sum())
-    assert loss.to_inf == int(left.sum())
-    if own.max < to.max and own.smallest_subnormal >= to.smallest_subnormal:
-        assert loss.to_inf == loss.to_zero == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("target", ["float16", "bfloat16", "float8_e5m2"])
-def test_casts_of_every_16_bit_pattern(dtype, target):
-    tensor = every_pattern(dtype)
-    finite = tensor[tensor.isfinite() & (tensor != 0)]
-    after = finite.to(getattr(torch, target)).to(torch.float64).abs()
-    loss = measured(tensor, casts=(target,)).casts[target]
-    subnormal = (after > 0) & (after < format_of(target).smallest_normal)
-    assert loss == (int((after == 0).sum()), int(subnormal.sum()), int(after.isinf().sum()))
-
-
-def test_a_cast_can_be_named_by_dtype_or_alias_and_counts_once():
-    health = measured(torch.tensor([1e6, 1e-9]), casts=(torch.float16, "half", "bf16"))
-    assert dict(health.casts) == {"float16": (1, 0, 1), "bfloat16": (0, 0, 0)}
-    with pytest.raises(UsageError, match="floating-point format"):
-        measure_health(torch.ones(1), casts=("int8",))
-
-
 @needs_kernel
 def test_flushing_the_thread_s_subnormals_changes_nothing():
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
-    casts = (*CASTS, "float64")
     plan_for.cache_clear()  # plans are computed with float64 subnormals: that too must not be flushed
     cpu._prepared.cache_clear()
     try:
-        flushed = [measured(random_bits(dtype, 5000), casts=casts) for dtype in (*WIDE, *NARROW)]
+        flushed = [measured(random_bits(dtype, 5000)) for dtype in (*WIDE, *NARROW)]
         assert float(torch.tensor([1], dtype=torch.int32).view(torch.float32).double()) == 0.0  # restored by the kernel
     finally:
         torch.set_flush_denormal(False)
     for dtype, health in zip((*WIDE, *NARROW), flushed, strict=True):
-        assert_same(health, judged(random_bits(dtype, 5000), casts))
+        assert_same(health, judged(random_bits(dtype, 5000)))
 
 
 def test_without_a_compiler_plain_torch_answers(monkeypatch):
@@ -265,7 +223,7 @@ def test_threads_measure_at_once():
 def test_several_are_read_together_in_their_order():
     tensors = [torch.full((n,), float(n)) for n in (3, 1, 2)]
     pending = [*map(measure_health, tensors), measure_health(torch.empty(2, device="meta"))]
-    plan = plan_for(torch.float32, (), True)
+    plan = plan_for(torch.float32, True)
     vector = type(pending[0])(oracle.pack(torch.full((5,), 5.0), plan), plan, "float32", 5)
     other = type(pending[0])(oracle.pack(torch.full((7,), 7.0), plan), plan, "float32", 7)
     read = read_all([vector, *pending, other])

@@ -1,4 +1,4 @@
-"""Health of any tensor that the strategies draw, against bit patterns and PyTorch's casts; and its merge."""
+"""Health of any tensor that the strategies draw, against bit patterns; and its merge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from ampcheck.strategies import (
 
 FIELDS = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10), "float8_e5m2": (5, 2)}
 """Exponent and mantissa bits; IEEE 754 tells the rest."""
-CASTS = ("float32", "bfloat16", "float16", "float8_e5m2")
 ANY_SHAPE = shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
 
 
@@ -67,7 +66,7 @@ def codes_of(tensor: torch.Tensor) -> list[int]:
 
 
 def by_bits(tensor: torch.Tensor) -> TensorHealth:
-    """Every statistic from bit patterns and exact fractions; casts by PyTorch itself."""
+    """Every statistic from bit patterns and exact fractions."""
     name = str(tensor.dtype).removeprefix("torch.")
     exponent_bits, mantissa_bits = FIELDS[name]
     bias, infinity = (1 << (exponent_bits - 1)) - 1, ((1 << exponent_bits) - 1) << mantissa_bits
@@ -102,13 +101,8 @@ def by_bits(tensor: torch.Tensor) -> TensorHealth:
     )
 
 
-def casts_of(name: str) -> tuple[str, ...]:
-    """Casts that PyTorch makes in one rounding: from float64 the one to float32."""
-    return ("float32",) if name == "float64" else CASTS
-
-
-def measured(tensor: torch.Tensor, casts: tuple[str, ...] = ()) -> TensorHealth:
-    health = health_of(tensor, histogram=True, casts=casts)
+def measured(tensor: torch.Tensor) -> TensorHealth:
+    health = health_of(tensor, histogram=True)
     assert isinstance(health, TensorHealth), health
     return health
 
@@ -132,43 +126,17 @@ def test_tensors_as_models_have_them_are_measured_as_their_bits_say(name: str, d
     assert_same(measured(tensor), by_bits(tensor))
 
 
-@st.composite
-def edges(draw: st.DrawFn, name: str) -> float:
-    """Where the outcome of one of the casts changes, and its neighbours, as a number of the format."""
-    info = torch.finfo(kind_of(draw(st.sampled_from(casts_of(name)))))
-    least = info.tiny * info.eps
-    top = info.max + math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
-    place = draw(st.sampled_from([least / 2, info.tiny - least / 2, info.tiny, top]))
-    moved = place * (1 + draw(st.sampled_from([0, -1, 1])) * torch.finfo(kind_of(name)).eps)
-    largest = torch.finfo(kind_of(name)).max
-    return float(torch.tensor(min(moved, largest), dtype=torch.float64).to(kind_of(name)))
-
-
-@given(name=st.sampled_from(sorted(FIELDS)), data=st.data())
-def test_a_cast_loses_what_pytorchs_cast_loses(name: str, data: st.DataObject) -> None:
-    near = tensors(name, layout="any", elements=edges(name))
-    tensor = data.draw(any_tensors(name) | near)
-    health = measured(tensor, casts_of(name))
-    finite = tensor.to(torch.float64)
-    finite = finite[finite.isfinite() & (finite != 0)].to(tensor.dtype)
-    for target in casts_of(name):
-        after = finite.to(kind_of(target)).to(torch.float64).abs()
-        tiny = torch.finfo(kind_of(target)).tiny
-        counts = ((after == 0), (after > 0) & (after < tiny), after.isinf())
-        assert health.casts[target] == tuple(int(which.sum()) for which in counts), target
-
-
 @given(name=st.sampled_from(["float32", "bfloat16", "float16"]), data=st.data())
 def test_pieces_of_a_tensor_merge_to_the_whole_in_any_order_and_grouping(name: str, data: st.DataObject) -> None:
     tensor = data.draw(any_tensors(name).filter(torch.Tensor.dim) | realistic(name))
     dim = data.draw(st.integers(0, tensor.dim() - 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, tensor.shape[dim]), max_size=4)))
-    records = [measured(piece, CASTS) for piece in tensor.tensor_split(cuts, dim)]
+    records = [measured(piece) for piece in tensor.tensor_split(cuts, dim)]
     records = data.draw(st.permutations(records))
     while len(records) > 1:  # any grouping: two that stand beside each other become one
         place = data.draw(st.integers(0, len(records) - 2))
         records[place : place + 2] = [records[place] + records[place + 1]]
-    assert_same(records[0], measured(tensor, CASTS))
+    assert_same(records[0], measured(tensor))
     if tensor.numel():
         assert_same(TensorHealth.empty() + records[0], records[0])
         assert_same(records[0] + TensorHealth.empty(), records[0])
@@ -178,14 +146,14 @@ def test_pieces_of_a_tensor_merge_to_the_whole_in_any_order_and_grouping(name: s
 def test_the_record_of_two_tensors_is_that_of_their_concatenation(data: st.DataObject, name: str) -> None:
     one, other = data.draw(any_tensors(name)), data.draw(any_tensors(name) | realistic(name))
     both = torch.cat([one.flatten(), other.flatten()])
-    first, second = measured(one, CASTS), measured(other, CASTS)
-    assert_same(first + second, measured(both, CASTS))
+    first, second = measured(one), measured(other)
+    assert_same(first + second, measured(both))
     assert_same(second + first, first + second)
 
 
 @given(st.lists(st.sampled_from(sorted(FIELDS)).flatmap(any_tensors), min_size=1, max_size=4))
 def test_records_of_several_dtypes_merge_to_the_counts_of_all_their_bits(many: list[torch.Tensor]) -> None:
-    merged = functools.reduce(operator.add, [measured(tensor, ("float16",)) for tensor in many])
+    merged = functools.reduce(operator.add, [measured(tensor) for tensor in many])
     parts = [by_bits(tensor) for tensor in many if tensor.numel()]
     for name in ("numel", "zeros", "subnormals", "infs", "nans"):
         assert getattr(merged, name) == sum(getattr(part, name) for part in parts)
@@ -194,13 +162,6 @@ def test_records_of_several_dtypes_merge_to_the_counts_of_all_their_bits(many: l
     assert dict(merged.histogram or ()) == sum((Counter(dict(part.histogram or ())) for part in parts), Counter())
     kinds = {part.dtype for part in parts}
     assert not kinds or merged.dtype == (kinds.pop() if len(kinds) == 1 else "mixed")
-    lost = merged.casts["float16"]
-    if "float64" not in {part.dtype for part in parts}:
-        values_of = [
-            x for tensor in many for x in tensor.flatten().to(torch.float32).tolist() if math.isfinite(x) and x
-        ]
-        after = torch.tensor(values_of, dtype=torch.float32).half()
-        assert (lost.to_zero, lost.to_inf) == (int((after == 0).sum()), int(after.isinf().sum()))
 
 
 @given(st.data(), st.sampled_from(["float32", "bfloat16", "float16"]))
@@ -209,7 +170,7 @@ def test_signs_order_and_shape_change_nothing(data: st.DataObject, name: str) ->
     flat = tensor.flatten()
     order = torch.tensor(data.draw(st.permutations(range(len(flat)))), dtype=torch.int64)
     for other in (-tensor, flat, flat[order], torch.copysign(tensor, torch.tensor(-1.0, dtype=tensor.dtype))):
-        assert_same(measured(other, CASTS), measured(tensor, CASTS))
+        assert_same(measured(other), measured(tensor))
 
 
 @given(tensors("float32", elements=log_uniform(2.0**-50, 2.0**50).map(np.float32).map(float)), st.integers(-60, 60))

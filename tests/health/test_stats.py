@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.health import CastLoss, TensorHealth, Unmeasured, health_of
+from ampcheck.health import TensorHealth, Unmeasured, health_of
 
 counts = st.integers(0, 2**40)
 histograms = st.none() | st.dictionaries(st.integers(-149, 127), st.integers(1, 2**40)).map(
     lambda bins: tuple(sorted(bins.items()))
 )
-losses = st.dictionaries(st.sampled_from(["float16", "bfloat16", "float8_e5m2"]), st.builds(CastLoss, *[counts] * 3))
 dtypes = st.sampled_from(["float32", "float16", "mixed"])
 filled = st.builds(
     TensorHealth,
@@ -33,7 +32,6 @@ filled = st.builds(
     # Integers below 2**50 add up exactly, so that the law can be checked with ==.
     sumsq=st.integers(0, 2**50).map(float),
     histogram=histograms,
-    casts=losses,
 )
 records = filled | st.builds(TensorHealth.empty, dtypes)
 
@@ -59,9 +57,9 @@ def test_the_chunks_merge_to_the_whole(cuts, dtype):
     tensor = torch.randn(1000).mul(torch.tensor(10.0) ** torch.randn(1000).mul(4)).to(dtype)
     tensor[::50] = math.nan
     chunks = tensor.tensor_split(sorted(cuts))
-    measured = [health_of(chunk, histogram=True, casts=("float16",)) for chunk in chunks]
+    measured = [health_of(chunk, histogram=True) for chunk in chunks]
     merged = functools.reduce(operator.add, measured, TensorHealth.empty())
-    whole = health_of(tensor, histogram=True, casts=("float16",))
+    whole = health_of(tensor, histogram=True)
     assert merged.sumsq == pytest.approx(whole.sumsq, rel=1e-12)
     assert dataclasses.replace(merged, sumsq=0.0) == dataclasses.replace(whole, sumsq=0.0)
 
@@ -72,10 +70,8 @@ def test_dtypes_mix():
 
 
 def test_what_one_side_lacks_is_not_passed_off_as_whole():
-    with_all = health_of(torch.ones(2), histogram=True, casts=("float16", "bfloat16"))
-    merged = with_all + health_of(torch.ones(2), casts=("float16",))
-    assert merged.histogram is None
-    assert set(merged.casts) == {"float16"}
+    with_all = health_of(torch.ones(2), histogram=True)
+    assert (with_all + health_of(torch.ones(2))).histogram is None
 
 
 def test_derived_numbers():
@@ -97,10 +93,10 @@ def test_quantiles_of_the_exponent():
 
 
 def test_a_record_is_plain_data():
-    health = health_of(torch.tensor([1.0, 1e-9]), histogram=True, casts=("float16",))
+    health = health_of(torch.tensor([1.0, 1e-9]), histogram=True)
     assert pickle.loads(pickle.dumps(health)) == health
     data = json.loads(json.dumps(dataclasses.asdict(health)))
-    assert data["casts"] == {"float16": [1, 0, 0]}
+    assert data["numel"] == 2
     assert hash(health) == hash(pickle.loads(pickle.dumps(health)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         health.numel = 3

@@ -9,14 +9,15 @@ import pytest
 from ampcheck.catalog import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
-from ampcheck.numerics import CHECKS, NumericsStats, check_compiled_against_eager, check_numerics, check_reference
-from ampcheck.numerics.stats import Raised, TensorError, Values
+from ampcheck.numerics import CHECKS, NumericsStats, check_numerics, check_reference
+from ampcheck.numerics.stats import Raised, Values
 from ampcheck.shadow import Examination, Fault, faults
+from ampcheck.shadow.compare import ResultError
 
 U = 2.0**-8
 SEEN = Examination(64, error=0.002, spread=0.004)
-OUTPUT = TensorError("output", "", "bfloat16", SEEN, U)
-GRADIENT = TensorError("gradient", "layer.weight", "float32", SEEN, U, share=0.001)
+OUTPUT = ResultError(("output", "", 0), "bfloat16", SEEN, U, judged=64)
+GRADIENT = ResultError(("gradient", "layer.weight", 0), "float32", SEEN, U, norm=0.001, judged=64)
 HEALTHY = NumericsStats(
     "model",
     "bfloat16, eager",
@@ -40,9 +41,9 @@ def _verdicts(stats: NumericsStats, check: str, limits: Limits | None = None) ->
     return [f.verdict for f in _findings(stats, check, limits)]
 
 
-def _far(error: TensorError, far: float = 0.9, limit: float = 0.1) -> TensorError:
+def _far(error: ResultError, far: float = 0.9, limit: float = 0.1) -> ResultError:
     seen = replace(error.seen, error=far, limit=limit, flagged=1, impact=far)
-    return replace(error, seen=seen, share=0.5 if error.kind == "gradient" else 1.0)
+    return replace(error, seen=seen, norm=0.5 if error.kind == "gradient" else 1.0)
 
 
 def test_every_check_has_a_page_and_passes_or_skips_a_healthy_run() -> None:
@@ -65,29 +66,14 @@ def test_lost_digits_that_reach_nothing_are_no_finding() -> None:
     assert _verdicts(stats, "precision-loss") == [Verdict.PASS]
 
 
-def test_an_error_of_compiled_code_fails_without_a_place() -> None:
-    compiled = replace(HEALTHY, compiled=True, graphs=1, errors=(_far(OUTPUT), GRADIENT))
-    assert _verdicts(compiled, "precision-loss") == [Verdict.FAIL]
-    assert _verdicts(replace(compiled, incomparable="two runs differ"), "precision-loss") == [Verdict.INCOMPLETE]
-
-
-def test_compiled_code_is_at_fault_where_eager_mode_is_within_its_bounds() -> None:
-    compiled = replace(HEALTHY, compiled=True, graphs=1, errors=(_far(OUTPUT), GRADIENT))
-    verdicts = {f.check: f.verdict for f in check_compiled_against_eager(HEALTHY, compiled, Limits())}
-    assert verdicts == {"compiled-error": Verdict.FAIL, "compiled-gradient": Verdict.PASS}
-    both = replace(HEALTHY, errors=(_far(OUTPUT), GRADIENT))
-    assert not any(f.verdict is Verdict.FAIL for f in check_compiled_against_eager(both, compiled, Limits()))
-
-
 def test_an_error_below_the_rounding_of_the_whole_gradient_is_no_failure() -> None:
-    compiled = replace(HEALTHY, compiled=True, graphs=1)
-    small = replace(_far(GRADIENT), share=1e-5)
-    assert Verdict.FAIL not in _verdicts(replace(compiled, errors=(OUTPUT, small)), "precision-loss")
-    assert Verdict.FAIL in _verdicts(replace(compiled, errors=(OUTPUT, _far(GRADIENT))), "precision-loss")
+    small = replace(_far(GRADIENT), norm=1e-5)
+    assert Verdict.FAIL not in _verdicts(replace(HEALTHY, errors=(OUTPUT, small)), "precision-loss")
+    assert Verdict.FAIL in _verdicts(replace(HEALTHY, errors=(OUTPUT, _far(GRADIENT))), "precision-loss")
 
 
 def test_a_gradient_that_the_data_do_not_determine_is_not_compared() -> None:
-    unknown = replace(GRADIENT, seen=Examination(64, error=1e4, spread=1.0), share=1.0)
+    unknown = replace(GRADIENT, seen=Examination(64, error=1e4, spread=1.0), norm=1.0)
     assert Verdict.FAIL not in _verdicts(replace(HEALTHY, errors=(OUTPUT, unknown)), "precision-loss")
 
 
@@ -106,7 +92,7 @@ def test_nothing_compared_is_not_a_pass() -> None:
 def test_an_infinite_output_fails_also_where_no_op_was_seen_to_make_it() -> None:
     infinite = replace(OUTPUT, seen=replace(SEEN, lost=3))
     assert _verdicts(replace(HEALTHY, errors=(infinite,)), "overflow") == [Verdict.FAIL]
-    loss = replace(infinite, kind="loss")
+    loss = replace(infinite, key=("loss", "", 0))
     assert _verdicts(replace(HEALTHY, errors=(OUTPUT, loss)), "overflow") == [Verdict.FAIL]
 
 
@@ -176,8 +162,8 @@ def test_it_is_always_said_whether_it_ran_also_when_other_checks_were_asked_for(
     assert "low-precision-error" in {f.check for f in check_numerics(raised, Limits(), ["overflow"])}
 
 
-def test_a_machine_without_a_compiler_is_no_failure_of_the_model() -> None:
-    missing = replace(HEALTHY, compiled=True, raised=Raised(Where("compile"), "InvalidCxxCompiler", missing=True))
+def test_a_machine_without_a_kernel_is_no_failure_of_the_model() -> None:
+    missing = replace(HEALTHY, raised=Raised(Where("forward"), "no kernel", missing=True))
     assert Verdict.FAIL not in {f.verdict for f in check_numerics(missing, Limits())}
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ampcheck import assert_compiled, audit
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.run import run_subject, total_loss
+from ampcheck.numerics.run import Plan, run_subject, total_loss
+from ampcheck.shadow.compare import Key
 from ampcheck.torchtools.copying import prepare
 from ampcheck.torchtools.global_state import preserved_state, read_state
 
@@ -72,11 +73,11 @@ def _gradients(forward: Any, scale: float) -> dict[str, Tensor]:
     torch.manual_seed(0)
     gradients: dict[str, Tensor] = {}
 
-    def receive(kind: str, name: str, tensor: Tensor) -> None:
-        if kind == "gradient":
-            gradients[name] = tensor.clone()
+    def receive(key: Key, tensor: Tensor) -> None:
+        if key[0] == "gradient":
+            gradients[key[1]] = tensor.clone()
 
-    run_subject(prepare(Subject((Model(4, 4), (torch.randn(3, 4),)))), receive, scale=scale)
+    run_subject(prepare(Subject((Model(4, 4), (torch.randn(3, 4),)))), Plan(scale=scale), receive)
     return gradients
 
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ampcheck import UsageError
-from ampcheck.plugin.benchmark_timer import RecordedTimer
-from ampcheck.plugin.speed_fixture import JUDGED, Speed
+from ampcheck.plugin.speed_fixture import JUDGED, RecordedTimer, Speed
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings

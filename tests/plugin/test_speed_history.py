@@ -139,8 +139,8 @@ def test_a_session_without_speed_tests_adds_nothing(speedy: Suite) -> None:
     [
         ("file", "--ampcheck-history=file needs the name of a folder, not of a file"),
         ("", "--ampcheck-history= needs the name of a folder, not of a file"),
-        ("file/inside", "--ampcheck-history=file/inside needs a folder that can be written to: *file cannot"),
-        ("shut/inside", "--ampcheck-history=shut/inside needs a folder that can be written to: *shut cannot"),
+        ("file/inside", "--ampcheck-history=file/inside needs a folder that exists and can be written to: *file"),
+        ("shut/inside", "--ampcheck-history=shut/inside needs a folder that exists and can be written to: *shut"),
     ],
 )
 def test_where_nothing_can_be_written_is_told_before_any_test_runs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcheck.core.run import Chart, Series
-from ampcheck.report.lines import draw_line
+from ampcheck.report.charts import draw_line
 
 
 def lines(*series: Series, y_scale: str = "linear", x_scale: str = "") -> dict:

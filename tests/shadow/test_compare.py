@@ -32,41 +32,41 @@ X = torch.linspace(1, 2, 64, dtype=torch.float64)
 
 
 def test_rounding_is_within_and_sixteen_bits_in_place_of_float32_are_not() -> None:
-    assert not compared(result(X), X.float()).beyond
+    assert not compared(result(X), X.float()).at_fault
     error = compared(result(X), X.half().float())
-    assert error.beyond
+    assert error.at_fault
     assert error.error == pytest.approx(U16 / 3, rel=1)
     assert error.eager_error < U32
-    assert not compared(result(X, unit=U16), X.half().float()).beyond
+    assert not compared(result(X, unit=U16), X.half().float()).at_fault
 
 
 def test_a_result_of_few_roundings_has_a_smaller_bound() -> None:
     off = (X * (1 + 20 * U16)).half()
-    assert not compared(result(X, X.half(), U16, roundings=8), off).beyond
-    assert compared(result(X, X.half(), U16, roundings=1), off).beyond
+    assert not compared(result(X, X.half(), U16, roundings=8), off).at_fault
+    assert compared(result(X, X.half(), U16, roundings=1), off).at_fault
 
 
 def test_a_long_sum_may_be_made_in_another_order() -> None:
     off = (X * (1 + 100 * U32)).float()
-    assert compared(result(X), off).beyond
-    assert not compared(result(X, terms=4096), off).beyond
+    assert compared(result(X), off).at_fault
+    assert not compared(result(X, terms=4096), off).at_fault
 
 
 def test_what_eager_mode_loses_itself_is_no_fault_of_the_other_run_unless_it_is_far_worse() -> None:
     eager = (X * 1.01).float()
-    assert not compared(result(X, eager), (X * 1.02).float()).beyond
-    assert compared(result(X, eager), (X * 1.2).float()).beyond
+    assert not compared(result(X, eager), (X * 1.02).float()).at_fault
+    assert compared(result(X, eager), (X * 1.2).float()).at_fault
 
 
 def test_elements_that_are_not_finite_count_where_eager_mode_and_exact_agree() -> None:
     value, eager = X.float(), X.float()
     value[3] = math.inf
-    assert (compared(result(X), value).lost, compared(result(X), value).beyond) == (1, True)
+    assert (compared(result(X), value).lost, compared(result(X), value).at_fault) == (1, True)
     eager[3] = math.inf
     both = compared(result(X, eager), value)
-    assert (both.lost, both.beyond) == (0, False)
+    assert (both.lost, both.at_fault) == (0, False)
     hidden = compared(result(X, eager), X.float())
-    assert (hidden.hidden, hidden.beyond) == (1, False)
+    assert (hidden.hidden, hidden.at_fault) == (1, False)
     large = torch.tensor([65500.0], dtype=torch.float64)
     at_the_edge = compared(result(large, large.half(), U16), torch.tensor([math.inf]).half())
     assert at_the_edge.lost == 0
@@ -75,19 +75,19 @@ def test_elements_that_are_not_finite_count_where_eager_mode_and_exact_agree() -
 def test_infinities_that_exact_has_too_are_compared_in_sign_and_nan_is_counted() -> None:
     exact = torch.tensor([1.0, -math.inf, math.nan], dtype=torch.float64)
     same = compared(result(exact), exact.float())
-    assert (same.beyond, same.nan, same.judged) == (False, 1, 2)
+    assert (same.at_fault, same.nan, same.judged) == (False, 1, 2)
     assert compared(result(exact), exact.float().abs()).lost == 1
 
 
 def test_what_the_other_run_does_not_give_is_beyond() -> None:
     for value in (None, torch.ones(3), torch.ones(64, dtype=torch.int64)):
         error = compared(result(X), value)
-        assert (error.absent, error.beyond, error.error) == (True, True, math.inf)
+        assert (error.absent, error.at_fault, error.error) == (True, True, math.inf)
 
 
 def test_integers_are_equal_or_they_are_not() -> None:
     whole = Result(torch.arange(4), None)
-    assert not compared(whole, torch.arange(4)).beyond
+    assert not compared(whole, torch.arange(4)).at_fault
     assert compared(whole, torch.tensor([0, 1, 2, 4])).apart == 0.25
 
 
@@ -96,10 +96,10 @@ def test_a_gradient_counts_by_its_share_of_all_of_them() -> None:
     keys: list[Key] = [("gradient", "a", 0), ("gradient", "b", 0)]
     results = dict(zip(keys, (result(large), result(small)), strict=True))
     values = dict(zip(keys, (large.float(), small.float() * 2), strict=True))
-    assert [e.beyond for e in compare_results(results, values)] == [False, False]
-    assert compared(result(small), small.float() * 2, keys[1]).beyond
+    assert [e.at_fault for e in compare_results(results, values)] == [False, False]
+    assert compared(result(small), small.float() * 2, keys[1]).at_fault
     values[keys[0]] = large.float() * 1.01
-    assert [e.beyond for e in compare_results(results, values)] == [True, False]
+    assert [e.at_fault for e in compare_results(results, values)] == [True, False]
 
 
 def test_a_gradient_that_is_zero_by_mathematics_is_noise_that_must_stay_small_beside_the_others() -> None:
@@ -107,8 +107,8 @@ def test_a_gradient_that_is_zero_by_mathematics_is_noise_that_must_stay_small_be
     noise = result(X * 1e-9, spread=1e9)
     results = dict(zip(keys, (result(X), noise), strict=True))
     error = compare_results(results, {keys[0]: X.float(), keys[1]: -X.float() * 1e-9})[1]
-    assert (error.noise, error.beyond) == (True, False)
-    assert compare_results(results, {keys[0]: X.float(), keys[1]: X.float()})[1].beyond
+    assert (error.noise, error.at_fault) == (True, False)
+    assert compare_results(results, {keys[0]: X.float(), keys[1]: X.float()})[1].at_fault
 
 
 def test_results_of_a_shadowed_run_keep_the_values_of_their_time() -> None:
@@ -117,6 +117,6 @@ def test_results_of_a_shadowed_run_keep_the_values_of_their_time() -> None:
         y = (x * 3.3).sin()
         kept = result_of(shadow, y)
         y.add_(1)
-    assert not compared(kept, (x * 3.3).sin()).beyond
-    assert compared(kept, y).beyond
+    assert not compared(kept, (x * 3.3).sin()).at_fault
+    assert compared(kept, y).at_fault
     assert result_of(shadow, torch.arange(3)).reference is None

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from telemetry_models import seen_in
 from torch import nn
 
 from ampcheck import UsageError, watch
+from ampcheck.telemetry import telemetry as telemetry_module
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level, Site
@@ -189,3 +191,17 @@ def test_a_result_that_may_be_empty_runs_as_without_a_watch_and_is_told() -> Non
         assert run(torch.ones(4, 2), torch.tensor([0, 1, 1, 0])).shape == (2, 2)
         assert run(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)).shape == (0, 2)
     assert "values whose size depends on data" in telemetry.read().unseen
+
+
+def test_in_a_release_of_unknown_interfaces_nothing_is_seen_and_the_run_is_untouched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry_module, "unsupported", lambda: "PyTorch 9.9 is new")
+    compiled = torch.compile(lambda x: (x * 5).to(torch.float16))
+    results: list[torch.Tensor] = []
+
+    stats = seen_in(lambda: results.append(compiled(torch.tensor([2.0]))))
+
+    assert results[0].tolist() == [10.0]
+    assert stats.skipped == "PyTorch 9.9 is new"
+    assert not stats.sites

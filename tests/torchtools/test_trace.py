@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.health import TensorHealth
-from ampcheck.torchtools.trace import OpEvent, Trace
+from ampcheck.torchtools.origin import OpEvent, Trace
 
 
 class Block(nn.Module):
@@ -34,8 +33,8 @@ class Net(nn.Module):
         return x
 
 
-def _traced(model: nn.Module, autocast: torch.dtype | None = torch.bfloat16, **options: object) -> list[OpEvent]:
-    with Trace(model, **options) as trace:  # type: ignore[arg-type]
+def _traced(model: nn.Module, autocast: torch.dtype | None = torch.bfloat16) -> list[OpEvent]:
+    with Trace(model) as trace:
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
             loss = model(torch.randn(3, 4)).float().sum()
         loss.backward()
@@ -47,14 +46,14 @@ def _hooks(model: nn.Module) -> int:
 
 
 def _of(events: list[OpEvent], op: str, phase: str) -> Iterator[OpEvent]:
-    return (event for event in events if event.op == op and event.phase == phase)
+    return (event for event in events if event.where.op == op and event.where.phase == phase)
 
 
 def test_an_op_is_told_with_its_module_and_the_users_line() -> None:
     events = list(_of(_traced(Net()), "aten::exp", "forward"))
-    assert [event.module for event in events] == ["blocks.0", "blocks.1"]
-    assert all(event.file.endswith("test_trace.py") for event in events)
-    assert all(event.line == Block.forward.__code__.co_firstlineno + 1 for event in events)
+    assert [event.where.module for event in events] == ["blocks.0", "blocks.1"]
+    assert all(event.where.file.endswith("test_trace.py") for event in events)
+    assert all(event.where.line == Block.forward.__code__.co_firstlineno + 1 for event in events)
 
 
 def test_dtypes_are_those_that_really_ran_below_autocast() -> None:
@@ -67,19 +66,16 @@ def test_dtypes_are_those_that_really_ran_below_autocast() -> None:
 
 def test_a_backward_op_is_led_back_to_the_forward_op_it_belongs_to() -> None:
     events = _traced(Net())
-    assert [e.module for e in _of(events, "aten::native_layer_norm_backward", "backward")] == [
+    assert [e.where.module for e in _of(events, "aten::native_layer_norm_backward", "backward")] == [
         "blocks.1.norm",
         "blocks.0.norm",
     ]
-    gelu = [e for e in events if e.phase == "backward" and e.op == "aten::mul.Tensor" and e.line is not None]
-    assert {e.line for e in gelu} == {Block.forward.__code__.co_firstlineno + 1}  # exp backward is a mul
-
-
-def test_a_module_that_runs_twice_is_counted_by_call() -> None:
-    layer = nn.Linear(4, 4)
-    model = nn.Sequential(layer, layer)
-    calls = [event.call for event in _of(_traced(model), "aten::addmm", "forward")]
-    assert calls == [0, 1]
+    gelu = [
+        e
+        for e in events
+        if e.where.phase == "backward" and e.where.op == "aten::mul.Tensor" and e.where.line is not None
+    ]
+    assert {e.where.line for e in gelu} == {Block.forward.__code__.co_firstlineno + 1}  # exp backward is a mul
 
 
 def test_a_checkpoint_that_recomputes_its_forward_keeps_the_module() -> None:
@@ -90,16 +86,14 @@ def test_a_checkpoint_that_recomputes_its_forward_keeps_the_module() -> None:
             return x
 
     recomputed = list(_of(_traced(Checkpointed()), "aten::exp", "backward"))
-    assert [event.module for event in recomputed] in (["blocks.1", "blocks.0"], [])  # early stop may skip the last op
-    assert {e.module for e in _traced(Checkpointed()) if e.phase == "backward"} >= {"blocks.0.norm", "blocks.1.norm"}
-
-
-def test_health_of_the_outputs_is_measured_on_request() -> None:
-    (event, _) = _of(_traced(Net(), health=True), "aten::exp", "forward")
-    (health,) = (pending.read() for pending in event.health)
-    assert isinstance(health, TensorHealth)
-    assert health.numel == 12
-    assert not next(_of(_traced(Net()), "aten::exp", "forward")).health
+    assert [event.where.module for event in recomputed] in (
+        ["blocks.1", "blocks.0"],
+        [],
+    )  # early stop may skip the last op
+    assert {e.where.module for e in _traced(Checkpointed()) if e.where.phase == "backward"} >= {
+        "blocks.0.norm",
+        "blocks.1.norm",
+    }
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -126,7 +120,7 @@ def test_hooks_and_modes_never_leak_also_when_the_model_raises(where: str) -> No
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     with Trace(model) as trace:  # the next trace starts from the root again
         torch.ones(1).exp()
-    assert [event.module for event in trace.events if event.op == "aten::exp"] == [""]
+    assert [event.where.module for event in trace.events if event.where.op == "aten::exp"] == [""]
 
 
 def test_an_op_that_raises_is_named() -> None:
@@ -142,13 +136,13 @@ def test_an_op_that_raises_is_named() -> None:
     with pytest.raises(RuntimeError), Trace(model) as trace, torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(3, 4))
     assert trace.failed is not None
-    assert (trace.failed.module, trace.failed.op) == ("0", "aten::addmm_")
+    assert (trace.failed.where.module, trace.failed.where.op) == ("0", "aten::addmm_")
 
 
 def test_tracing_changes_no_number() -> None:
     torch.manual_seed(0)
     model, x = Net(), torch.randn(3, 4)
     plain = model(x)
-    with Trace(model, health=True):
+    with Trace(model):
         traced = model(x)
     assert torch.equal(plain, traced)

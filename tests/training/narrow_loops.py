@@ -12,10 +12,9 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.following import Following
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import StagnationStats, stagnation_stats
+from ampcheck.training.observed import Following
+from ampcheck.training.stagnation.stagnation import StagnationStats, check_stagnation, stagnation_stats
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 Change = Callable[[dict[str, Any], torch.Tensor, torch.Tensor, float], Any]

@@ -12,7 +12,7 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.finite import FiniteStats, LossStats, check_finite, check_loss, mend_nonfinite
+from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_loss, mend_nonfinite
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
@@ -142,7 +142,7 @@ def test_the_window_ends_where_an_op_inside_overflows_however_far_below_the_grad
 def test_the_hint_fits_the_op_that_overflows(place, words):
     nan = float("nan")
     (overflow, *_) = check_finite(FiniteStats("loop", (nan, nan, nan), (), (), 4, place))
-    (loss,) = check_loss(LossStats("loop", 0, nan, 1.0, 3, 3, place))
+    (loss,) = check_loss("loop", [nan] * 3, {0: 1.0}, place)
     assert overflow.where == loss.where == replace(place, step=0)
     for hint in (overflow.hint, loss.hint, mend_nonfinite(place)):
         assert words in hint

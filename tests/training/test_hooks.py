@@ -8,8 +8,8 @@ from torch import nn
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
-from ampcheck.torchtools.hooks import MODULE_TABLES, TENSOR_TABLES
 from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.saving import MODULE_TABLES, TENSOR_TABLES
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop

@@ -13,8 +13,16 @@ from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, Where
 from ampcheck.report.charts import chart_svg
 from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, histogram_of, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
-from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, loss_scale_stats, power
+from ampcheck.training.scale.stats import (
+    LossScaleStats,
+    ScalerStats,
+    ScalerStep,
+    loss_scale_chart,
+    loss_scale_stats,
+    loss_scale_table,
+    power,
+    window_chart,
+)
 
 LIMITS = Limits()
 BODY = GradientHistogram({-20: 900, -30: 90, 0: 10}, 1.0)

@@ -19,8 +19,7 @@ from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outl
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, scale_window
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.measure import measure_scalers
-from ampcheck.training.scale.stats import ScalerStats
+from ampcheck.training.scale.stats import ScalerStats, measure_scalers
 
 # The path of a scaler -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ampcheck.training.loss_scale_window as window_module
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.training.loss_scale_window import (
@@ -91,28 +90,13 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole(tensors: dict[str, list
     assert sum(reversed(parts), GradientHistogram()) == whole
 
 
-def test_a_tensor_of_many_pieces_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    whole = histogram_of(gradient)
-    monkeypatch.setattr(window_module, "_CHUNK", {"cpu": 7})
-    assert histogram_of(gradient) == whole
-
-
-def test_any_layout_and_narrow_dtype_is_read() -> None:
+def test_any_stride_and_narrow_dtype_is_read() -> None:
     dense = torch.tensor([[0.0, 1.5], [-4.0, 0.0]])
     expected = GradientHistogram({1: 1, 2: 1}, 4.0, 2, 0)
     assert histogram_of(dense) == histogram_of(dense.t()) == expected
     assert histogram_of(dense.half()) == histogram_of(dense.bfloat16()) == histogram_of(dense.double()) == expected
-    assert histogram_of(dense.to_sparse()) == GradientHistogram({1: 1, 2: 1}, 4.0)
-    assert histogram_of(dense.to(torch.complex64)) == GradientHistogram({1: 1, 2: 1}, 4.0, 6)
     assert histogram_of(torch.tensor(3.0, requires_grad=True)) == GradientHistogram({2: 1}, 3.0)
     assert histogram_of(torch.empty(0)) == GradientHistogram()
-
-
-@pytest.mark.parametrize("tensor", [torch.ones(2, dtype=torch.int64), torch.empty(2, device="meta")])
-def test_what_has_no_floating_point_values_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(UsageError, match="needs floating-point values"):
-        histogram_of(tensor)
 
 
 def test_histograms_add_up() -> None:
@@ -257,21 +241,13 @@ def test_a_share_of_all_leaves_the_lower_end_open() -> None:
     assert scale_window({"a": GradientHistogram({0: 9}, 1.0)}, share=1.0).needed == -1074
 
 
-@pytest.mark.parametrize("share", [-0.1, math.nan])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(UsageError, match="must be 0 or more"):
-        scale_window({}, share=share)
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
 def test_a_scale_that_is_none_is_refused(scale: float) -> None:
     with pytest.raises(UsageError, match="must be a positive number"):
         scale_window({}, share=0.1).at(scale)
 
 
-def test_unknown_names_and_formats_are_refused() -> None:
-    with pytest.raises(UsageError, match="'b', of which there is no histogram"):
-        scale_window({"a": GradientHistogram()}, share=0.1, binding=["b"])
+def test_a_format_in_which_nothing_rounds_to_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="float64: it has no loss-scale window"):
         scale_window({}, share=0.1, dtype="float64")
 

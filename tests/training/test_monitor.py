@@ -21,8 +21,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, verify
 from ampcheck.training.monitor.checks import check_monitored
-from ampcheck.training.monitor.stats import MonitorStats, OptimizerStats, ScalerHistory
-from ampcheck.training.monitor.sums import Series
+from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats, ScalerHistory, Series
 from ampcheck.training.monitor.views import monitor_charts, window_of
 
 FLOAT16_STEP = 2.0**-24

@@ -22,9 +22,7 @@ def observed(shape: dict[str, Any], steps: int = 4, **how: Any) -> tuple[list[Ev
     loop = TrainingLoop(Subject(shape, name="loop"))
     recorder = Recorder(loop, **how)
     with loop.preserved(), recorder.listening():
-        for recorder.step in range(steps):
-            taken = loop.take(recorder.step)
-            recorder.forget_graphs()
+        for taken in recorder.run(steps):
             if isinstance(taken, StepError):
                 return recorder.events, taken
     return recorder.events, None

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.scale.measure import measure_scalers
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep, skipped_last
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep, measure_scalers, skipped_last
 
 
 def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled: bool = True) -> list[Event]:

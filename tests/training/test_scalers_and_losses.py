@@ -12,15 +12,13 @@ from ampcheck.audit import audit
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients
-from ampcheck.training.gradients.finite import LossStats, check_loss, loss_stats
+from ampcheck.training.gradients.checks import check_gradients, check_loss
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.measure import in_succession
-from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, in_succession
 
 
 def scaler_stats(who, *steps):
@@ -48,14 +46,14 @@ def test_skipping_at_a_scale_that_never_falls_is_a_failure(scales, fails):
 
 
 def test_a_loss_that_overflows_in_half_is_told_with_its_value_in_float64():
-    found = check_loss(LossStats("loop", 3, math.inf, 70000.0, 2, 5))
+    found = check_loss("loop", [1.0, 1.0, 1.0, math.inf, math.inf], {3: 70000.0}, None)
     assert [one.verdict for one in found] == [Verdict.FAIL]
     assert "70000" in found[0].message
 
 
-@pytest.mark.parametrize("stats", [LossStats("loop", steps=5), LossStats("loop", 3, math.inf, math.inf, 1, 5)])
-def test_a_loss_that_float64_does_not_have_either_is_not_told(stats):
-    assert check_loss(stats) == []
+@pytest.mark.parametrize(("loss", "exact"), [(1.0, 1.0), (math.inf, math.inf)])
+def test_a_loss_that_float64_does_not_have_either_is_not_told(loss, exact):
+    assert check_loss("loop", [1.0, loss], {1: exact}, None) == []
 
 
 def overflowing(wide):
@@ -81,11 +79,9 @@ def test_what_a_step_with_an_infinite_loss_would_have_returned_is_known():
     loop = TrainingLoop(as_subject(overflowing(wide=False)))
     with loop.preserved():
         seen = observe(loop, 2)
-    stats = loss_stats("loop", seen.losses, seen.exact, seen.place(0))
-    assert stats.step == 0
-    assert stats.value == math.inf
-    assert stats.exact == pytest.approx(128 * 32 * (16 * 1.2) ** 2, rel=0.1)
-    assert stats.place is not None
+    assert seen.losses[0] == math.inf
+    assert seen.exact[0] == pytest.approx(128 * 32 * (16 * 1.2) ** 2, rel=0.1)
+    assert seen.place(0) is not None
 
 
 def test_a_loss_in_half_that_overflows_fails_and_in_float32_does_not():

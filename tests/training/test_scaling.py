@@ -22,7 +22,7 @@ from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.loss_scale_window import FEW, ScaleWindow
 from ampcheck.training.observed import observe
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.measure import measure_loss_scale
+from ampcheck.training.scale.stats import measure_loss_scale
 
 LIMITS = Limits()
 

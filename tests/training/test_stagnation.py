@@ -27,12 +27,13 @@ from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.stagnation.checks import check_stagnation
-from ampcheck.training.stagnation.measure import (
+from ampcheck.training.lineage import Decay
+from ampcheck.training.stagnation.stagnation import (
     StagnationStats,
+    check_stagnation,
     stagnation_tables,
 )
-from ampcheck.training.stagnation.updates import Decay, TensorUpdates
+from ampcheck.training.stagnation.updates import TensorUpdates
 
 
 def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):
@@ -339,4 +340,4 @@ def test_tables_hold_every_tensor_and_the_cures():
 
 
 def test_decays_add_up():
-    assert Decay().plus(0.9, 10, 4, "mul").plus(0.8, 0, 0, "").plus(0.7, 10, 1, "mul") == Decay(0.7, 20, 5, "mul")
+    assert Decay() + Decay(0.9, 10, 4, "mul") + Decay(0.8) + Decay(0.7, 10, 1, "mul") == Decay(0.7, 20, 5, "mul")

@@ -15,8 +15,14 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
-from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes, state_dtype_tables
-from ampcheck.training.state_dtypes.policies import PRESETS, DtypePolicy, parse_policy
+from ampcheck.training.state_dtypes.measure import (
+    PRESETS,
+    DtypePolicy,
+    StateDtypeStats,
+    measure_state_dtypes,
+    parse_policy,
+    state_dtype_tables,
+)
 
 CHECKS = ("master-weights", "optimizer-state", "buffer-dtype", "loss-dtype")
 LOW = [torch.bfloat16, torch.float16]

@@ -17,10 +17,16 @@ from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, is_usable, scale_window
 from ampcheck.training.monitor.checks import check_monitored
-from ampcheck.training.monitor.stats import MonitorStats, OptimizerStats, ScalerHistory
+from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats, ScalerHistory
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.report import loss_scale_chart, loss_scale_table, window_chart
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep, loss_scale_stats
+from ampcheck.training.scale.stats import (
+    ScalerStats,
+    ScalerStep,
+    loss_scale_chart,
+    loss_scale_stats,
+    loss_scale_table,
+    window_chart,
+)
 
 UNUSABLE = (0.0, -1024.0, float("inf"), float("-inf"), float("nan"), 1e-40)
 WINDOW = scale_window({"body": GradientHistogram({-20: 900, 0: 10}, 1.0)}, share=0.05)

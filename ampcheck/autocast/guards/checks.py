@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.autocast.guards.stats import Call, Crossing, GuardStats, StaleCast, short
+from ampcheck.autocast.guards.stats import Call, Crossing, GuardStats, StaleCast
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
+from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import (
     AUTOCAST_BYPASS,
     AUTOCAST_CACHE,
@@ -22,7 +23,7 @@ from ampcheck.catalog.autocast import (
     POLICY_BANNED,
     POLICY_UNREGISTERED,
 )
-from ampcheck.core.check import Check, first_findings
+from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
 
 _ABOVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -73,14 +74,8 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
         return
     items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
     message = f"code must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
-    hint = "restore the switch in a finally block or a fixture"
-    if any(name.startswith("autocast") for name in stats.changed):
-        hint = (
-            "enter torch.autocast with a `with` statement; an exception inside a region of a torch.compile'd function "
-            "leaves the region open"
-        )
     message += "The guard has restored them"
-    yield AUTOCAST_STATE.fail(stats.subject, message, observed=len(items), limit=0, hint=hint)
+    yield AUTOCAST_STATE.fail(stats.subject, message, observed=len(items), limit=0, hint=AUTOCAST_STATE.fix)
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
@@ -101,8 +96,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
                 f": the whole training loop runs inside one region ({steps_inside} steps); "
                 "weights keep their first cast, so the forward does not see the updates"
             )
-        verdict = Verdict.FAIL
-        hint = "end the autocast region after the loss: with torch.autocast(...) around forward and loss only"
+        verdict, hint = Verdict.FAIL, AUTOCAST_SCOPE.fix
         if differentiable:
             verdict = Verdict.WARN
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
@@ -136,14 +130,13 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
                 "a weight must not change while autocast keeps its cast, but "
                 f"{weights} was used after the weight was changed by {changed_by}: the old values were used"
             )
-            hint = "change weights outside the region, or call torch.clear_autocast_cache() after the change"
         else:
             message = (
                 f"one region must use one dtype, but {weights} was used where autocast casts to {short(wanted)}: "
                 "the cache does not compare dtypes"
             )
-            hint = "leave the outer region before the dtype changes, or pass cache_enabled=False to one of them"
-        yield AUTOCAST_CACHE.fail(stats.subject, message, where=first.where, observed=len(uses), limit=0, hint=hint)
+        evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
     if not groups:
         message = "{} casts of weights were kept and none was used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
@@ -215,11 +208,8 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
         f"a forward that backward computes again must run as before, but {first.op or 'it'}{others} ran on "
         f"{forward} in forward and on {backward} in the recomputation"
     )
-    hint = (
-        "use torch.utils.checkpoint, which restores autocast, or save the state in forward and enter "
-        "torch.autocast with it around the recomputation; a flag that chooses the dtype must not change in between"
-    )
-    yield AUTOCAST_CHECKPOINT.fail(stats.subject, message, where=first.where, observed=len(ops), limit=0, hint=hint)
+    evidence = Evidence(where=first.where, observed=len(ops), limit=0, hint=AUTOCAST_CHECKPOINT.fix)
+    yield AUTOCAST_CHECKPOINT.fail(stats.subject, message, **evidence)
 
 
 def check_function(stats: GuardStats) -> Iterator[Finding]:
@@ -236,11 +226,7 @@ def check_function(stats: GuardStats) -> Iterator[Finding]:
         )
         if wide:
             message += ". In float32 nothing is unsafe, speed is lost"
-        hint = (
-            f"decorate forward with torch.amp.custom_fwd(device_type={call.state.device!r}) and backward with "
-            f"torch.amp.custom_bwd(device_type={call.state.device!r})"
-        )
-        verdict = Verdict.WARN if wide else Verdict.FAIL
+        verdict, hint = Verdict.WARN if wide else Verdict.FAIL, AUTOCAST_FUNCTION.fix
         findings.append(AUTOCAST_FUNCTION.finding(verdict, stats.subject, message, where=call.where, hint=hint))
     yield from first_findings(findings, 3)
     if not findings:

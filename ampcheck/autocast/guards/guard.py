@@ -11,67 +11,60 @@ from types import TracebackType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
-from ampcheck.autocast.emulate import emulated_policy, reset_dynamo
+from ampcheck.autocast.emulate import emulated_policy
 from ampcheck.autocast.guards.checks import GUARD_CHECKS, banned_by, check_guard
 from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
 from ampcheck.autocast.guards.recorder import OpsMode, Recorder
 from ampcheck.autocast.guards.stats import Call, GuardStats, Raised, Recompute
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
-from ampcheck.catalog.autocast import AUTOCAST_SCOPE, AUTOCAST_STATE, POLICY_BANNED
+from ampcheck.catalog.autocast import AUTOCAST_STATE, POLICY_BANNED
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.source import users_place
 
-_OPS = frozenset(GUARD_CHECKS) - {str(AUTOCAST_STATE), str(AUTOCAST_SCOPE)}
 _RAN = ("ops", "backward calls", "optimizer steps")
 
 
 class AutocastObservation:
     """A context that records what `checks` need; `stats()` returns it once the block is left.
 
-    checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone nothing is hooked: settings are
-    read on entry and exit. counted: ops, backward passes and optimizer steps are counted in any case. On exit the
-    settings are restored. Raises `UsageError` for an unknown check.
+    checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone nothing is hooked, unless `counted`
+    requires it: settings are read on entry and exit. On exit the settings are restored. Raises `UsageError` for an
+    unknown check.
     """
 
     def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:
         self.checks = parse_names(checks, "a guard's check", GUARD_CHECKS)
-        self._hooked = frozenset(GUARD_CHECKS if counted else self.checks)
+        self.hooked = counted or bool(set(self.checks) - {AUTOCAST_STATE.slug})
         self._recorder = Recorder()
         self._before: dict[str, object] = {}
         self._changed: dict[str, tuple[object, object]] = {}
         self._error: BaseException | None = None
         self._open = ExitStack()
-
-    @property
-    def counts_ops(self) -> bool:
-        """Whether ops, backward passes and optimizer steps are all counted."""
-        return str(AUTOCAST_SCOPE) in self._hooked and bool(_OPS & self._hooked)
+        self.ended = False
 
     def __enter__(self) -> AutocastObservation:
         self._before = read_state()
         recorder = self._recorder
         with ExitStack() as opening:
-            if self._hooked - {str(AUTOCAST_STATE)}:
+            if self.hooked:
                 recorder.thread.followed = True
-                opening.enter_context(regions(recorder))
-            if str(AUTOCAST_SCOPE) in self._hooked:
-                opening.enter_context(backward_and_steps(recorder))
-            if _OPS & self._hooked:
                 if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-                    opening.callback(reset_dynamo)  # an older Dynamo remembers that it skipped code under a mode
-                opening.enter_context(threads(recorder))
-                opening.enter_context(OpsMode(recorder))
+                    opening.callback(dynamo.reset)  # an older Dynamo remembers that it skipped code under a mode
+                for hooks in (regions, backward_and_steps, threads, OpsMode):
+                    opening.enter_context(hooks(recorder))
             self._open = opening.pop_all()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._recorder.active = False
+        self.ended = True
         self._open.close()
         self._error = error
         after = read_state()
@@ -116,11 +109,8 @@ class AutocastObservation:
         policies = dict(self._recorder.policies)
         names = {call.policy for call in calls} | {op.forward.device for op in recomputed}
         policies.update((name, emulated_policy(name)) for name in sorted(names - set(policies)))
-        if (
-            str(POLICY_BANNED) in self.checks
-            and isinstance(self._error, RuntimeError)
-            and "autocast" in str(self._error)
-        ):
+        autocasts_own = isinstance(self._error, RuntimeError) and "autocast" in str(self._error)
+        if autocasts_own and POLICY_BANNED.slug in self.checks:
             for name in (*sorted(self._recorder.autocast_devices), *devices()):  # first those with autocast on
                 policies.setdefault(name, emulated_policy(name))
                 if banned_by(policies[name], str(self._error)):
@@ -171,7 +161,7 @@ def _coverage(
     if stats.raised is not None or any(stats.counts.get(what) for what in _RAN):
         return
     only_settings = "switches" in stats.counts and not must_run
-    if only_settings and not observation.counts_ops:
+    if only_settings and not observation.hooked:
         return
     message = "the code must run an op, a backward pass or an optimizer step, but "
     message += "none was seen: only the switches were compared" if only_settings else "nothing was looked at"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from multiprocessing.pool import Pool, ThreadPool
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_device
 from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.threads import wrapped_threads
 
 Function = Callable[..., object]
 
@@ -101,42 +99,9 @@ def regions(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def threads(recorder: Recorder) -> Iterator[None]:
+def threads(recorder: Recorder) -> AbstractContextManager[None]:
     """Follow the ops of threads that are started, and of work that is submitted to a pool of threads."""
-
-    def follows() -> bool:
-        return recorder.active and recorder.thread.followed
-
-    def make_start(original: Function) -> Function:
-        def start(self: threading.Thread) -> None:
-            module = getattr(getattr(self, "_target", None), "__module__", "")
-            if follows() and module not in ("concurrent.futures.thread", "multiprocessing.pool"):  # a pool's worker
-                self.run = _followed(recorder, self.run)  # type: ignore[method-assign,assignment]
-            original(self)
-
-        return start
-
-    def make_submit(pool: type) -> Callable[[Function], Function]:
-        def make(original: Function) -> Function:
-            def submit(self: object, *args: Any, **kwargs: Any) -> object:
-                if follows() and isinstance(self, pool):
-                    if args:
-                        args = _followed(recorder, args[0]), *args[1:]
-                    elif "func" in kwargs:  # of a pool, which takes it by name too
-                        kwargs["func"] = _followed(recorder, kwargs["func"])
-                return original(self, *args, **kwargs)
-
-            return submit
-
-        return make
-
-    with ExitStack() as stack:
-        stack.enter_context(replaced(threading.Thread, "start", make_start))
-        stack.enter_context(replaced(ThreadPoolExecutor, "submit", make_submit(ThreadPoolExecutor)))
-        for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all others call one of these
-            stack.enter_context(replaced(Pool, name, make_submit(ThreadPool)))
-        yield
+    return wrapped_threads(lambda run: _followed(recorder, run), lambda: recorder.active and recorder.thread.followed)
 
 
 def _followed(recorder: Recorder, run: Function) -> Function:

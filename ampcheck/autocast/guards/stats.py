@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.autocast.policy import Policy
+from ampcheck.autocast.state import short
 from ampcheck.core.run import Where
 
 
@@ -118,8 +119,3 @@ class GuardStats:
     recomputed: Mapping[Recompute, int] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     raised: Raised | None = None
-
-
-def short(dtype: torch.dtype | None) -> str:
-    """`float16` of `torch.float16`."""
-    return str(dtype).removeprefix("torch.")

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcheck.autocast.policy import one_op_a_line, parse_text
+from ampcheck.autocast.policy import one_op_a_line
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.file_lock import only_writer
-from ampcheck.core.files import write_atomically
-from ampcheck.core.json_files import parse_json
+from ampcheck.core.files import only_writer, write_atomically
+from ampcheck.core.json_files import from_plain, parse_json, untag_nonfinite
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -94,7 +93,7 @@ class LockFile:
             raise UsageError(f"{file} is damaged ({error}): restore it, or delete it and lock again") from error
         require_schema(data, file, "lock of ampcheck", SCHEMA)
         try:
-            return cls({parse_text(name): _entries_from(entries) for name, entries in data["targets"].items()})
+            return cls({name: _entries_from(entries) for name, entries in data["targets"].items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{file} is damaged ({error!r:.300}): restore it, or delete it and lock again") from error
 
@@ -147,18 +146,10 @@ _updating: ContextVar[list[tuple[str, str]] | None] = ContextVar("ampcheck_updat
 
 
 def _entries_from(data: Mapping[str, Any]) -> Entries:
-    entries = {}
-    for key, entry in data.items():
-        if len(key.split("/")) != 2:
-            raise ValueError(f"{key!r:.80} is no device/dtype")
-        ops = {parse_text(name): _op_from(op) for name, op in entry["ops"].items()}
-        entries[key] = Locked(parse_text(entry["torch"]), parse_text(entry["build"]), ops)
+    entries = {key: from_plain(Locked, untag_nonfinite(entry)) for key, entry in data.items()}
+    if any(len(key.split("/")) != 2 for key in entries):
+        raise ValueError("an entry is of no device/dtype")
+    ops = [op for entry in entries.values() for op in entry.ops.values()]
+    if any(len(site) != 2 for op in ops for sites in op.calls.values() for site in sites):
+        raise ValueError("a call has no module and line")
     return entries
-
-
-def _op_from(data: Mapping[str, Any]) -> LockedOp:
-    calls = {
-        parse_text(dtypes): tuple((parse_text(module), parse_text(line)) for module, line in sites)
-        for dtypes, sites in data["calls"].items()
-    }
-    return LockedOp(parse_text(data["rule"]), calls)

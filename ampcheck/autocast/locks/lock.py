@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls, seeded
+from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, subject_of
 from ampcheck.autocast.locks.file import (
     ANY_COMMAND,
@@ -36,6 +36,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table, verify
 from ampcheck.core.subject import Subject, as_subject, load_subject
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import is_users
 
 DEVICES = ("cpu", "cuda")
@@ -71,7 +72,9 @@ class LockTarget:
         module, _, factory = target.rpartition(":")
         module = str(_search(Path(module), near)) if module.endswith(".py") else module
         loaded = f"{module}:{factory}" if module else target
-        with seeded():  # weights decide which experts a router calls; the same ones each time
+        with seeded(
+            "cuda" if torch.cuda.is_available() else "cpu"
+        ):  # weights decide which experts a router calls; the same ones each time
             subject = load_subject(loaded)
         subject = replace(subject, name=target) if subject.name == loaded else subject
         source = Path(module if module.endswith(".py") else sys.modules[module].__file__ or module)
@@ -151,7 +154,8 @@ def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[Non
     """
     __tracebackhide__ = True
     lock = LockFile.load(file) if file.exists() else None
-    with CallRecorder(device) as recorder:
+    recorder = CallRecorder(device)
+    with recorder.recording():
         yield
     measured = [recorder.calls(entry, dtype) for dtype in sorted(recorder.dtypes, key=str)]
     measured = [calls for calls in measured if calls.ruled]

@@ -16,8 +16,6 @@ from ampcheck.compiled.accuracy.stats import (
     BACKWARD_AUTOCAST,
     EMULATE,
     EMULATED,
-    FLOAT32,
-    INTEGERS,
     AccuracyStats,
     unknown,
 )
@@ -27,7 +25,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.shadow.bounds import FLOOR, SLACK
-from ampcheck.shadow.compare import ResultError
+from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, WITHIN, ResultError
 from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer")
@@ -68,7 +66,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         )
         hint = "check the data before the compiled region: compiled kernels leave such checks out"
         return [check.fail(subject, message, where=raised.where, hint=hint)]
-    return [_passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
+    return [passed(stats, check, "eager mode and compiled code ran to the end", stats.graphs)]
 
 
 def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -80,7 +78,7 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     wrong = [path for path in paths if eager.get(path) != compiled.get(path)]
     if not wrong:
         text = f"{len(paths)} outputs and containers have eager mode's dtype, shape and type"
-        return [_passed(stats, COMPILED_DTYPE, text, len(paths))]
+        return [passed(stats, COMPILED_DTYPE, text, len(paths))]
     differences = "; ".join(
         f"{path} is {eager.get(path, 'absent')} in eager mode and {compiled.get(path, 'absent')} compiled"
         for path in wrong[:LISTED]
@@ -93,16 +91,16 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
 
 def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Outputs, loss, updated weights and buffers are as near to float64 as rounding allows."""
-    if skipped := _not_comparable(stats, COMPILED_ERROR, VALUES):
+    if skipped := not_comparable(stats, COMPILED_ERROR, VALUES):
         return [skipped]
-    return [*_judged(stats, COMPILED_ERROR, VALUES), *_hidden_overflow(stats), *_finer_than_eager(stats)]
+    return [*_judged(stats, COMPILED_ERROR, VALUES, limits), *_hidden_overflow(stats), *_finer_than_eager(stats)]
 
 
 def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Gradients of weights and inputs are as near to float64 as rounding allows."""
-    if skipped := _not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
+    if skipped := not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
         return [skipped]
-    return _judged(stats, COMPILED_GRADIENT, GRADIENTS)
+    return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -156,10 +154,10 @@ def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str]
 def who(stats: AccuracyStats) -> str:
     """The subject and how it ran, as findings name them."""
     backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
-    return f"{stats.subject} [{stats.arm}, compiled{backend}]"
+    return f"{stats.subject} [{stats.arm}{backend}]"
 
 
-def _passed(
+def passed(
     stats: AccuracyStats, check: Check, text: str, seen: int, observed: float | None = None, limit: float | None = None
 ) -> Finding:
     """A pass that rests on `seen` graphs or tensors, with what else was compared."""
@@ -173,7 +171,8 @@ def _not_run(stats: AccuracyStats, check: Check) -> Finding | None:
     return None if stats.graphs else check.skip(who(stats), "nothing was compiled: see coverage")
 
 
-def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
+def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> Finding | None:
+    """A skip where nothing was compiled, or nothing of these kinds can be compared."""
     if skipped := _not_run(stats, check):
         return skipped
     if stats.incomparable:
@@ -184,25 +183,30 @@ def _not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) 
     return None
 
 
-def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
+def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
     judged = [e for e in stats.comparable if e.kind in kinds]
     others = _unknown(stats, check, kinds)
-    if failures := stats.failures(kinds):
-        return [_worse(stats, check, failures, judged, Verdict.FAIL), *others]
-    if excess := stats.excess(kinds):
-        return [_worse(stats, check, excess, judged, Verdict.WARN), *others]
-    if not judged:
-        return others
-    worst = max([e for e in judged if not e.noise] or judged, key=_times)
-    text = f"at most {worst.error:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
-    return [_passed(stats, check, text, len(judged), worst.error, worst.limit), *others]
+    return [compared(stats, check, kinds, judged, limits), *others] if judged else others
+
+
+def compared(
+    stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
+) -> Finding:
+    """What the comparison with exact results and with eager mode found in results of these kinds."""
+    if failures := [e for e in judged if e.fails(limits.precision)]:
+        return _worse(stats, check, failures, judged, Verdict.FAIL)
+    if excess := [e for e in stats.excess(kinds) if not e.at_fault]:
+        return _worse(stats, check, excess, judged, Verdict.WARN)
+    worst = max([e for e in judged if not e.noise] or judged, key=lambda e: e.times)
+    text = f"at most {worst.whole:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
+    return passed(stats, check, text, len(judged), worst.whole, worst.limit)
 
 
 def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list[Finding]:
     """A skip for the results of which nothing is known, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
     for e in stats.errors:
-        if e.kind in kinds and not e.judged and not e.beyond and not e.nan:
+        if e.kind in kinds and not e.judged and e.verdict == WITHIN and not e.nan:
             reasons.setdefault(unknown(e), []).append(str(e))
     skips = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
     spoiled = [e for e in stats.errors if e.kind in kinds and e.nan]
@@ -214,7 +218,7 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
         "compiled code alike, so nothing is known of them"
     )
     hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
-    where = Where(_PHASES[spoiled[0].kind], _module(spoiled[0]))
+    where = Where(_PHASES[spoiled[0].kind], module_of(spoiled[0]))
     evidence = check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
     return [*skips, evidence]
 
@@ -222,9 +226,9 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
 def _worse(
     stats: AccuracyStats, check: Check, excess: Sequence[ResultError], judged: Sequence[ResultError], verdict: Verdict
 ) -> Finding:
-    worst = max(excess, key=lambda e: (e.lost, _times(e)))
+    worst = max(excess, key=lambda e: (e.lost, e.times))
     first = min(excess, key=lambda e: (e.step, e.kind != "output"))
-    observed, limit, unit = worst.other.error or worst.error, worst.limit, "relative error"
+    observed, limit, unit = worst.error, worst.limit, "relative error"
     tail = f"{len(excess)} of {len(judged)} results are beyond their limit"
     if worst.absent:
         message = f"compiled code must give what eager mode gives; it gives no {worst} of its shape; {tail}"
@@ -240,7 +244,7 @@ def _worse(
             f"integers of compiled code must be those of eager mode; {worst.apart:.2g} of the elements of {worst} "
             f"differ; {tail}"
         )
-    elif stats.casts_left_out(worst):
+    elif worst.verdict == CAST:
         observed, limit = worst.apart, worst.eager_error / 2
         message = (
             f"compiled code must round where the model casts to 16 bits and back; {worst} lies {worst.apart:.2g} from "
@@ -250,20 +254,20 @@ def _worse(
         message = (
             f"compiled code must lie as near to float64 as rounding allows, {limit:.2g} at most here; {worst} lies "
             f"{observed:.2g} away, and {worst.eager_error:.2g} in eager mode; {tail} (moving the data by a rounding "
-            f"moves it by {worst.other.spread:.2g})"
+            f"moves it by {worst.seen.spread:.2g})"
         )
     if first.step and stats.steps > 1:
         message += f"; up to step {first.step - 1} they agree"
     if verdict is Verdict.WARN and worst.lost:
-        message += f"; eager mode overflows itself on such data, in {worst.eager.lost:,} elements"
+        message += f"; eager mode overflows itself on such data, in {worst.eager.lost if worst.eager else 0:,} elements"
         hint = "it is the edge of overflow: see overflow of an audit"
     elif verdict is Verdict.WARN:
-        message += f"; a decision near a tie explains it: {stats.freedom.near_ties:,} turn when the data are rounded"
+        message += "; a decision near a tie explains it, which turns when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
         stage, hint = _stage(stats)
         message += stage
-    where = Where(_PHASES[worst.kind], _module(worst), step=first.step if stats.steps > 1 else None)
+    where = Where(_PHASES[worst.kind], module_of(worst), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )
@@ -308,7 +312,7 @@ def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
         f"eager mode alone; {len(hidden)} results are so"
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
-    where = Where(_PHASES[worst.kind], _module(worst))
+    where = Where(_PHASES[worst.kind], module_of(worst))
     return [
         COMPILED_ERROR.warn(
             who(stats), message, where=where, observed=worst.hidden, limit=0.0, unit="elements", hint=hint
@@ -326,8 +330,8 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
         return []
     finer = []
     for e in stats.errors:
-        limit = SLACK * FLOAT32 * (e.other.spread / (e.unit or 1.0) + FLOOR)
-        if e.kind == "output" and e.dtype == "float32" and e.error <= limit < e.eager_error / SLACK:
+        limit = SLACK * FLOAT32 * (e.seen.spread / (e.unit or 1.0) + FLOOR)
+        if e.kind == "output" and e.dtype == "float32" and e.whole <= limit < e.eager_error / SLACK:
             finer.append((e, limit))
     if not finer:
         return []
@@ -344,12 +348,7 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
     ]
 
 
-def _times(error: ResultError) -> float:
-    """How near to its limit it is."""
-    return (error.other.error or error.error) / error.limit if error.limit else 0.0
-
-
-def _module(error: ResultError) -> str:
+def module_of(error: ResultError) -> str:
     """The module of a weight or buffer; outputs and inputs belong to the root."""
     if error.kind in ("output", "loss") or error.name.startswith("input "):
         return ""
@@ -361,10 +360,9 @@ def tables(stats: AccuracyStats) -> tuple[Table, ...]:
     if not stats.errors:
         return ()
     rows: list[Sequence[Scalar]] = []
-    for e in sorted(stats.errors, key=_times, reverse=True)[:ROWS]:
-        known = bool(e.judged) or e.beyond
-        verdict = "beyond" if stats.beyond(e) else "within" if known else "not comparable"
-        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.error, e.limit, verdict))
+    for e in sorted(stats.errors, key=lambda e: e.times, reverse=True)[:ROWS]:
+        verdict = "beyond" if e.verdict != WITHIN else "within" if e.judged else "not comparable"
+        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.whole, e.limit, verdict))
     note = "relative to float64, Euclidean norms"
     if len(stats.errors) > ROWS:
         note = f"the {ROWS} nearest to their limit of {len(stats.errors)}; {note}"

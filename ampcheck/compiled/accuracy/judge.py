@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.decided import DecisionWatch, Freedom
-from ampcheck.compiled.accuracy.plans import plans, trains
-from ampcheck.compiled.accuracy.run import Blocks, Outcome, Plan, run_plan
+from ampcheck.compiled.accuracy.plans import plans
+from ampcheck.compiled.accuracy.run import Recorded, run_plan
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -28,7 +26,6 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATE,
     EMULATED,
     EQUAL_STREAMS,
-    FLOAT32,
     INDUCTOR,
     AccuracyStats,
     Exceptions,
@@ -41,11 +38,13 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
-from ampcheck.numerics.arm_format import native_format
+from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
+from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE
-from ampcheck.shadow.compare import Result, ResultError, compare_results
+from ampcheck.shadow.compare import FLOAT32, WITHIN, Result, ResultError, compare_results
+from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import (
     NO_SCRIPT,
     Prepared,
@@ -67,16 +66,16 @@ class EagerRun:
     """The shadowed eager run of a subject, with which compiled runs are compared.
 
     incomparable: why none can be. settings: of the compiler, in every compiled run. options: of `torch.compile`.
-    freedom, casts: as in `AccuracyStats`.
+    freedom, casts: see `compare_results`.
     """
 
     subject: Subject
     plan: Plan
     dtype: torch.dtype
     options: Mapping[str, Any]
-    outcome: Outcome
+    outcome: Recorded
     incomparable: str = ""
-    freedom: Freedom = field(default_factory=Freedom)
+    freedom: Freedom | None = None
     casts: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -85,7 +84,7 @@ class EagerRun:
 class CompiledRun:
     """A compiled run: its results beside the exact ones, the exception that ended it, and its graphs."""
 
-    outcome: Outcome
+    outcome: Recorded
     graphs: Graphs
     errors: tuple[ResultError, ...] = ()
     raised: str = ""
@@ -158,12 +157,11 @@ def judge_accuracy(
 def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> EagerRun:
     """Run the subject in eager mode with companions. dtype: the narrowest format that the run computes in."""
     prepared = prepare(subject, device=plan.device)
-    shadow = Shadow(prepared.root)
-    watch = DecisionWatch(shadow)
-    outcome = run_plan(plan, prepared, watch=watch, around=[eagerly()])
+    shadow = Shadow(prepared.root, freedom=True)
+    outcome = run_plan(plan, prepared, shadow=shadow, around=[eagerly()])
     low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
-    run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=watch.freedom)
+    run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=shadow.freedom)
     run.casts = plain and bool(low) and low <= _ROUNDINGS
     if outcome.random:
         run.settings[EQUAL_STREAMS] = True
@@ -175,7 +173,7 @@ def run_compiled(
     stage: str = INDUCTOR,
     *,
     settings: Mapping[str, Any] | None = None,
-    blocks: Blocks | None = None,
+    blocks: Callable[[Prepared], Blocks] | None = None,
     change: Callable[[Prepared], None] | None = None,
 ) -> CompiledRun:
     """Run the subject at one stage of the compiler, and compare. Dynamo is reset before and after.
@@ -194,11 +192,11 @@ def run_compiled(
         around = [eagerly()] if stage == EAGER else []
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
     errors: tuple[ResultError, ...] = ()
-    if eager.outcome.random and outcome.streams != eager.outcome.streams and outcome.error is None:
+    if eager.outcome.random and outcome.streams != eager.outcome.streams and outcome.ran.error is None:
         eager.incomparable = "the model draws random numbers, and compiled code draws others than eager mode does"
-    if outcome.error is None and eager.outcome.error is None and not eager.incomparable:
-        errors = compare_results(*_comparable(eager, outcome))
-    return CompiledRun(outcome, graphs, errors, _describe(outcome.error))
+    if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
+        errors = compare_results(*_comparable(eager, outcome), eager.freedom, casts=eager.casts)
+    return CompiledRun(outcome, graphs, errors, _describe(outcome.ran.error))
 
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
@@ -214,7 +212,7 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
 _Comparable = tuple[dict[Any, Result], dict[Any, torch.Tensor]]
 
 
-def _comparable(eager: EagerRun, compiled: Outcome) -> _Comparable:
+def _comparable(eager: EagerRun, compiled: Recorded) -> _Comparable:
     """The results of both runs that can be compared; what one of the two alone has changed, the other changed by zero.
 
     A weight under an optimizer of the user's may be as far off as its gradient, element by element: one that divides by
@@ -243,7 +241,7 @@ def _comparable(eager: EagerRun, compiled: Outcome) -> _Comparable:
     return results, values
 
 
-def _gradient_errors(eager: Outcome, compiled: Outcome) -> dict[str, torch.Tensor]:
+def _gradient_errors(eager: Recorded, compiled: Recorded) -> dict[str, torch.Tensor]:
     """The largest relative error of the elements of the gradients of each parameter, of both runs and all steps."""
     largest: dict[str, torch.Tensor] = {}
     for key, result in eager.results.items():
@@ -283,14 +281,12 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         autocast=plan.autocast is not None,
         steps=plan.steps * len(eager.subject.calls),
         errors=() if incomparable else compiled.errors,
-        freedom=eager.freedom,
-        casts=eager.casts,
         exceptions=_exceptions(eager, compiled),
-        eager_shapes=eager.outcome.shapes,
-        compiled_shapes=compiled.outcome.shapes,
+        eager_shapes=eager.outcome.ran.shapes,
+        compiled_shapes=compiled.outcome.ran.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
-        no_gradients=_no_gradients(eager),
+        no_gradients=eager.outcome.ran.no_backward,
         coverage=_coverage(eager, compiled) if compiled.errors and not incomparable else Coverage(),
     )
 
@@ -313,7 +309,7 @@ def _trial(name: str, eager: EagerRun, compiled: CompiledRun) -> Trial:
 
 
 def _exceptions(eager: EagerRun, compiled: CompiledRun) -> Exceptions:
-    error = eager.outcome.error
+    error = eager.outcome.ran.error
     if error is None and not compiled.raised:
         return Exceptions()
     float32 = ""
@@ -321,14 +317,14 @@ def _exceptions(eager: EagerRun, compiled: CompiledRun) -> Exceptions:
         wide: BaseException | None = error
         if eager.plan.autocast is not None:
             plain = replace(eager.plan, autocast=None, scale=1.0)
-            wide = run_plan(plain, prepare(eager.subject, device=eager.plan.device), around=[eagerly()]).error
+            wide = run_plan(plain, prepare(eager.subject, device=eager.plan.device), around=[eagerly()]).ran.error
         float32 = brief(wide) if wide is not None else ""
     missing = lacking(error, kernels=True) if error is not None else ""
-    if not missing and compiled.outcome.error is not None:
-        missing = lacking(compiled.outcome.error)
+    if not missing and compiled.outcome.ran.error is not None:
+        missing = lacking(compiled.outcome.ran.error)
     file, line = users_place(error) if error is not None else ("", None)
-    phase = eager.outcome.phase if error is not None else "compile"
-    step = (eager.outcome if error is not None else compiled.outcome).step
+    phase = eager.outcome.ran.phase if error is not None else "compile"
+    step = (eager.outcome if error is not None else compiled.outcome).ran.step
     where = Where(phase=phase, file=file, line=line, step=step or None)
     return Exceptions(brief(error) if error is not None else "", compiled.raised, float32, missing, where)
 
@@ -341,23 +337,11 @@ def _describe(error: BaseException | None) -> str:
     return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
 
 
-def _no_gradients(eager: EagerRun) -> str:
-    if any(kind == "gradient" for kind, _, _ in eager.outcome.values):
-        return ""
-    if not (eager.plan.leaves or trains(eager.subject)):
-        return "nothing requires a gradient"
-    if eager.plan.backward:
-        return "no floating output has a gradient"
-    outputs = [t for key, t in eager.outcome.values.items() if key[0] == "output" and t.is_floating_point()]
-    finite = not outputs or any(bool(t.isfinite().any()) for t in outputs)
-    return "backward raises in eager mode" if finite else "no output has a finite value to be differentiated"
-
-
 def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
     seen: Counter[str] = Counter({"compiled graphs": compiled.graphs.count})
     unseen = Counter(compiled.graphs.unseen) + Counter((eager.outcome.dropped | compiled.outcome.dropped).values())
     for error in compiled.errors:
-        if error.judged or error.beyond:
+        if error.judged or error.verdict != WITHIN:
             seen["losses" if error.kind == "loss" else f"{error.kind}s"] += 1
         else:
             unseen[f"{error.kind}s of which nothing is known: {unknown(error)}"] += 1
@@ -365,6 +349,4 @@ def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
 
 
 def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> str:
-    name = format_of(narrow).name + (" native" if autocast is None and narrow.itemsize <= 2 else "")
-    emulation = active()
-    return name + (f", {emulation.policy.device} emulated" if emulation is not None else "")
+    return arm_name(narrow, autocast is None and narrow.itemsize <= 2, compiled=True)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.compiled.accuracy.run import Plan, input_names, run_plan
+from ampcheck.compiled.accuracy.run import run_plan
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES
+from ampcheck.numerics.run import Plan, input_names
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.pytree import tensors
 
@@ -32,12 +33,13 @@ def plans(
 ) -> list[Plan]:
     """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
     leaves = _leaves(subject, every=False)
-    plan = Plan(device, autocast, subject.loss, steps, optimizer, leaves=leaves, backward=backward)
+    asked = "" if backward else "gradients are not judged"
+    plan = Plan(device, autocast, subject.loss, steps=steps, optimizer=optimizer, inputs=leaves, no_backward=asked)
     floating = any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
     if not backward or leaves or trains(subject) or not floating:
         return [_probed(subject, plan, narrow)]
-    every = replace(plan, leaves=_leaves(subject, every=True), optimizer=None)
-    return [replace(plan, backward=False), _probed(subject, every, narrow)]
+    every = replace(plan, inputs=_leaves(subject, every=True), optimizer=None)
+    return [replace(plan, no_backward="nothing requires a gradient"), _probed(subject, every, narrow)]
 
 
 def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
@@ -47,13 +49,14 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         prepared = prepare(subject, device=plan.device)
         seen = run_plan(probe, prepared, around=[eagerly()])
         gradients = [t.double() / scale for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
-        if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
+        if seen.ran.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break
-    if seen.error is not None and seen.phase == "backward" and plan.loss is None:
-        return replace(plan, backward=False)  # the default loss is ours: a model for inference need not have a gradient
+    if seen.ran.error is not None and seen.ran.phase == "backward" and plan.loss is None:
+        # The default loss is ours: a model for inference need not have a gradient.
+        return replace(plan, no_backward="backward raises in eager mode")
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
     if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
-        return replace(plan, backward=False)  # the default loss leaves out what is not finite: nothing would be left
+        return replace(plan, no_backward="no output has a finite value to be differentiated")
     rate = 0.0
     if plan.steps * len(subject.calls) > 1 and prepared.root is not None:
         weights = [p.detach().double() for p in prepared.root.parameters() if p.requires_grad and p.numel()]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.device import place
+from ampcheck.compiled.accuracy.beside import check_beside, measure_beside
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
 from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.blame.case import (
@@ -32,9 +33,10 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Where, merge
+from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.subject import Kind, Subject, as_subject
-from ampcheck.numerics import Measured, NumericsStats, measure_compiled, native_format
+from ampcheck.numerics import Measured, NumericsStats, native_format
+from ampcheck.numerics.compiled import Graphs
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import is_compiled_already, prepare
 from ampcheck.torchtools.dynamo import configured
@@ -138,7 +140,9 @@ class Search:
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
                 return self.stats
-            self._add(failures=tuple(failures), stages=(_judged_stage(EAGER, eager.stats, failures),))
+            raised = eager.stats.raised.message if eager.stats.raised is not None else ""
+            stage = _stage_result(EAGER, eager.stats.errors, bool(failures), raised=raised)
+            self._add(failures=tuple(failures), stages=(stage,))
         if self.compile and self.stats.stage != EAGER:
             self._run_stages()
         elif self.compile and eager is not None and eager.stats.raised is None:
@@ -193,9 +197,12 @@ class Search:
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
         case = self.case
-        stats = measure_compiled(subject, eager, case.low, device=case.device, native=case.native)
+        stats = measure_beside(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
-        return _judged_stage(INDUCTOR, stats, case.failures(stats))
+        failures = case.blamed(check_beside(stats, case.limits))
+        raised = stats.exceptions.missing or stats.exceptions.compiled
+        graphs = Graphs(stats.graphs, stats.unsupported)
+        return _stage_result(INDUCTOR, stats.errors, bool(failures), raised=raised, graphs=graphs)
 
     # The compiler ----------------------------------------------------------------------------------------------------
 
@@ -205,8 +212,10 @@ class Search:
         self.report("compiled")
         for eager in self.case.shadowed(self.case.subject):
             run, failing = run_stage(eager, INDUCTOR)
-            if eager.outcome.error is not None or eager.incomparable:
-                raised = f"eager mode raised {brief(eager.outcome.error)}" if eager.outcome.error is not None else ""
+            if eager.outcome.ran.error is not None or eager.incomparable:
+                raised = (
+                    f"eager mode raised {brief(eager.outcome.ran.error)}" if eager.outcome.ran.error is not None else ""
+                )
                 why = StageResult(INDUCTOR, None, None, False, f"not judged: {eager.incomparable or raised}")
                 self._add(stages=(*before, why))
                 continue
@@ -216,7 +225,10 @@ class Search:
                     self.report(name)
                     results[name] = run_stage(eager, name)
             self._count(compiled_runs=len(results), tensors=len(run.errors), graphs=run.graphs.count)
-            stages = [_stage_result(name, *results[name]) for name in STAGES if name in results]
+            stages = [
+                _stage_result(name, stage.errors, beyond is not None, raised=stage.raised, graphs=stage.graphs)
+                for name, (stage, beyond) in ((name, results[name]) for name in STAGES if name in results)
+            ]
             self._add(stages=(*(before or [_plain_stage(run)]), *stages))
             if failing is not None:
                 run, failing = results[self.stats.stage]
@@ -246,8 +258,8 @@ class Search:
         def judge(changed: Subject) -> str:
             plan = eager.plan
             again = run_eager(changed, plan, case.low)
-            if again.outcome.error is not None:
-                return f"eager mode raises {brief(again.outcome.error)}"
+            if again.outcome.ran.error is not None:
+                return f"eager mode raises {brief(again.outcome.ran.error)}"
             return "" if run_stage(again, stage)[1] is None else f"{stage} fails still"
 
         self._search(judge, [[cause.module], *_parents(cause.module)], min(self.runs, COMPILED_RUNS), compiled=True)
@@ -301,40 +313,32 @@ class Search:
                 self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
 
 
-def _judged_stage(name: str, stats: NumericsStats, failures: Sequence[Finding]) -> StageResult:
-    """A stage that is judged by itself, as the audit does."""
-    if stats.raised is not None:
-        return StageResult(name, None, None, bool(failures), f"raised {stats.raised.message}")
-    if stats.compiled and not stats.graphs:
-        why = f"not judged: nothing was compiled {stats.unsupported}".rstrip()
+def _stage_result(
+    name: str,
+    errors: Sequence[ResultError],
+    failed: bool,
+    *,
+    raised: str = "",
+    graphs: Graphs | None = None,
+) -> StageResult:
+    """A stage with its largest errors of an output and of a gradient, but for those that are zero but for rounding."""
+    if raised:
+        return StageResult(name, None, None, failed, f"raised {raised}")
+    if graphs is not None and not graphs.count:
+        why = f"not judged: nothing was compiled {graphs.unsupported}".rstrip()
         return StageResult(name, None, None, False, why)
+    kinds, known = (("output", "loss"), ("gradient",)), [e for e in errors if e.nonfinite or not e.noise]
     outputs, gradients = (
-        max((math.inf if e.nonfinite else e.error for e in stats.of(kind) if e.nonfinite or e.known), default=None)
-        for kind in ("output", "gradient")
+        max((math.inf if e.nonfinite else e.whole for e in known if e.kind in of_kind), default=None)
+        for of_kind in kinds
     )
-    return StageResult(name, outputs, gradients, bool(failures), "beyond" if failures else "within")
+    return StageResult(name, outputs, gradients, failed, "beyond" if failed else "within")
 
 
 def _plain_stage(run: CompiledRun) -> StageResult:
     """Eager mode in float32, which nothing judges: with it, and float64, compiled code is compared."""
-    return StageResult(EAGER, *_worst(run, lambda e: e.eager_error), False, "what compiled code is compared with")
-
-
-def _stage_result(name: str, run: CompiledRun, failing: Sequence[ResultError] | None) -> StageResult:
-    if run.raised:
-        return StageResult(name, None, None, failing is not None, f"raised {run.raised}")
-    if not run.graphs.count:
-        why = f"not judged: nothing was compiled {run.graphs.unsupported}".rstrip()
-        return StageResult(name, None, None, False, why)
-    worst = _worst(run, lambda e: math.inf if e.lost else e.error)
-    return StageResult(name, *worst, failing is not None, "within" if failing is None else "beyond")
-
-
-def _worst(run: CompiledRun, error: Callable[[ResultError], float]) -> tuple[float | None, float | None]:
-    """The largest error of an output and of a gradient, but of those that are zero but for rounding."""
-    kinds, known = (("output", "loss"), ("gradient",)), [e for e in run.errors if not e.noise]
-    outputs, gradients = (max((error(e) for e in known if e.kind in kind), default=None) for kind in kinds)
-    return outputs, gradients
+    eager = [replace(e, norm=e.eager_norm, seen=e.eager) for e in run.errors if e.eager is not None]
+    return replace(_stage_result(EAGER, eager, False), verdict="what compiled code is compared with")
 
 
 def _source(where: Where) -> str:

@@ -9,16 +9,6 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.catalog.compiled import COMPILED_EXCEPTION
-from ampcheck.catalog.numerics import (
-    FLUSH,
-    INTEGER_CAST,
-    LOW_PRECISION_ERROR,
-    NONFINITE_GRADIENT,
-    OVERFLOW,
-    PRECISION_LOSS,
-    SILENT_ZERO,
-)
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
@@ -34,17 +24,8 @@ from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import backend
 
 CHECKS = frozenset(
-    check.slug
-    for check in (
-        LOW_PRECISION_ERROR,
-        COMPILED_EXCEPTION,
-        OVERFLOW,
-        NONFINITE_GRADIENT,
-        PRECISION_LOSS,
-        SILENT_ZERO,
-        FLUSH,
-        INTEGER_CAST,
-    )
+    "low-precision-error compiled-exception overflow nonfinite-gradient precision-loss silent-zero flush "
+    "integer-cast".split()
 )
 """The checks of low precision whose failures have a cause to search for."""
 
@@ -73,12 +54,12 @@ class Case:
 
     def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
         """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
-        measured = measure_numerics(subject, self.low, device=self.device, native=self.native)
-        return measured, self.failures(measured.stats)
+        measured = measure_numerics(subject, self.low, device=self.device, native=self.native, compared=True)
+        return measured, self.blamed(check_numerics(measured.stats, self.limits))
 
-    def failures(self, stats: NumericsStats) -> list[Finding]:
-        """What fails in a run, of what can be blamed."""
-        return [f for f in check_numerics(stats, self.limits) if f.verdict is Verdict.FAIL and f.check in CHECKS]
+    def blamed(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The failures that can be blamed."""
+        return [f for f in findings if f.verdict is Verdict.FAIL and f.check in CHECKS]
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
         """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
@@ -91,7 +72,7 @@ def run_stage(eager: EagerRun, stage: str, **options: Any) -> tuple[CompiledRun,
     """One stage of the compiler, and what fails there; None where nothing does, empty where it raises."""
     run = run_compiled(eager, stage, **options)
     if run.raised:
-        return run, None if run.outcome.error is not None and lacking(run.outcome.error) else ()
+        return run, None if run.outcome.ran.error is not None and lacking(run.outcome.ran.error) else ()
     return run, stats_of(eager, run).failures() or None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,14 +16,13 @@ from ampcheck.compiled.graph.stats import Code
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.compiled import eagerly
-from ampcheck.numerics.run import total_loss
+from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
 
-Blocks: TypeAlias = Sequence[Callable[..., Any]]
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Global state that changed, before and after."""
 
@@ -96,8 +95,11 @@ class Runner:
                 with around(number) as next_call:
                     for call in self.subject.calls:
                         next_call()
-                        passes.error, backward, changes = self._guarded(blocks.compiled, call)
-                        passes.backward_error = brief(backward) if backward else passes.backward_error
+                        outcome, changes = self._guarded(blocks.compiled, call)
+                        if outcome.error is not None and outcome.phase == "backward":  # another check's matter
+                            passes.backward_error = brief(outcome.error)
+                        else:
+                            passes.error = outcome.error
                         passes.calls += passes.error is None
                         if changes or passes.error is not None:
                             passes.suspects.append((call, changes))
@@ -114,11 +116,11 @@ class Runner:
         with self._seeded():
             for call, changes in passes.suspects:
                 if passes.error is not None and blocks.plain and not changes:
-                    _, _, changes = self._guarded([torch.compile(b, backend="eager") for b in blocks.plain], call)
+                    _, changes = self._guarded([torch.compile(b, backend="eager") for b in blocks.plain], call)
                     passes.changed_by = "eager" if changes else ""
                 with nullcontext() if blocks.plain else eagerly():
-                    error, backward, also = self._guarded(blocks.plain or blocks.compiled, call)
-                passes.eager = error or backward  # a compiled forward traces the backward as well
+                    outcome, also = self._guarded(blocks.plain or blocks.compiled, call)
+                passes.eager = outcome.error  # of the backward as well, which a compiled forward traces
                 for name, (old, new) in changes.items():
                     if also.get(name) != (old, new):
                         passes.state_changes[name] = str(old), str(new)
@@ -136,8 +138,9 @@ class Runner:
                     answers["torch._dynamo.explain"] = _explained(prepared.blocks[0], args, kwargs)
             reset()
             blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
-            error, _, _ = self._guarded(blocks, call)
-            answers["fullgraph=True"] = f"raises {type(error).__name__}" if error else "compiles without an error"
+            outcome, _ = self._guarded(blocks, call)
+            forward = outcome.error if outcome.phase == "forward" else None
+            answers["fullgraph=True"] = f"raises {type(forward).__name__}" if forward else "compiles without an error"
         reset()
         return answers
 
@@ -179,31 +182,23 @@ class Runner:
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(torch.device(self.device).type, self.dtype, enabled=self.dtype is not None)
 
-    def _guarded(self, blocks: Blocks, call: Call) -> tuple[BaseException | None, BaseException | None, Changes]:
-        """The exceptions of a call and of its backward, and the global state that it changed, which is restored."""
-        before = read_state()
-        error = backward = None
-        try:
-            backward = self._run_call(blocks, call)
-        except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
-            error = as_result(raised)
-        changes = changed(before, read_state())
-        restore_state(before)
-        return error, backward, changes
-
-    def _run_call(self, blocks: Blocks, call: Call) -> BaseException | None:
-        """Run one call through all blocks and compute its gradients; returns the exception of its backward."""
+    def _guarded(self, blocks: Blocks, call: Call) -> tuple[Outcome, Changes]:
+        """What happens in a call and its backward, and the global state that it changed, which is restored."""
         args, kwargs = _fresh(call, None if is_compiled_already(self.subject) else self.device)
-        with torch.enable_grad(), self._autocast():
-            total = total_loss(forward_through(blocks, Call(args, kwargs)), self.subject.loss, False)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
         leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
-        if total is not None and total.requires_grad and leaves:
-            try:
-                torch.autograd.grad(total, leaves, allow_unused=True)
-            except BaseException as error:  # noqa: BLE001  # gradients are another check's matter
-                return as_result(error)
-        return None
+        plan, before = Plan(self.device, self.dtype, self.subject.loss), read_state()
+        outcome = Outcome(no_backward="" if leaves else "nothing requires a gradient")
+        named = {str(number): leaf for number, leaf in enumerate(leaves)}
+        try:
+            run_call(plan, outcome, blocks, Call(args, kwargs), named, preserve=lambda left: nullcontext())
+        except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
+            outcome.error = as_result(raised)
+        for leaf in leaves:
+            leaf.grad = None
+        changes = changed(before, read_state())
+        restore_state(before)
+        return outcome, changes
 
 
 def own_device(subject: Subject, device: str) -> str:

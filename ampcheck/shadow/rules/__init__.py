@@ -8,6 +8,7 @@ An op without a rule runs on companions as it is.
 
 from ampcheck.shadow.rules import (  # noqa: F401  # importing a module registers its rules
     attention,
+    convolution,
     decisions,
     foreach,
     indices,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.file_lock import locked
+from ampcheck.core.files import locked
 from ampcheck.core.json_files import conflict_in, parse_json, read_json, tag_nonfinite, untag_nonfinite
 from ampcheck.core.run import Scalar
 from ampcheck.speed.git import Repository

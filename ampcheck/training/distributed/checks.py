@@ -11,7 +11,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.training.distributed.ranks import name_ranks
-from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats
+from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats
 from ampcheck.training.reductions.checks import ReductionStats, check_reductions
 
 _HINT = (

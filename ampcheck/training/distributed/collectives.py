@@ -11,24 +11,21 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.torchtools.process_groups import group_among, wait_for
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
-from ampcheck.torchtools.storage import Region, placements, region
+from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""
 
 _CALLS = 4096
 """Calls of one collective at one line that are followed on all ranks together; later ones are only counted."""
-
-_CASTS = 512
-"""Casts that are remembered; older ones are dropped."""
 
 
 @dataclass(slots=True)
@@ -56,12 +53,11 @@ class Call:
 
 @dataclass(slots=True)
 class _Cast:
-    """The values of a 16-bit tensor before its cast, scaled as it has been since; None where there was no cast. alive:
-    while this weak reference exists no other storage gets the same number."""
+    """The values of a 16-bit tensor before its cast, scaled as it has been since; None where there was no cast."""
 
-    sample: torch.Tensor | None
-    factor: float
-    alive: StorageWeakRef
+    region: Region | None = None
+    sample: torch.Tensor | None = None
+    factor: float = 1.0
 
 
 @dataclass(slots=True)
@@ -96,7 +92,7 @@ class CollectiveMode(TorchDispatchMode):
         self.inside = 0
         self._numbers: Counter[tuple[int, ...]] = Counter()
         self._followed: Counter[object] = Counter()
-        self._casts: dict[Region, _Cast] = {}
+        self._casts = StorageMap[_Cast]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -124,7 +120,7 @@ class CollectiveMode(TorchDispatchMode):
             calls = [self._begin(base, line, reduction) for reduction in reductions]
         out = func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
-            _wait(out)
+            wait_for(out)
             results = list(out) if isinstance(out, (list, tuple)) else [out]
             for number, (call, reduction) in enumerate(zip(calls, reductions, strict=True)):
                 if call is not None and reduction.is_mine(call.ranks):
@@ -154,63 +150,47 @@ class CollectiveMode(TorchDispatchMode):
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None
         call.parts = [_sample(part, len(reduction.parts)) for part in reduction.parts]
-        if cast := self._casts.pop(_key(first), None):  # the collective overwrites it
+        cast = self._cast_of(first)
+        self._casts.pop(first)  # the collective overwrites it
+        if cast is not None:
             call.factor = cast.factor
             if cast.sample is not None and len(reduction.parts) == 1:
                 call.wide = cast.sample.tolist()
         return call
 
+    def _cast_of(self, tensor: torch.Tensor) -> _Cast | None:
+        cast = self._casts.get(tensor)
+        return cast if cast is not None and cast.region == region(tensor) else None
+
     def _follow_cast(self, base: str, args: tuple[Any, ...], out: object) -> None:
         """A communication hook casts and divides before the collective: the values before that are the addends."""
-        source = args[0] if args else None
-        if base == "copy_":
-            self._casts.pop(_key(source), None)
-            source, out = args[1], args[0]
-        if not isinstance(source, torch.Tensor):
+        source = args[1] if base == "copy_" else args[0] if args else None
+        result = args[0] if base.endswith("_") and args else out
+        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
             return
-        if base in ("_to_copy", "copy_") and isinstance(out, torch.Tensor):
-            wide = source.is_floating_point() and out.is_floating_point() and out.numel() == source.numel() > 0
-            if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
-                return
-            if wide and out.element_size() <= 2 < source.element_size():
+        low = result.is_floating_point() and result.element_size() <= 2
+        if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
+            return
+        cast: _Cast | None = None
+        if base in ("_to_copy", "copy_"):
+            if low and source.is_floating_point() and result.numel() == source.numel() and source.element_size() > 2:
                 with _disable_current_modes(), torch.no_grad():
-                    self._remember(out, torch.tensor(_sample(source), dtype=torch.float64), 1.0)
+                    cast = _Cast(region(result), torch.tensor(_sample(source), dtype=torch.float64))
         elif base in ("div", "div_", "mul", "mul_"):
-            result = out if isinstance(out, torch.Tensor) else source
             factor = _number(args[1] if len(args) > 1 else None)
-            if factor is None or not source.is_floating_point() or result.element_size() > 2:
-                self._casts.pop(_key(result), None)
-                return
-            factor = 1 / factor if base.startswith("div") and factor else factor
-            cast = self._casts.get(_key(source))
-            sample = None if cast is None or cast.sample is None else cast.sample * factor
-            self._remember(result, sample, factor * (cast.factor if cast else 1.0))
-        elif base.endswith("_") and self._casts:
-            self._casts.pop(_key(source), None)  # its values are no longer the recorded ones
-
-    def _remember(self, tensor: torch.Tensor, sample: torch.Tensor | None, factor: float) -> None:
-        if isinstance(values_of(tensor), Unmeasured):
+            if factor is not None and low:
+                factor = 1 / factor if base.startswith("div") and factor else factor
+                before = self._cast_of(source) or _Cast()
+                sample = None if before.sample is None else before.sample * factor
+                cast = _Cast(region(result), sample, factor * before.factor)
+        elif not base.endswith("_"):
             return
-        if len(self._casts) > _CASTS:
-            self._casts.pop(next(iter(self._casts)))
-        alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._casts[_key(tensor)] = _Cast(sample, factor, alive)
+        self._casts.pop(result)  # its values are no longer the recorded ones
+        if cast is not None:
+            self._casts.put(result, cast)
 
 
 _Args: TypeAlias = "tuple[Any, ...]"
-
-
-def _boxed_group(args: _Args) -> Any:
-    boxed = next(value for value in args if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value))
-    return dist.ProcessGroup.unbox(boxed)
-
-
-def _named_group(args: _Args) -> Any:
-    from torch.distributed import distributed_c10d  # a build without torch.distributed has none
-
-    # Private name of torch 2.4 to 2.13: a functional collective gets its group by name.
-    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve([value for value in args if isinstance(value, str)][-1])
 
 
 def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
@@ -221,23 +201,23 @@ def _reduce(args: _Args, rooted: bool = True) -> Iterator[_Reduction]:
     root = (
         next(value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)) if rooted else None
     )
-    return (_Reduction([tensor], tensor, _boxed_group(args), root) for tensor in args[0])
+    return (_Reduction([tensor], tensor, group_among(args), root) for tensor in args[0])
 
 
 def _scatter_base(args: _Args) -> Iterator[_Reduction]:
-    group = _boxed_group(args)
+    group = group_among(args)
     yield _Reduction(_split(args[1], group), args[0], group)
 
 
 def _scatter_lists(args: _Args) -> Iterator[_Reduction]:
-    group = _boxed_group(args)
+    group = group_among(args)
     for out, addends in zip(args[0], args[1], strict=True):
         parts = list(addends) if isinstance(addends, (list, tuple)) else _split(addends, group)
         yield _Reduction(parts, out, group)
 
 
 def _functional(args: _Args, scatter: bool = False) -> Iterator[_Reduction]:
-    group = _named_group(args)
+    group = group_among(args)
     for tensor in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
         yield _Reduction(_split(tensor, group) if scatter else [tensor], None, group)
 
@@ -257,25 +237,12 @@ _REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {
 """Collectives that add up over processes, by namespace and name without underscores at its ends."""
 
 
-def _wait(out: object) -> None:
-    for result in out if isinstance(out, (list, tuple)) else [out]:
-        if isinstance(result, torch.ScriptObject):
-            torch._C._distributed_c10d.Work.unbox(result).wait()
-        else:
-            for _, tensor in tensors(result):
-                torch.ops._c10d_functional.wait_tensor(tensor)
-
-
 def _sample(tensor: torch.Tensor, parts: int = 1) -> list[float]:
     """Up to `_SAMPLE` elements of all parts together, evenly spread."""
     flat = tensor.detach().reshape(-1)
     step = max(-(-flat.numel() // max(_SAMPLE // parts, 1)), 1)
     values: list[float] = flat[::step].cpu().double().tolist()
     return values
-
-
-def _key(tensor: object) -> Region:
-    return (region(tensor) if isinstance(tensor, torch.Tensor) else None) or (0, 0, 0)
 
 
 def _number(value: object) -> float | None:

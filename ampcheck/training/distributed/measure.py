@@ -18,13 +18,11 @@ from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
-from ampcheck.training.distributed.ranks import by_value, gather, on_first, rank
+from ampcheck.training.distributed.ranks import by_value, gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
-from ampcheck.training.distributed.stats import DistributedStats, RankState
-from ampcheck.training.distributed.sums import compare_sums
+from ampcheck.training.distributed.sums import DistributedStats, RankState, compare_sums
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import ReductionWatch, SumStats
 
@@ -96,7 +94,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         merged, differing = merge_health(gradients)
     mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
     ranks = gather(mine)
-    sums = on_first(collectives.calls, lambda calls: compare_sums(calls, target))
+    sums = compare_sums(gather(collectives.calls), target)
     modules = [name for name in states if all(name in record.autocast for record in ranks)]
     seen = {
         "ranks": len(ranks),

@@ -1,23 +1,126 @@
-"""Comparison of each sum over processes with float64, and emulation of sums over more processes."""
+"""Sums over processes compared with float64, and emulated over more; the record of a loop in several processes."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Coverage
+from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
-from ampcheck.training.distributed.stats import CollectiveStats, Prediction
-from ampcheck.training.reductions.sums import one_rounding
+from ampcheck.training.reductions.norms import NormStats
+from ampcheck.training.reductions.sums import SumStats, compare_sum
 
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
 
 _MOST = 1024
 """The most processes that are emulated when the user names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A sum over more processes than there are: a ring whose addends are drawn from the measured ones.
+
+    error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
+    """
+
+    world: int
+    error: float
+    once: float
+    overflows: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return _ratio(self.error, self.once)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStats:
+    """The sums of one collective at one line of code, over all of its calls.
+
+    phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
+    gradient), or `update`. format: of the addends that the collective gets. world: how many processes add up.
+    error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
+    once: the same of the float64 sum rounded once; vanished: share of the elements whose sum is not zero that are zero;
+    overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were known before
+    they were cast to that format (a communication hook), and are measured as they were then. divided: whether they were
+    divided before. elements: of one call, at most; followed: how many elements were compared, of all calls.
+    predicted: at more processes, powers of two to 1024 and the number that the user names.
+    """
+
+    op: str
+    phase: str
+    format: str
+    world: int
+    calls: int
+    elements: int
+    followed: int
+    error: float
+    once: float
+    vanished: float = 0.0
+    overflowed: int = 0
+    cast: bool = False
+    divided: bool = False
+    predicted: tuple[Prediction, ...] = ()
+    file: str = ""
+    line: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return _ratio(self.error, self.once)
+
+
+def _ratio(error: float, once: float) -> float:
+    return error / once if once else 0.0 if not error else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The tensors of one role and dtype that one process keeps across steps: how many, and their bytes on this rank."""
+
+    rank: int
+    role: str
+    dtype: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedStats:
+    """The record of `measure_distributed`.
+
+    skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. gradients: per parameter,
+    all ranks together, at the last step of the optimizer. differing: parameters whose replicas have different
+    gradients. autocast: modules that ran under different autocast states, `{module: {state: ranks}}`; modules: how many
+    were compared. settings: precision settings that differ, alike. scaled: whether a GradScaler is used. target: the
+    number of processes that the user trains with. steps: how many ran.
+    """
+
+    subject: str
+    world: int = 1
+    steps: int = 0
+    skipped: str = ""
+    raised: tuple[str, ...] = ()
+    gradients: Mapping[str, TensorHealth] = field(default_factory=dict)
+    differing: tuple[str, ...] = ()
+    state: tuple[RankState, ...] = ()
+    collectives: tuple[CollectiveStats, ...] = ()
+    sums: tuple[SumStats, ...] = ()
+    norms: tuple[NormStats, ...] = ()
+    autocast: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    modules: int = 0
+    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    scaled: bool = False
+    target: int | None = None
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:
@@ -44,7 +147,7 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
     compared = [comparison for group in groups if (comparison := _compare(group, fmt)) is not None]
     if not compared:
         return None
-    judged = [comparison for comparison in compared if comparison.finite]
+    judged = [comparison for comparison in compared if comparison.followed > comparison.overflowed]
     worst = max(
         judged or compared, key=lambda comparison: comparison.error / comparison.once if comparison.once else 0.0
     )
@@ -80,25 +183,20 @@ def _worlds(world: int, target: int | None) -> list[int]:
     return sorted({*tried, target} if target is not None and target > 1 else set(tried))
 
 
+@dataclass(frozen=True, slots=True)
 class _Compared:
-    """One call over all ranks. addends: [ranks, elements], float64."""
+    """One call over all ranks. addends: [ranks, elements], float64. followed: sums that are finite; nonzero: of those
+    that are finite in the result as well; vanished: of these."""
 
-    def __init__(self, addends: torch.Tensor, result: torch.Tensor, fmt: FloatFormat, cast: bool, divided: bool):
-        self.addends, self.cast, self.divided = addends, cast, divided
-        factor = _factor(addends, result)
-        exact = addends.sum(0) * factor
-        known = exact.isfinite()
-        # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
-        bad = known & ~result.isfinite()
-        good = known & ~bad
-        size = float(exact[good].norm()) or 1.0
-        # A sum that nearly cancels is known no better than its addends, which were rounded before.
-        largest = torch.maximum(exact.abs(), addends.abs().amax(0) * factor)[good]
-        self.followed, self.finite = int(known.sum()), bool(good.any())
-        self.overflowed, self.nonzero = int(bad.sum()), int((exact[good] != 0).sum())
-        self.vanished = int(((exact != 0) & (result == 0))[good].sum())
-        self.error = float((result[good] - exact[good]).norm()) / size
-        self.once = one_rounding(largest, fmt) / size if largest.numel() else 0.0
+    addends: torch.Tensor
+    cast: bool
+    divided: bool
+    error: float
+    once: float
+    overflowed: int
+    followed: int
+    nonzero: int
+    vanished: int
 
 
 def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
@@ -114,11 +212,15 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
     rows = [call.wide if cast and call.wide else [v for part in call.parts for v in part] for call in group]
     if not result or len(rows[0]) != len(result):
         return None
+    # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
     if not _is_sum(addends, reduced):
         return None
-    divided = any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
-    return _Compared(addends, reduced, fmt, cast, divided)
+    factor = _factor(addends, reduced)
+    exact, divided = addends.sum(0) * factor, any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
+    nonzero = exact.isfinite() & reduced.isfinite() & (exact != 0)
+    counts = int(exact.isfinite().sum()), int(nonzero.sum()), int((nonzero & (reduced == 0)).sum())
+    return _Compared(addends, cast, divided, *compare_sum(reduced, exact, addends.abs().amax(0) * factor, fmt), *counts)
 
 
 def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
@@ -169,9 +271,7 @@ def emulate(
         total = (total.float() + more.float()).to(dtype)
         peak = torch.maximum(peak, more.double().abs())
         if world in wanted:
-            norm = float(exact.norm()) or 1.0
-            error = float((total.double() - exact).norm()) / norm
-            once = one_rounding(torch.maximum(exact.abs(), peak), fmt) / norm
+            error, once, _ = compare_sum(total.double(), exact, peak, fmt)
             grown = float(exact.abs().max()) / scale * (ranks / world if divided else 1.0)
             predictions.append(Prediction(world, error, once, grown >= fmt.overflows_at))
     return predictions

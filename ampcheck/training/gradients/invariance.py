@@ -9,7 +9,7 @@ differs in training too.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.watch import SHARDED
-from ampcheck.training.loop import Snapshot, StepError, TrainingLoop, plain_values, quiet
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -115,12 +114,15 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     def nothing(why: str, hint: str = "") -> InvarianceStats:
         return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
 
+    def repeat(name: str, scale: float, interval: int = _NEVER) -> _Repetition:
+        return _repeat(loop, start, name, steps, scale, interval)
+
     if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
         return nothing("no GradScaler is in use")
     if loop.sharded:
         return nothing(SHARDED)
     start = loop.snapshot()
-    first = _repeat(loop, start, "scale 1", steps, 1.0, _NEVER)
+    first = repeat("scale 1", 1.0)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
@@ -131,18 +133,16 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
-    again = _repeat(loop, start, "scale 1 again", steps, 1.0, _NEVER)
+    again = repeat("scale 1 again", 1.0)
     if agreed(bool(_differences(first, again, _NEVER))):
         why = "two runs from the same state differ: what a step draws on moves on"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
-    scale = LARGE
-    large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
+    large = repeat(f"scale {(scale := LARGE):g}", scale)
     while agreed(large.end < first.end) and scale > 16:
-        scale /= 16
-        large = _repeat(loop, start, f"scale {scale:g}", steps, scale, _NEVER)
-    growing = _repeat(loop, start, "a scale that doubles in each step", steps, min(scale, 1024.0), 1)
-    compared = [(other, min(first.end, other.end)) for other in (large, growing)]
-    compared = [(other, end) for other, end in compared if any(key[0] < end for key in first.gradients)]
+        large = repeat(f"scale {(scale := scale / 16):g}", scale)
+    growing = repeat("a scale that doubles in each step", min(scale, 1024.0), 1)
+    ends = ((other, min(first.end, other.end)) for other in (large, growing))
+    compared = [(other, end) for other, end in ends if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite"
         return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")
@@ -170,33 +170,29 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
     recorder = Recorder(loop)
     run = _Repetition(name, {}, {}, recorder.events)
     names = {id(parameter): path for path, parameter in loop.parameters()}
-    calls = [0]
+    calls = Counter[int]()
     shadow = LoopShadow(judge=False, exactly=True)
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
-        calls[0] += 1
+        calls[recorder.step] += 1
         with torch.no_grad(), _disable_current_modes():
             factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
             inside = 1.0 if factor is None else float(factor)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        key = (recorder.step, calls[0], names.get(id(parameter), "?"))
+                        key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                         run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
-            for recorder.step in range(steps):
-                calls[0] = 0
-                taken = loop.take(recorder.step)
-                recorder.forget_graphs()
-                if isinstance(taken, StepError):
-                    if taken.kind != "value":
-                        run.stopped = taken
-                        break
-                else:
+            for taken in recorder.run(steps):
+                if not isinstance(taken, StepError):
                     run.values[recorder.step] = taken
+                elif taken.kind != "value":
+                    run.stopped = taken
+                    break
         finally:
             handle.remove()
     run.scaled = recorder.scaled

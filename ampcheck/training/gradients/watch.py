@@ -237,13 +237,8 @@ class GradientWatch:
         name = self._loop.name
         if not is_usable(scale):
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
-            return GradientStats(
-                name,
-                number,
-                skipped=why,
-                prevented=True,
-                hint="give the scaler a positive finite scale: see loss-scale",
-            )
+            hint = "give the scaler a positive finite scale: see loss-scale"
+            return GradientStats(name, number, skipped=why, prevented=True, hint=hint)
         gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
         low = [dtype for event in events for dtype in event.low]
@@ -333,7 +328,7 @@ def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None],
                 stack.callback(handle.remove)
         for path, root in loop.reached.modules.items() if outputs else ():
             for inner, module in hookable(root):
-                hook = _OutputHook(partial(note, "output"), loop.path(path, inner))
+                hook = _Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
                 stack.callback(module.register_forward_hook(hook).remove)
         yield
 
@@ -343,31 +338,22 @@ class _Hook:
 
     __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
 
-    def __init__(self, note: Callable[..., None]) -> None:
-        self._note = note
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
 
-    def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
-        return _Silent, ()
-
-    def __call__(self, grad: torch.Tensor) -> None:
-        self._note(grad)
-
-
-class _Silent:
-    """The hook on a copy of a module that was made while its gradients were captured."""
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
+        return _Hook, (_ignore,)
 
     def __call__(self, *args: object) -> None:
-        pass
+        self._function(*args)
 
 
-class _OutputHook(_Hook):
-    def __init__(self, note: Callable[..., None], name: str) -> None:
-        super().__init__(note)
-        self._name = name
+def _ignore(*_: object) -> None:
+    pass
 
-    def __call__(self, _: torch.nn.Module, args: object, output: object) -> None:  # type: ignore[override]
-        if torch.is_grad_enabled():
-            for path, tensor in tensors(output):
-                if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
-                    name = f"{self._name}[{path}]" if path else self._name
-                    tensor.register_hook(_Hook(partial(self._note, name)))
+
+def _hook_outputs(note: Callable[..., None], name: str, module: object, args: object, output: object) -> None:
+    if torch.is_grad_enabled():
+        for path, tensor in tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
+                tensor.register_hook(_Hook(partial(note, f"{name}[{path}]" if path else name)))

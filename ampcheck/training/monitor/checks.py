@@ -14,12 +14,12 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.training.gradients.checks import larger_scale_hint
 from ampcheck.training.loss_scale_window import is_usable
-from ampcheck.training.monitor.optimizers import sampled
-from ampcheck.training.monitor.stats import MonitorStats, ParameterStats, UpdateSum
+from ampcheck.training.monitor.sums import MonitorStats, ParameterStats, UpdateSum
+from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import window_of
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import has_fallen, is_settled
-from ampcheck.training.stagnation.checks import lost_updates
+from ampcheck.training.stagnation.stagnation import lost_updates
 
 _LISTED = 5
 """Parameters that a check names before it only counts them."""

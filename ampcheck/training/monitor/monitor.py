@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,16 @@ from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
-from ampcheck.training.monitor.optimizers import is_compensated, rounds_to_nearest, unwrapped
-from ampcheck.training.monitor.stats import GradientSum, MonitorStats, OptimizerStats, ParameterStats, ScalerHistory
-from ampcheck.training.monitor.sums import GradientSums, Series
-from ampcheck.training.monitor.updates import Entry, Updates
+from ampcheck.training.monitor.sums import (
+    GradientSum,
+    GradientSums,
+    MonitorStats,
+    OptimizerStats,
+    ParameterStats,
+    ScalerHistory,
+    Series,
+)
+from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest, unwrapped
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are measured: later ones give the same names."""
@@ -52,19 +59,6 @@ class _Steps:
         return OptimizerStats(self.name, taken, self.measured, self.rates.read(), *counts, nearest=nearest)
 
 
-@dataclass(slots=True)
-class _Parameter:
-    """A parameter that a step came across. tensor: None after the block. still, compensated: see `ParameterStats`."""
-
-    name: str
-    steps: _Steps
-    tensor: torch.Tensor | None
-    dtype: str
-    numel: int
-    still: float | None = None
-    compensated: bool = False
-
-
 class TrainingMonitor:
     """Records what optimizers do inside `watching`, each N-th step of an optimizer measured, the first among them.
 
@@ -81,7 +75,8 @@ class TrainingMonitor:
             _Steps(f"optimizer.{i}" if many else "optimizer", optimizer) for i, optimizer in enumerate(optimizers)
         ]
         self._names, self._keys = dict(names), dict[int, int]()
-        self._parameters: list[_Parameter] = []
+        self._parameters: list[ParameterStats] = []
+        self._alive: dict[int, tuple[_Steps, torch.Tensor]] = {}  # by the number of the parameter, inside the block
         self._gradients: dict[tuple[torch.device, str, Plan], GradientSums] = {}
         self._scales, self._losses = Series(), Series()
         self._unseen: Counter[str] = Counter()
@@ -93,13 +88,13 @@ class TrainingMonitor:
         with ExitStack() as stack:
             stack.callback(self._leave)
             for steps in self._steps:
-                stack.callback(steps.optimizer.register_step_pre_hook(self._before_step(steps)).remove)
-                stack.callback(steps.optimizer.register_step_post_hook(self._after_step(steps)).remove)
+                stack.callback(steps.optimizer.register_step_pre_hook(partial(self._before_step, steps)).remove)
+                stack.callback(steps.optimizer.register_step_post_hook(partial(self._after_step, steps)).remove)
             if self.scaler is not None:
                 # Of the class, not of the object: a scaler may be copied or pickled inside the block.
                 for name, wrapper in (("step", self._scaler_step), ("update", self._scaler_update)):
                     owner = next(kind for kind in type(self.scaler).__mro__ if name in vars(kind))
-                    stack.enter_context(replaced(owner, name, wrapper))
+                    stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             yield
 
     def step(self, loss: torch.Tensor | float) -> None:
@@ -110,8 +105,7 @@ class TrainingMonitor:
 
     def _leave(self) -> None:
         self._compare()
-        for parameter in self._parameters:
-            parameter.tensor = None
+        self._alive.clear()
         for steps in self._steps:
             steps.entries = None
         self._keys.clear()
@@ -120,11 +114,10 @@ class TrainingMonitor:
     @torch.no_grad()
     def _compare(self) -> None:
         """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
-        alive = {key: (param, param.tensor) for key, param in enumerate(self._parameters) if param.tensor is not None}
-        still = self._updates.still({key: tensor for key, (_, tensor) in alive.items()})
-        for key, (parameter, tensor) in alive.items():
-            parameter.still = still.get(key)
-            parameter.compensated = is_compensated(parameter.steps.optimizer, tensor)
+        still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
+        for key, (steps, tensor) in self._alive.items():
+            compensated = is_compensated(steps.optimizer, tensor)
+            self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
 
     def _key(self, steps: _Steps, tensor: torch.Tensor) -> int:
         key = self._keys.get(id(tensor))
@@ -132,49 +125,46 @@ class TrainingMonitor:
             key = self._keys[id(tensor)] = len(self._parameters)
             name = self._names.get(id(tensor), f"{steps.name}.params.{key}")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self._parameters.append(_Parameter(name, steps, tensor, dtype, tensor.numel()))
+            self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel()))
+            self._alive[key] = steps, tensor
         return key
 
-    def _before_step(self, steps: _Steps) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_compiling():
-                return
-            steps.stepped = True
-            found_inf = getattr(optimizer, "found_inf", None)
-            if found_inf is not None:
-                steps.guarded = True
-                steps.skips.append(found_inf)
-            if steps.taken % self.every:
-                return
-            # A closure computes the gradients inside the step: they are there only after it.
-            steps.closure = any(map(callable, (*args[1:], *kwargs.values())))
+    def _before_step(
+        self, steps: _Steps, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if torch.compiler.is_compiling():
+            return
+        steps.stepped = True
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            steps.guarded = True
+            steps.skips.append(found_inf)
+        if steps.taken % self.every:
+            return
+        # A closure computes the gradients inside the step: they are there only after it.
+        steps.closure = any(map(callable, (*args[1:], *kwargs.values())))
+        with torch.no_grad():
+            steps.entries = self._entries(steps, found_inf)
+            if not steps.closure:
+                self._measure_gradients(steps, steps.entries)
+
+    def _after_step(self, steps: _Steps, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        entries, steps.entries = steps.entries, None
+        if entries is not None:
             with torch.no_grad():
-                steps.entries = self._entries(steps, found_inf)
-                if not steps.closure:
-                    self._measure_gradients(steps, steps.entries)
-
-        return hook
-
-    def _after_step(self, steps: _Steps) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_compiling():
-                return
-            entries, steps.entries = steps.entries, None
-            if entries is not None:
-                with torch.no_grad():
-                    if steps.closure:
-                        for entry in entries:
-                            entry.gradient = entry.parameter.grad
-                        self._measure_gradients(steps, entries)
+                if steps.closure:
                     for entry in entries:
-                        if entry.group is not None:
-                            entry.state = steps.optimizer.state.get(entry.parameter, {})
-                    self._updates.add(entries)
-                steps.measured += 1
-            steps.taken += 1
-            steps.number += 1
-
-        return hook
+                        entry.gradient = entry.parameter.grad
+                    self._measure_gradients(steps, entries)
+                for entry in entries:
+                    if entry.group is not None:
+                        entry.state = steps.optimizer.state.get(entry.parameter, {})
+                self._updates.add(entries)
+            steps.measured += 1
+        steps.taken += 1
+        steps.number += 1
 
     def _entries(self, steps: _Steps, found_inf: torch.Tensor | None) -> list[Entry]:
         entries = []
@@ -225,39 +215,33 @@ class TrainingMonitor:
         scale: torch.Tensor | None = getattr(self.scaler, "_scale", None)
         return scale
 
-    def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            known = scaler is self.scaler and scaler.is_enabled()
-            steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
-            if steps is None:
-                return original(scaler, optimizer, *args, **kwargs)
-            steps.stepped = False
-            before = len(steps.skips)
-            result = original(scaler, optimizer, *args, **kwargs)
-            if len(steps.skips) == before:  # an optimizer that does not skip by itself
-                steps.skips.append(0.0 if steps.stepped else 1.0)
-            if not steps.stepped:
-                if len(steps.culprits) < _CULPRITS:
-                    tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
-                    health = [measure_health(tensor.grad) for tensor in tensors]
-                    steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
-                steps.number += 1
-            return result
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        known = scaler is self.scaler and scaler.is_enabled()
+        steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
+        if steps is None:
+            return original(scaler, optimizer, *args, **kwargs)
+        steps.stepped = False
+        before = len(steps.skips)
+        result = original(scaler, optimizer, *args, **kwargs)
+        if len(steps.skips) == before:  # an optimizer that does not skip by itself
+            steps.skips.append(0.0 if steps.stepped else 1.0)
+        if not steps.stepped:
+            if len(steps.culprits) < _CULPRITS:
+                tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                health = [measure_health(tensor.grad) for tensor in tensors]
+                steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
+            steps.number += 1
+        return result
 
-        return step
-
-    def _scaler_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if scaler is not self.scaler or not scaler.is_enabled():
-                return original(scaler, *args, **kwargs)
-            if not len(self._scales) and (scale := self._scale()) is not None:
-                self._scales.append(scale)
-            result = original(scaler, *args, **kwargs)
-            if (scale := self._scale()) is not None:
-                self._scales.append(scale)
-            return result
-
-        return update
+    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler is not self.scaler or not scaler.is_enabled():
+            return original(scaler, *args, **kwargs)
+        if not len(self._scales) and (scale := self._scale()) is not None:
+            self._scales.append(scale)
+        result = original(scaler, *args, **kwargs)
+        if (scale := self._scale()) is not None:
+            self._scales.append(scale)
+        return result
 
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""
@@ -267,20 +251,17 @@ class TrainingMonitor:
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
         updates = self._updates.read()
         self._compare()
-        parameters = []
-        for key, param in enumerate(self._parameters):
-            identity = param.name, param.steps.name, param.dtype, param.numel
-            sums = gradients.get(key), updates.get(key)
-            parameters.append(ParameterStats(*identity, *sums, param.still, param.compensated))
         return MonitorStats(
             subject,
             self.every,
             tuple(steps.stats() for steps in self._steps),
-            tuple(parameters),
+            tuple(
+                replace(parameter, gradient=gradients.get(key), update=updates.get(key))
+                for key, parameter in enumerate(self._parameters)
+            ),
             self._scaler_history(gradients),
             self._losses.read(),
-            self._updates.peak,
-            dict(self._unseen),
+            unseen=dict(self._unseen),
         )
 
     def _scaler_history(self, gradients: Mapping[int, GradientSum]) -> ScalerHistory | None:

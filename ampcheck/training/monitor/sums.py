@@ -1,30 +1,29 @@
-"""Sums over many steps, on the device of the tensors; nothing is read from it before `read`."""
+"""The record of a monitored training loop, summed up on the device of the tensors; `read` alone waits for it."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from ampcheck.core.formats import FORMATS
-from ampcheck.health import PendingHealth
+from ampcheck.core.run import Coverage
+from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
-from ampcheck.training.monitor.stats import GradientSum, UpdateSum
+from ampcheck.training.scale.stats import skipped_last
 
 _FINITE, _AMAX = 2, 4
 """Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
 
 _BINS = _AMAX + 3
 
-_NOTES = 5
-"""Columns besides the packed statistics: gradients that are not finite, the first step of such, gradients of zeros
-only, elements that are subnormal in float16, and gradients that it cut off."""
-
-_UPDATE = 7
-"""Columns of the sums of updates."""
+_NOTES = 8
+"""Columns besides the packed statistics: elements, those that are not stored, and the counts of `GradientSum`."""
 
 _CHUNK = 1024
 
@@ -40,6 +39,180 @@ _ABRUPT = 0.05
 them, and more than a few, the rest of the spread was cut off."""
 
 _FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSum:
+    """The gradients of one parameter in all measured steps.
+
+    health: of all of them together, unscaled, with the histogram. calls: how many gradients; bad: how many of them with
+    an infinity or NaN, the first in the step `first`; vanished: how many of zeros only. subnormal: nonzero elements
+    below the normal range of float16 at the loss scale of their step. cut: how many gradients end abruptly at the
+    smallest number of float16 at the loss scale: smaller elements were flushed.
+    """
+
+    health: TensorHealth
+    calls: int
+    bad: int
+    first: int
+    vanished: int
+    subnormal: int
+    cut: int
+
+    def __add__(self, other: GradientSum) -> GradientSum:
+        return GradientSum(
+            self.health + other.health,
+            self.calls + other.calls,
+            self.bad + other.bad,
+            min((gradients.first for gradients in (self, other) if gradients.bad), default=other.first),
+            self.vanished + other.vanished,
+            self.subnormal + other.subnormal,
+            self.cut + other.cut,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSum:
+    """The updates of one parameter in all measured steps.
+
+    calls: how many updates. update, weight: the root of the sum of squares of the changes, and of the weights after
+    them. poisoned: after how many of them the weights were not finite. due: elements with a nonzero gradient;
+    unchanged: how many of them kept their value; both only for parameters of fewer bits than float32. expected: in a
+    sample of elements whose update rounding to nearest drops, how many stochastic rounding would have moved; moved: how
+    many moved. Both are 0 where the optimizer is known to round to nearest.
+    """
+
+    calls: int
+    update: float
+    weight: float
+    poisoned: int
+    due: int
+    unchanged: int
+    expected: float = 0.0
+    moved: int = 0
+
+    @property
+    def unchanged_share(self) -> float | None:
+        """The share of updates that changed nothing; None for parameters of 32 bits or more."""
+        return self.unchanged / self.due if self.due else None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterStats:
+    """One parameter that an optimizer steps, summed over the measured steps.
+
+    gradient, update: None where none was measured. still: for parameters of fewer bits than float32, the share of the
+    updated elements that in the end are what they were at the first measured step. compensated: whether the optimizer
+    keeps what rounding drops.
+    """
+
+    name: str
+    optimizer: str
+    dtype: str
+    numel: int
+    gradient: GradientSum | None = None
+    update: UpdateSum | None = None
+    still: float | None = None
+    compensated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStats:
+    """One optimizer. steps: how many it made; measured: how many of them were measured; rates: the learning rate then.
+
+    attempts: calls of `scaler.step`; skipped: the numbers of those without an optimizer step, from 0. guarded: whether
+    the optimizer skips by itself (`fused=True`), so that a gradient may be infinite in a step. nearest: whether it is
+    known to round updates to the nearest number.
+    """
+
+    name: str
+    steps: int
+    measured: int
+    rates: tuple[float, ...] = ()
+    attempts: int = 0
+    skipped: tuple[int, ...] = ()
+    guarded: bool = False
+    nearest: bool = False
+
+    @property
+    def skipped_last(self) -> int:
+        """How many attempts at the end were skipped one after the other."""
+        skipped = set(self.skipped)
+        return skipped_last((number, 1.0, number in skipped) for number in range(self.attempts))
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerHistory:
+    """The loss scale over time: `scales[0]` before the first update, then the one after each.
+
+    culprits: parameters with a gradient that was not finite, by the number of skipped steps in which it was not; only
+    the first skipped steps are counted.
+    """
+
+    enabled: bool
+    scales: tuple[float, ...] = ()
+    growth_interval: int = 2000
+    culprits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorStats:
+    """The record of training. losses: those that the loop passed to `step`. unseen: what could not be measured, and how
+    often."""
+
+    subject: str
+    every: int
+    optimizers: tuple[OptimizerStats, ...]
+    parameters: tuple[ParameterStats, ...]
+    scaler: ScalerHistory | None = None
+    losses: tuple[float, ...] = ()
+    unseen: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that were made, of all optimizers together."""
+        return sum(optimizer.steps for optimizer in self.optimizers)
+
+    @property
+    def measured(self) -> int:
+        """How many of them were measured."""
+        return sum(optimizer.measured for optimizer in self.optimizers)
+
+    @property
+    def attempts(self) -> int:
+        """Calls of `scaler.step`."""
+        return sum(optimizer.attempts for optimizer in self.optimizers)
+
+    @property
+    def skipped(self) -> int:
+        """How many of them made no optimizer step."""
+        return sum(len(optimizer.skipped) for optimizer in self.optimizers)
+
+    @property
+    def gradients(self) -> list[tuple[ParameterStats, GradientSum]]:
+        """The parameters with a measured gradient, and it."""
+        return [(param, gradient) for param in self.parameters if (gradient := param.gradient) is not None]
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a scaler is in use."""
+        return self.scaler is not None and self.scaler.enabled
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was measured, and what was not."""
+        unseen = Counter(self.unseen)
+        if without := len(self.parameters) - len(self.gradients):
+            unseen["parameters of which no gradient was measured"] += without
+        seen = {
+            "optimizer steps": self.steps,
+            "measured steps": self.measured,
+            "gradients": sum(gradient.calls for _, gradient in self.gradients),
+            "updates": sum(param.update.calls for param in self.parameters if param.update),
+        }
+        if self.scaler is not None and self.scaler.enabled:
+            seen["loss scales"] = len(self.scaler.scales)
+        return Coverage(seen, unseen)
 
 
 class Series:
@@ -69,77 +242,61 @@ class Series:
         return (*self._known, *(value for chunk in chunks for value in chunk.tolist()))
 
 
-class _Rows:
-    """Numbers a row of a matrix for each key; the index on the device is cached for equal sequences of keys."""
+class Rows:
+    """A float64 matrix on a device, with a row for each key from 0 on; `empty` is a row of nothing."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._rows: dict[int, int] = {}
-        self._indices: dict[tuple[int, ...], torch.Tensor | slice] = {}
+    def __init__(self, empty: torch.Tensor) -> None:
+        self._empty, self.values = empty, empty[None][:0]
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def _index(self, keys: tuple[int, ...]) -> torch.Tensor | slice:
-        if new := [key for key in keys if key not in self._rows]:
-            self._rows |= zip(new, range(len(self._rows), len(self._rows) + len(new)), strict=True)
-            self._grow(len(new))
-            self._indices.clear()
+    def index(self, keys: tuple[int, ...]) -> torch.Tensor:
+        """The rows of these keys, as an index that is made once."""
         if keys not in self._indices:
-            rows = [self._rows[key] for key in keys]
-            whole = rows == list(range(len(self._rows)))
-            self._indices[keys] = slice(None) if whole else torch.tensor(rows, device=self._device)
+            self._indices[keys] = torch.tensor(keys, device=self._empty.device)
+            new = self._empty.expand(max(max(keys) + 1 - len(self.values), 0), -1)
+            self.values = torch.cat((self.values, new))
         return self._indices[keys]
 
-    def _grow(self, rows: int) -> None:
-        raise NotImplementedError
-
-    def _zeros(self, rows: int, columns: int) -> torch.Tensor:
-        return torch.zeros(rows, columns, dtype=torch.float64, device=self._device)
+    def read(self) -> Iterator[tuple[int, list[float]]]:
+        """Each row with its key. Waits for the device."""
+        return enumerate(self.values.tolist())
 
 
-class GradientSums(_Rows):
+class GradientSums:
     """Sums of the packed statistics of the gradients of parameters that share a device, a dtype and a plan."""
 
     def __init__(self, plan: Plan, dtype: str, device: torch.device) -> None:
-        super().__init__(device)
-        self._plan, self._dtype = plan, dtype
-        self._numel: list[int] = []
-        self._unstored: list[int] = []
-        self._calls: list[int] = []
-        self._packed, self._notes = self._zeros(0, plan.width), self._zeros(0, _NOTES)
+        self._plan, self._dtype, self._device = plan, dtype, device
+        empty = torch.zeros(plan.width + _NOTES, dtype=torch.float64, device=device)
+        empty[_AMAX + 1] = torch.inf
+        self._rows = Rows(empty)
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
-        self._stored: dict[tuple[int, ...], torch.Tensor] = {}
+        self._sizes: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
         self._masks: dict[float, torch.Tensor] = {}
 
     def add(
         self, keys: Sequence[int], pending: Sequence[PendingHealth], step: int, scale: torch.Tensor | float = 1.0
     ) -> None:
         """Gradients of one step. keys: of their parameters; scale: the loss scale that they were divided by."""
-        index = self._index(tuple(keys))
-        stored = tuple(health.numel - health.unstored for health in pending)
-        for key, health in zip(keys, pending, strict=True):
-            row = self._rows[key]
-            self._numel[row] += health.numel
-            self._unstored[row] += health.unstored
-            self._calls[row] += 1
-        if stored not in self._stored:
-            if len(self._stored) > _CHUNK:
-                self._stored.clear()  # sparse gradients store another number of elements each time
-            self._stored[stored] = torch.tensor(stored, dtype=torch.float64, device=self._device)
-        packed = _matrix(pending)
-        bad = self._stored[stored] > packed[:, _FINITE]
-        notes = self._notes[index]
-        notes[:, 1] = torch.where(bad & (notes[:, 0] == 0), float(step), notes[:, 1])
-        notes[:, 0] += bad
-        notes[:, 2] += (packed[:, _AMAX] == 0) & ~bad
+        index = self._rows.index(tuple(keys))
+        sizes = tuple((health.numel, health.unstored) for health in pending)
+        if sizes not in self._sizes:
+            if len(self._sizes) > _CHUNK:
+                self._sizes.clear()  # sparse gradients store another number of elements each time
+            self._sizes[sizes] = torch.tensor(sizes, dtype=torch.float64, device=self._device)
+        size, packed, total = self._sizes[sizes], _matrix(pending), self._rows.values[index]
+        bad = size[:, 0] - size[:, 1] > packed[:, _FINITE]
+        first = bad & (total[:, self._plan.width + 3] == 0)
+        vanished = (packed[:, _AMAX] == 0) & ~bad
         counts = packed[:, _BINS:]
         below = counts @ self._mask(scale)
         least = below[:, 2:].gather(1, (below[:, 2:] > 0).int().argmax(1, keepdim=True)).squeeze(1)
-        notes[:, 3] += below[:, 0]
-        notes[:, 4] += (below[:, 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(1))
-        total = self._packed[index]
-        summed = total + packed
+        cut = (below[:, 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(1))
+        notes = torch.stack((torch.ones_like(least), bad, first * step, vanished, below[:, 0], cut), 1)
+        summed = total + torch.cat((packed, size, notes), 1)
         summed[:, _AMAX] = torch.maximum(total[:, _AMAX], packed[:, _AMAX])
         summed[:, _AMAX + 1] = torch.minimum(total[:, _AMAX + 1], packed[:, _AMAX + 1])
-        self._packed[index], self._notes[index] = summed, notes
+        self._rows.values[index] = summed
 
     def _mask(self, scale: torch.Tensor | float) -> torch.Tensor:
         """Which bins of the histogram are subnormal, flushed, and each of the last binades of float16 at a loss scale,
@@ -158,23 +315,12 @@ class GradientSums(_Rows):
 
     def read(self) -> dict[int, GradientSum]:
         """The sums by key. Waits for the device."""
-        packed, notes = self._packed.tolist(), self._notes.tolist()
-        return {
-            key: GradientSum(
-                self._plan.unpack(packed[row], self._dtype, self._numel[row], self._unstored[row]),
-                self._calls[row],
-                *map(int, notes[row]),
-            )
-            for key, row in self._rows.items()
-        }
-
-    def _grow(self, rows: int) -> None:
-        for counts in (self._numel, self._unstored, self._calls):
-            counts += [0] * rows
-        packed = self._zeros(rows, self._plan.width)
-        packed[:, _AMAX + 1] = torch.inf
-        self._packed = torch.cat((self._packed, packed))
-        self._notes = torch.cat((self._notes, self._zeros(rows, _NOTES)))
+        sums, width = {}, self._plan.width
+        for key, row in self._rows.read():
+            numel, unstored, calls, *counts = map(int, row[width:])
+            if calls:
+                sums[key] = GradientSum(self._plan.unpack(row[:width], self._dtype, numel, unstored), calls, *counts)
+        return sums
 
 
 def _matrix(pending: Sequence[PendingHealth]) -> torch.Tensor:
@@ -183,44 +329,3 @@ def _matrix(pending: Sequence[PendingHealth]) -> torch.Tensor:
         return torch.stack(tensors)
     rows = [health.packed.tolist() if isinstance(health.packed, torch.Tensor) else health.packed for health in pending]
     return torch.from_numpy(np.array(rows, dtype=np.float64))
-
-
-class UpdateSums(_Rows):
-    """Sums of the updates of the parameters on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._calls: list[int] = []
-        self._sums = self._zeros(0, _UPDATE)
-
-    def add(
-        self,
-        keys: Sequence[int],
-        changes: Sequence[torch.Tensor],
-        weights: Sequence[torch.Tensor],
-        counts: Mapping[int, torch.Tensor],
-    ) -> None:
-        """Updates of one step. changes, weights: their norms, all 0-d; counts: `(due, unchanged, expected, moved)` by
-        key, each float64 [4]."""
-        index = self._index(tuple(keys))
-        for key in keys:
-            self._calls[self._rows[key]] += 1
-        norms = torch.stack((torch.stack(tuple(changes)), torch.stack(tuple(weights))), 1).double()
-        row = torch.cat((norms.square().nan_to_num(0.0, 0.0, 0.0), ~norms[:, 1:].isfinite()), 1)
-        if counts:
-            none = torch.zeros(4, dtype=torch.float64, device=self._device)
-            row = torch.cat((row, torch.stack([counts.get(key, none) for key in keys])), 1)
-        self._sums[index, : row.shape[1]] += row
-
-    def read(self) -> dict[int, UpdateSum]:
-        """The sums by key. Waits for the device."""
-        sums, rows = {}, self._sums.tolist()
-        for key, row in self._rows.items():
-            update, weight, poisoned, due, unchanged, expected, moved = rows[row]
-            counts = int(poisoned), int(due), int(unchanged), expected, int(moved)
-            sums[key] = UpdateSum(self._calls[row], update**0.5, weight**0.5, *counts)
-        return sums
-
-    def _grow(self, rows: int) -> None:
-        self._calls += [0] * rows
-        self._sums = torch.cat((self._sums, self._zeros(rows, _UPDATE)))

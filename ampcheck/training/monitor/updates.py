@@ -1,24 +1,130 @@
-"""What optimizer steps change: by how much, and in narrow parameters how many elements keep their value."""
+"""What optimizer steps change: by how much, how optimizers round, and how many elements keep their value."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import local
-from ampcheck.training.monitor.optimizers import expected_moves
-from ampcheck.training.monitor.stats import UpdateSum
-from ampcheck.training.monitor.sums import UpdateSums
+from ampcheck.training.monitor.sums import Rows, UpdateSum
+
+_SAMPLE = 4096
+
+_FAR = 0.25
+"""An update of this part of the spacing is one that rounding to nearest drops, also if it is twice as large."""
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 CHUNK = 64 * 2**20
-"""Bytes that are compared at once."""
+"""Bytes of float32 copies at once."""
 
 _WIDE = 4
-"""Bytes of an element of the differences."""
+"""Bytes of an element from which on the change of a parameter is computed in its own format."""
+
+_COUNTS = 4
+
+
+def plain_optimizer(value: object) -> torch.optim.Optimizer:
+    """The optimizer that makes the steps, inside the wrapper of a library (Accelerate, Lightning).
+
+    Raises `UsageError` for anything else.
+    """
+    optimizer = unwrapped(value)
+    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
+    return optimizer
+
+
+def unwrapped(value: object) -> Any:
+    """The innermost `optimizer` of wrappers around optimizers."""
+    while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
+        value = value.optimizer
+    return value
+
+
+def rounds_to_nearest(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether updates are known to be rounded to the nearest number, as those of PyTorch's optimizers are."""
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Whether an optimizer keeps what a narrow parameter drops: a float32 copy, or (Kahan) the rounding errors.
+
+    A compensation is as narrow as the parameter, and nowhere larger than the distance to the parameter's next number; a
+    momentum is larger where weights are small.
+    """
+    state = optimizer.state.get(parameter, {})
+    if parameter.dtype.itemsize >= 4 or not parameter.dtype.is_floating_point or not isinstance(state, dict):
+        return False
+    plain = local(parameter)
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        tensor = local(value)
+        if tensor.shape != plain.shape or not tensor.numel() or tensor.layout is not torch.strided:
+            continue
+        if tensor.dtype.itemsize >= 4:
+            if bool((tensor.to(plain.dtype) == plain).float().mean() > 0.9):
+                return True
+            continue
+        if name in _MOMENTS or rounds_to_nearest(optimizer):
+            continue
+        if bool((tensor != 0).any() & (tensor.abs() <= spacing(plain.double(), format_of(plain.dtype))).all()):
+            return True
+    return False
+
+
+def sampled(numel: int) -> int:
+    """How many of the elements of a parameter `expected_moves` samples."""
+    return len(range(0, numel, numel // _SAMPLE | 1))
+
+
+def expected_moves(
+    before: torch.Tensor,
+    after: torch.Tensor,
+    gradient: torch.Tensor,
+    group: Mapping[str, Any],
+    state: Mapping[Any, Any],
+) -> torch.Tensor:
+    """[2], float64: how many of a sample of elements unbiased rounding would have moved in a step, and how many moved.
+
+    Only of those whose update is so small, by their spacing, that rounding to nearest drops it. A change of `u` moves a
+    number of spacing `s` with a probability of `u / s`, be it rounded stochastically or, in the long run, compensated.
+    """
+    old, slope = _sample(before).double(), _sample(gradient).double()
+    share = _step_size(slope, group, state, before.shape) / spacing(old, format_of(before.dtype))
+    far = (slope != 0) & (share < _FAR)
+    return torch.stack(((share * far).sum(), (far & (_sample(after) != _sample(before))).sum().double()))
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.reshape(-1)
+    return flat[:: flat.numel() // _SAMPLE | 1]
+
+
+def _step_size(
+    slope: torch.Tensor, group: Mapping[str, Any], state: Mapping[Any, Any], shape: torch.Size
+) -> torch.Tensor:
+    """A lower bound of the step: by moments where there are any, else in proportion to the gradient or by its sign,
+    whichever is less."""
+    moments = [local(m) for name in ("exp_avg", "exp_avg_sq") if isinstance(m := state.get(name), torch.Tensor)]
+    if len(moments) == 2 and all(moment.shape == shape for moment in moments):
+        mean, square = (_sample(moment).double() for moment in moments)
+        steps, betas = state.get("step", group.get("step")), group.get("betas")
+        if steps is not None and betas is not None:
+            mean, square = mean / (1 - betas[0] ** steps), square / (1 - betas[1] ** steps)
+        ratio = mean.abs() / (square.sqrt() + group.get("eps", 1e-8))
+    else:
+        ratio = slope.abs()
+    size: torch.Tensor = ratio.nan_to_num(0.0).clamp(max=1.0) * group.get("lr", 0.0)
+    return size
 
 
 @dataclass(slots=True)
@@ -38,68 +144,63 @@ class Entry:
     state: Mapping[Any, Any] | None = None
 
 
-_Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
-
-
 class Updates:
-    """Sums of what steps change. peak: the most bytes of copies at once. unseen: counts what cannot be measured."""
+    """Sums of what steps change. unseen: counts what cannot be measured."""
 
     def __init__(self, unseen: Counter[str]) -> None:
-        self.peak = 0
         self._unseen = unseen
-        self._sums: dict[torch.device, UpdateSums] = {}
-        self._first: dict[int, torch.Tensor] = {}
-        self._moved: dict[int, torch.Tensor] = {}
+        self._rows: dict[torch.device, Rows] = {}
+        self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the values, and which elements were due since
 
     def add(self, entries: Sequence[Entry]) -> None:
         """The updates of one step, after it."""
         devices: dict[torch.device, list[tuple[Entry, torch.Tensor, torch.Tensor]]] = defaultdict(list)
-        copies = sum(first.nbytes + self._moved[key].nbytes for key, first in self._first.items())
-        copies += sum(entry.before.nbytes for entry in entries if entry.before is not None)
         for entry in entries:
-            before = entry.before
+            before, after = entry.before, local(entry.parameter)
             if before is None or entry.gradient is None:
                 continue
-            after = local(entry.parameter)
             if (after.shape, after.dtype, after.device) == (before.shape, before.dtype, before.device):
                 devices[after.device].append((entry, before, after))
             else:
                 self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
-        self.peak = max(self.peak, copies)
         for device, changed in devices.items():
-            counts = {}
-            for entry, before, after in changed:
-                if after.dtype.is_floating_point and after.dtype.itemsize < _WIDE:
-                    fresh = entry.key not in self._first
-                    counts[entry.key] = self._unchanged(entry, before, after)
-                    if fresh and entry.key in self._first:
-                        copies += self._moved[entry.key].nbytes
-            changes, weights, scratch = _norms([(before, after) for _, before, after in changed])
-            self.peak = max(self.peak, copies + scratch)
-            if device not in self._sums:
-                self._sums[device] = UpdateSums(device)
-            self._sums[device].add([entry.key for entry, _, _ in changed], changes, weights, counts)
+            none = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
+            narrow = [after.dtype.is_floating_point and after.dtype.itemsize < _WIDE for _, _, after in changed]
+            counts = [
+                self._unchanged(*parts) if is_narrow else none for parts, is_narrow in zip(changed, narrow, strict=True)
+            ]
+            norms = _norms([(before, after) for _, before, after in changed]).double()
+            calls, poisoned = torch.ones_like(norms[:, :1]), ~norms[:, 1:].isfinite()
+            row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned, torch.stack(counts)), 1)
+            rows = self._rows.setdefault(device, Rows(torch.zeros_like(row[0])))
+            index = rows.index(tuple(entry.key for entry, _, _ in changed))
+            rows.values[index] += row
 
     def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
         """The share of the updated elements that are what they were at the first measured step. Waits for them."""
         shares = {}
-        for key, first in self._first.items():
+        for key, (first, moved) in self._first.items():
             now = local(parameters[key])
             if now.shape == first.shape:
-                pieces = _pieces(self._moved[key], first, now)
-                due, still = torch.stack([_counts(*piece) for piece in pieces]).sum(0).tolist()
+                pieces = [_counts(*piece) for piece in _pieces(moved, first, now)]
+                due, still = torch.stack(pieces).sum(0).tolist()
                 if due:
                     shares[key] = still / due
         return shares
 
     def read(self) -> dict[int, UpdateSum]:
         """The sums by key. Waits for the device."""
-        return {key: update for sums in self._sums.values() for key, update in sums.read().items()}
+        sums = {}
+        for rows in self._rows.values():
+            for key, (calls, update, weight, poisoned, due, unchanged, expected, moved) in rows.read():
+                if calls:
+                    counts = int(poisoned), int(due), int(unchanged), expected, int(moved)
+                    sums[key] = UpdateSum(int(calls), update**0.5, weight**0.5, *counts)
+        return sums
 
     def forget(self) -> None:
         """Drop all copies."""
         self._first.clear()
-        self._moved.clear()
 
     def _unchanged(self, entry: Entry, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """[4]: elements with a nonzero gradient, how many of them kept their value, and `expected_moves`."""
@@ -107,17 +208,16 @@ class Updates:
         gradient = local(entry.gradient)
         if gradient.layout is not torch.strided:
             self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
-            return torch.zeros(4, dtype=torch.float64, device=after.device)
+            return torch.zeros(_COUNTS, dtype=torch.float64, device=after.device)
         if entry.key not in self._first:
-            self._first[entry.key] = before
-            self._moved[entry.key] = torch.zeros_like(before, dtype=torch.bool)
-        sums = []
-        for moved, slope, old, new in _pieces(self._moved[entry.key], gradient, before, after):
+            self._first[entry.key] = before, torch.zeros_like(before, dtype=torch.bool)
+        counts = []
+        for moved, slope, old, new in _pieces(self._first[entry.key][1], gradient, before, after):
             due = slope != 0
             due &= entry.alive
             moved |= due
-            sums.append(_counts(due, old, new))
-        counted = torch.stack(sums).sum(0).double()
+            counts.append(_counts(due, old, new))
+        counted = torch.stack(counts).sum(0).double()
         if entry.group is None or entry.state is None:
             return torch.cat((counted, counted.new_zeros(2)))
         return torch.cat((counted, expected_moves(before, after, gradient, entry.group, entry.state) * entry.alive))
@@ -130,62 +230,36 @@ def _counts(due: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Te
     return torch.stack((due.count_nonzero(), same.count_nonzero()))
 
 
-def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape, split along their longest side so that a few float32 copies of a piece fit into `CHUNK`."""
-    shape = tensors[0].shape
-    if not shape or tensors[0].numel() * _WIDE * 2 <= CHUNK:
-        yield tensors
-        return
-    side = max(range(len(shape)), key=lambda dim: shape[dim])
-    rows = max(1, CHUNK * shape[side] // (tensors[0].numel() * _WIDE * 2))
-    yield from zip(*(torch.split(tensor, rows, side) for tensor in tensors), strict=True)
-
-
-def _norms(pairs: Sequence[_Pair]) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
-    """The norms of the changes, of the weights, and the bytes it took. Wide copies of `before` are overwritten.
+def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """[pairs, 2]: the norms of the changes and of the weights, float32. Wide copies of `before` are overwritten.
 
     Underscored functions, but in PyTorch's reference: one call for many parameters, as its own optimizers do.
     """
-    norms: dict[int, list[_Pair]] = defaultdict(list)
-    wide = [(number, pair) for number, pair in enumerate(pairs) if pair[1].dtype.itemsize >= _WIDE]
-    narrow = [(number, pair) for number, pair in enumerate(pairs) if pair[1].dtype.itemsize < _WIDE]
+    wide = [number for number, (_, after) in enumerate(pairs) if after.dtype.itemsize >= _WIDE]
+    was, now = [pairs[number][0] for number in wide], [pairs[number][1] for number in wide]
+    norms: dict[int, torch.Tensor] = {}
     if wide:
-        _add_norms(norms, wide, [pair for _, pair in wide])
-    batches = list(_batches(narrow))
+        torch._foreach_sub_(was, now)
+        both = zip(torch._foreach_norm(was), torch._foreach_norm(now), strict=True)
+        norms = {number: torch.stack(pair).float() for number, pair in zip(wide, both, strict=True)}
+    narrow = {number: list(_pieces(*pair)) for number, pair in enumerate(pairs) if number not in norms}
     # One memory for all: an allocator that allocates and frees pieces in turn may retain many of them.
-    size = max((sum(2 * new.numel() for _, (_, new) in batch) for batch in batches), default=0)
-    scratch = torch.empty(size, dtype=torch.float32, device=pairs[0][1].device)
-    for batch in batches:
-        used, copies = 0, []
-        for _, pair in batch:
-            for tensor in pair:
-                copies.append(scratch[used : used + tensor.numel()].view(tensor.shape).copy_(tensor))
-                used += tensor.numel()
-        _add_norms(norms, batch, list(zip(copies[::2], copies[1::2], strict=True)))
-    parts = [norms[number] for number in range(len(pairs))]
-    whole = [part[0] if len(part) == 1 else torch.stack([torch.stack(p) for p in part]).norm(dim=0) for part in parts]
-    return [norm[0] for norm in whole], [norm[1] for norm in whole], scratch.nbytes
+    most = max((new.numel() for pieces in narrow.values() for _, new in pieces), default=0)
+    scratch = torch.empty(2, most, dtype=torch.float32, device=pairs[0][1].device)
+    for number, pieces in narrow.items():
+        parts = []
+        for piece in pieces:
+            before, after = (s[: t.numel()].view(t.shape).copy_(t) for s, t in zip(scratch, piece, strict=True))
+            parts.append(torch.stack((before.sub_(after).norm(), after.norm())))
+        norms[number] = torch.stack(parts).norm(dim=0)
+    return torch.stack([norms[number] for number in range(len(pairs))])
 
 
-def _add_norms(norms: dict[int, list[_Pair]], batch: Sequence[tuple[int, _Pair]], pairs: Sequence[_Pair]) -> None:
-    """Add the norms of the changes and of the weights; `before` is overwritten with the change."""
-    was, now = [before for before, _ in pairs], [after for _, after in pairs]
-    torch._foreach_sub_(was, now)
-    for (number, _), change, weight in zip(batch, torch._foreach_norm(was), torch._foreach_norm(now), strict=True):
-        norms[number].append((change, weight))
-
-
-def _batches(pairs: Sequence[tuple[int, _Pair]]) -> Iterator[list[tuple[int, _Pair]]]:
-    """Pieces of (before, after), by their number, as many at a time as fit into `CHUNK`."""
-    batch: list[tuple[int, _Pair]] = []
-    size = 0
-    for number, pair in pairs:
-        for old, new in _pieces(*pair):
-            more = 2 * _WIDE * new.numel()
-            if batch and size + more > CHUNK:
-                yield batch
-                batch, size = [], 0
-            batch.append((number, (old, new)))
-            size += more
-    if batch:
-        yield batch
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one shape, split along their longest side so that two float32 copies of a piece fit into `CHUNK`."""
+    shape, pieces = tensors[0].shape, -(-tensors[0].numel() * _WIDE * 2 // CHUNK)
+    side = max(range(len(shape)), key=lambda dim: shape[dim], default=0)
+    if pieces > 1:
+        yield from zip(*(torch.split(tensor, -(-shape[side] // pieces), side) for tensor in tensors), strict=True)
+    else:
+        yield tensors

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
+from ampcheck.training.gradients.checks import loss_chart
 from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, scale_window
-from ampcheck.training.monitor.stats import MonitorStats, ParameterStats
+from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
 
 _ROWS = 40
 _POINTS = 400
@@ -42,7 +42,7 @@ def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:
 
 def monitor_charts(stats: MonitorStats, limits: Limits) -> tuple[Chart, ...]:
     """The loss scale over its updates, the losses, and the ranges of the gradients."""
-    return (*_scale(stats, limits), *_losses(stats), *_ranges(stats))
+    return (*_scale(stats, limits), *loss_chart(stats.subject, stats.losses), *_ranges(stats))
 
 
 def _parameters(stats: MonitorStats) -> Table:
@@ -85,15 +85,8 @@ def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
 
 def _optimizers(stats: MonitorStats, limits: Limits) -> Table:
     columns = (
-        "optimizer",
-        "steps",
-        "measured",
-        "skipped",
-        "scale at first",
-        "smallest",
-        "largest",
-        "at last",
-        "window",
+        *("optimizer", "steps", "measured", "skipped"),
+        *("scale at first", "smallest", "largest", "at last", "window"),
     )
     scales: Sequence[float] = stats.scaler.scales if stats.scaler else ()
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
@@ -135,16 +128,6 @@ def _scale(stats: MonitorStats, limits: Limits) -> Iterator[Chart]:
         check=str(LOSS_SCALE),
         note=note,
     )
-
-
-def _losses(stats: MonitorStats) -> Iterator[Chart]:
-    finite = [(float(step), loss) for step, loss in enumerate(stats.losses) if math.isfinite(loss)]
-    shown = finite[:: max(1, math.ceil(len(finite) / _POINTS))]
-    if len(shown) > 1:
-        series = Series("loss", tuple(step for step, _ in shown), tuple(loss for _, loss in shown))
-        bad = len(stats.losses) - len(finite)
-        note = f"{bad:,} losses were not finite" if bad else ""
-        yield Chart("line", f"Loss: {stats.subject}", "step", "loss", (series,), check=str(COVERAGE), note=note)
 
 
 def _ranges(stats: MonitorStats) -> Iterator[Chart]:

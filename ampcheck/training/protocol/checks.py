@@ -64,9 +64,8 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     if stats.stopped is not None:
         reached = stats.stopped.step
         if not any(event.act is Act.SCALER_STEP and event.step < reached for event in stats.events):
-            breaches = [
-                breach for breach in breaches if breach.rule != "no update"
-            ]  # the exception kept it from being called
+            # The exception kept it from being called.
+            breaches = [breach for breach in breaches if breach.rule != "no update"]
         breaches += _refused(stats)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
@@ -220,11 +219,9 @@ class _Order:
                     self._backward(event)
                 case Act.CLIP:
                     yield from self._clip(event)
-                case Act.UNSCALE:
+                case Act.UNSCALE | Act.SCALER_STEP:
                     yield from self._unscale(event)
-                case Act.SCALER_STEP:
-                    yield from self._scaler_step(event)
-                    last = event
+                    last = event if event.act is Act.SCALER_STEP else last
                 case Act.OPTIMIZER_STEP if not event.through_scaler:
                     yield from self._direct(event)
                 case Act.UPDATE:
@@ -270,28 +267,25 @@ class _Order:
                 yield _Breach("clip", event, message)
 
     def _unscale(self, event: Event) -> Iterator[_Breach]:
+        """The user's own `unscale_`, or that of `scaler.step`, which leaves out what is unscaled already."""
         (name,) = event.optimizers
-        own = self._gradients[name]
+        own, steps = self._gradients[name], event.act is Act.SCALER_STEP
         yield from self._used(name)
-        if own.unscaled and own.mixed_by is None:
+        if own.mixed_by is None and own.unscaled and not steps:
             message = (
                 f"gradients must be unscaled once; those of {name} were divided by the scale {event.scale:g} again"
                 + ("" if own.stepped else " before the step")
             )
             yield _Breach("unscaled twice", event, message)
-        elif own.mixed_by is None:
+        elif own.mixed_by is None and (not own.unscaled or own.stepped):
             yield from self._divide(name, event)
-        yield from _half(event)
-        own.unscaled = True
-
-    def _scaler_step(self, event: Event) -> Iterator[_Breach]:
-        (name,) = event.optimizers
-        own = self._gradients[name]
-        yield from self._used(name)
-        if own.mixed_by is None and (not own.unscaled or own.stepped):
-            yield from self._divide(name, event)
-        yield from _half(event)
-        own.unscaled = own.stepped = True
+        if event.half:
+            message = (
+                f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
+                f"{name} are float16: {listed(event.half, _LISTED)}"
+            )
+            yield _Breach("half", event, message)
+        own.unscaled, own.stepped = True, own.stepped or steps
 
     def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""
@@ -341,15 +335,6 @@ class _Order:
             yield _Breach("guarded step" if own.unscaled else "direct step", event, message)
         if self._scalers or own.scales:
             own.stepped = True
-
-
-def _half(event: Event) -> Iterator[_Breach]:
-    if event.half:
-        message = (
-            f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
-            f"{event.optimizers[0]} are float16: {listed(event.half, _LISTED)}"
-        )
-        yield _Breach("half", event, message)
 
 
 def _refused(stats: ProtocolStats) -> Iterator[_Breach]:

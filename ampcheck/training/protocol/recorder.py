@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loop import StepError, TrainingLoop
 from ampcheck.training.protocol.events import Act, Event
 
 _SEARCHED = 500
@@ -43,6 +43,7 @@ class Recorder:
     def __init__(self, loop: TrainingLoop, *, overflow_from: int | None = None, after_backward: bool = False) -> None:
         self.events: list[Event] = []
         self.step = 0
+        self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
         self._overflow_from, self._after_backward = overflow_from, after_backward
@@ -83,9 +84,15 @@ class Recorder:
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
             yield
 
-    def forget_graphs(self) -> None:
-        """Between steps: release the graphs of scaled losses."""
-        self._scalings.clear()
+    def run(
+        self, steps: int, around: Callable[[int], AbstractContextManager[object]] | None = None
+    ) -> Iterator[float | StepError]:
+        """Run the first steps of the loop, each inside `around(number)`, and yield what each returns, or its error."""
+        for self.step in range(steps):
+            with nullcontext() if around is None else around(self.step):
+                taken = self._loop.take(self.step)
+            self._scalings.clear()  # the graphs of scaled losses
+            yield taken
 
     @property
     def low(self) -> tuple[str, ...]:

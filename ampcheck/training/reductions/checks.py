@@ -31,11 +31,11 @@ class ReductionStats:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def measure_reductions(function: Callable[[], Any], subject: str = "") -> ReductionStats:
+def measure_reductions(function: Callable[[], Any], subject: str = "", shadow: Shadow | None = None) -> ReductionStats:
     """Call `function()` under a shadow, and follow the running sums and norms that it computes, in any thread that runs
-    its ops. What the function raises is raised.
+    its ops. What the function raises is raised. shadow: by default one that judges nothing.
     """
-    shadow = Shadow(judge=False)
+    shadow = shadow or Shadow(judge=False)
     watch = ReductionWatch(shadow)
     with shadow, Lineage(watch) as lineage:
         lineage.begin(())
@@ -64,8 +64,8 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
         return [REDUCE_PRECISION.skip(stats.subject, text)]
     counts = {f"running sums of {FEWEST} addends or more": len(stats.sums), "total norms": len(stats.norms)}
     text = f"{' and '.join(f'{count} {what}' for what, count in counts.items() if count)} were followed"
-    low = [one for one in stats.sums if _judged(one)]
-    worst = max((one.ratio for one in low), default=0.0)
+    low = [total for total in stats.sums if _judged(total)]
+    worst = max((total.ratio for total in low), default=0.0)
     text += (
         f"; the worst 16-bit sum has the error of {worst:.2g} roundings" if low else ", none of them kept in 16 bits"
     )
@@ -74,17 +74,17 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
     return [REDUCE_PRECISION.passed(stats.subject, text, seen, **shown)]
 
 
-def _judged(one: SumStats) -> bool:
-    return format_of(one.format).bits <= 16 and (one.roundings >= FEWEST - 1 or bool(one.overflowed))
+def _judged(total: SumStats) -> bool:
+    return format_of(total.format).bits <= 16 and (total.roundings >= FEWEST - 1 or bool(total.overflowed))
 
 
 def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
     places: dict[tuple[str, str, str, int | None], list[SumStats]] = defaultdict(list)
-    for one in stats.sums:
-        if _judged(one) and (one.overflowed or one.ratio > limits.reduction or one.vanished > limits.underflow):
-            places[one.kind, one.format, one.file, one.line].append(one)
+    for total in stats.sums:
+        if _judged(total) and (total.overflowed or total.ratio > limits.reduction or total.vanished > limits.underflow):
+            places[total.kind, total.format, total.file, total.line].append(total)
     for (kind, fmt, file, line), group in places.items():
-        worst = max(group, key=lambda one: (one.overflowed, one.vanished > limits.underflow, one.ratio))
+        worst = max(group, key=lambda total: (total.overflowed, total.vanished > limits.underflow, total.ratio))
         what = {"gradient": "gradients are accumulated", "graph": "values of the graph are added up"}.get(kind, "")
         others = f" ({len(group)} sums)" if len(group) > 1 else ""
         observed = (
@@ -121,11 +121,11 @@ def _sum_hint(kind: str) -> str:
 
 def _norms(stats: ReductionStats) -> Iterator[Finding]:
     places: dict[tuple[bool, str, str, int | None], list[NormStats]] = defaultdict(list)
-    for one in stats.norms:
-        if one.grouped or (one.low and one.terms > 1) or one.overflowed:
-            places[one.grouped, one.format, one.file, one.line].append(one)
+    for norm in stats.norms:
+        if norm.grouped or (norm.low and norm.terms > 1) or norm.overflowed:
+            places[norm.grouped, norm.format, norm.file, norm.line].append(norm)
     for (grouped, fmt, file, line), group in places.items():
-        worst = max(group, key=lambda one: (one.overflowed, one.error or 0.0))
+        worst = max(group, key=lambda norm: (norm.overflowed, norm.error or 0.0))
         measured = "" if worst.error is None else f", {worst.value:.6g} where float64 gives {worst.exact:.6g}"
         how = (
             "it is not finite though every tensor is; norms or their powers are"
@@ -152,14 +152,15 @@ def _norms(stats: ReductionStats) -> Iterator[Finding]:
 
 def reduction_table(stats: ReductionStats) -> Table | None:
     """The running sums and total norms, the worst first; None where there is none."""
-    sums = sorted(stats.sums, key=lambda one: (not _judged(one), -one.ratio))[:_ROWS]
-    norms = sorted(stats.norms, key=lambda one: (not one.grouped, not one.low))[: max(_ROWS - len(sums), 0)]
+    sums = sorted(stats.sums, key=lambda total: (not _judged(total), -total.ratio))[:_ROWS]
+    norms = sorted(stats.norms, key=lambda norm: (not norm.grouped, not norm.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
-        (f"running sum ({one.kind})", _place(one), one.format, one.addends, one.error, one.once) for one in sums
+        (f"running sum ({total.kind})", _place(total), total.format, total.addends, total.error, total.once)
+        for total in sums
     ]
     rows += [
-        ("total norm", _place(one), one.format, one.terms, one.error, format_of(one.format).unit_roundoff)
-        for one in norms
+        ("total norm", _place(total), total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
+        for total in norms
     ]
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
@@ -167,5 +168,5 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None
 
 
-def _place(one: SumStats | NormStats) -> str:
-    return f"{one.file}:{one.line}" if one.file else ""
+def _place(total: SumStats | NormStats) -> str:
+    return f"{total.file}:{total.line}" if total.file else ""

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.torchtools.storage import storage_number
+from ampcheck.torchtools.storage import StorageMap
 
 _ON_NORMS = frozenset(
     (
@@ -82,11 +81,11 @@ class NormWatch:
 
     def __init__(self) -> None:
         self.totals: list[NormStats] = []
-        self._norms: dict[tuple[int, int], tuple[StorageWeakRef, tuple[_Norm, ...]]] = {}
+        self._norms = StorageMap[dict[int, tuple[_Norm, ...]]]()  # by offset
 
     def forget(self) -> None:
         """Drop the norms of the step before."""
-        self._norms = {}
+        self._norms.clear()
 
     def see(self, call: Call, place: tuple[str, int | None]) -> None:
         """Look at an op that ran. What is no norm, and was not computed from one, is left alone."""
@@ -96,7 +95,7 @@ class NormWatch:
             tensors = call.args[0] if base == "_foreach_norm" else [call.args[0]]
             for tensor, result in zip(tensors, leaves(call.out), strict=False):
                 self._norm_of(tensor, order, result, place)
-        elif not self._norms:
+        elif not len(self._norms):
             return
         elif base in ("stack", "cat"):
             parts = [self._of(tensor) for tensor in call.args[0]]
@@ -168,17 +167,11 @@ class NormWatch:
         )
 
     def _of(self, tensor: object) -> tuple[_Norm, ...]:
-        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
-        if number is None or not isinstance(tensor, torch.Tensor):
-            return ()
-        entry = self._norms.get((number, int(tensor.storage_offset())))
-        return entry[1] if entry is not None else ()
+        norms = self._norms.get(tensor)
+        return norms.get(int(tensor.storage_offset()), ()) if norms and isinstance(tensor, torch.Tensor) else ()
 
     def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
-        number = storage_number(tensor)
-        if number is not None:  # while the weak reference is here no other storage gets the same number
-            alive = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._norms[number, int(tensor.storage_offset())] = alive, norms
+        self._norms.put(tensor, {**(self._norms.get(tensor) or {}), int(tensor.storage_offset()): norms})
 
 
 def _together(norms: tuple[_Norm, ...], out: torch.Tensor) -> _Norm:

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import SLACK
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
-from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.forms import Form
-from ampcheck.training.lineage import Additions, Lineage
+from ampcheck.torchtools.storage import StorageMap
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
 
 FEWEST = 8
@@ -27,8 +25,6 @@ _OVERFLOWING = 3
 
 _SAMPLE = 256
 """Elements that are looked at to see whether a sum starts at zero."""
-
-_PURGED_AT = 4096
 
 _SIGNS = {"add": 1.0, "sub": -1.0}
 _COPIES = frozenset(("_to_copy", "clone", "copy_"))
@@ -68,10 +64,10 @@ class SumStats:
         return self.error / self.once if self.once else float("inf")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sum:
-    """A partial sum. number: of the sum that it is part of; mask: its origins. kept: the tensor that holds it, from
-    `FEWEST` addends on."""
+    """A partial sum. number: of the sum that it is part of; mask: its origins. present, gone: nonzero values of the
+    addends, and those of them that had become zero."""
 
     number: int
     mask: int
@@ -84,10 +80,9 @@ class _Sum:
     line: int | None = None
     gone: int = 0
     present: int = 0
-    kept: torch.Tensor | None = None
 
 
-class ReductionWatch(Additions):
+class ReductionWatch:
     """Follows every running sum and every norm of norms.
 
     A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was
@@ -97,19 +92,15 @@ class ReductionWatch(Additions):
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow
-        self._sums: dict[int, dict[tuple[int, int], _Sum]] = {}
-        self._alive: dict[int, StorageWeakRef] = {}  # while it is here no other storage gets the same number
+        self._sums = StorageMap[dict[tuple[int, int], _Sum]]()  # by offset and length
         self._longest: dict[int, SumStats] = {}
-        self._single: list[SumStats] = []
         self._pending: list[tuple[torch.Tensor, _Sum] | None] = []
         self._count = 0
         self._norms = NormWatch()
 
     def sums(self) -> list[SumStats]:
         """Every running sum of `FEWEST` addends or more, and shorter ones that overflow."""
-        for number in list(self._sums):
-            self._close(number)
-        return [*self._longest.values(), *self._single]
+        return list(self._longest.values())
 
     def norms(self) -> list[NormStats]:
         """Every norm that was computed from norms."""
@@ -118,26 +109,18 @@ class ReductionWatch(Additions):
     def begin(self, lineage: Lineage) -> None:
         """Sums go on over the steps, with origins of their own in each."""
         self._norms.forget()
-        self._purge()
-        for number, sums in self._sums.items():
-            mask = lineage.add_origin(self._alive[number])
-            for total in sums.values():
-                total.mask = mask
-
-    def _purge(self) -> None:
-        for number in [n for n, alive in self._alive.items() if alive.expired()]:  # type: ignore[no-untyped-call]
-            self._close(number)
+        for storage, sums in self._sums:
+            mask = lineage.new_origin()
+            lineage.depend(storage, mask)
+            self._sums.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: Call, lineage: Lineage) -> None:
-        """Find the partial sums that an op is going to make, and close those that it overwrites."""
-        if len(self._sums) > _PURGED_AT:
-            self._purge()
+        """Find the partial sums that an op is going to make, and end those that it overwrites."""
         self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
         for position, name in call.schema.writes:
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
-                number = storage_number(tensor)
-                if number in self._sums and not any(p is not None and p[0] is tensor for p in self._pending):
-                    self._close(number)
+                if not any(p is not None and p[0] is tensor for p in self._pending):
+                    self._sums.pop(tensor)
 
     def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
         """Note the partial sums that an op has made."""
@@ -146,13 +129,13 @@ class ReductionWatch(Additions):
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
-                total.kind, total.file, total.line = _kind(accumulator), *place
+                total = replace(total, kind=_kind(accumulator), file=place[0], line=place[1])
                 self._keep(total, result, lineage, rounded=True)
         if call.name in _COPIES and results:
             source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
             copy = self._of(source)
             if copy is not None:
-                self._keep(replace(copy), copied, lineage, rounded=copied.dtype != source.dtype)
+                self._keep(copy, copied, lineage, rounded=copied.dtype != source.dtype)
         if call.name == "sum":
             self._summed(call.args[0], call.out, place)
 
@@ -162,7 +145,7 @@ class ReductionWatch(Additions):
         """The partial sum that an addition makes."""
         total = self._of(accumulator)
         if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
-            return None if total is None else (accumulator, replace(total))
+            return None if total is None else (accumulator, total)
         if accumulator.shape != addend.shape or not (_sums_up(accumulator) and _sums_up(addend)):
             return None
         other = self._of(addend)
@@ -174,76 +157,59 @@ class ReductionWatch(Additions):
             return accumulator, _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
         if lineage.form(addend).mask & total.mask:
             return None
-        longer = replace(total, addends=total.addends + (other.addends if other else 1), kept=None)
+        longer = replace(total, addends=total.addends + (other.addends if other else 1))
         if other is not None:  # pairwise summation
-            longer.mask, longer.roundings = longer.mask | other.mask, longer.roundings + other.roundings
+            longer = replace(longer, mask=longer.mask | other.mask, roundings=longer.roundings + other.roundings)
         elif addend.dtype is torch.float16:
-            exact = self._shadow.exact(addend)
-            longer.gone += int(((addend == 0) & (exact != 0)).sum())
-            longer.present += int((exact != 0).sum())
-        total.kept = None
+            nonzero = self._shadow.exact(addend) != 0
+            gone, present = longer.gone + int(((addend == 0) & nonzero).sum()), longer.present + int(nonzero.sum())
+            longer = replace(longer, gone=gone, present=present)
         return accumulator, longer
 
     def _keep(self, total: _Sum, tensor: torch.Tensor, lineage: Lineage, *, rounded: bool) -> None:
-        number = storage_number(tensor)
-        if number is None or not has_companions(tensor):
+        if not has_companions(tensor):
             return
         form = format_of(tensor.dtype)
-        total.roundings += rounded and form.bits <= 16
-        if not total.format or form.bits < format_of(total.format).bits:
-            total.format = form.name
-        over = form.bits <= 16 and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
-        total.kept = tensor.detach() if total.addends >= FEWEST or over else None
-        if number not in self._alive:
-            self._alive[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._sums.setdefault(number, {})[int(tensor.storage_offset()), tensor.numel()] = total
-        lineage.put(tensor, Form(lineage.form(tensor).mask | total.mask, lineage.form(tensor).gains))
-        if over:
-            self._book(total)
+        low = form.bits <= 16
+        narrowest = total.format and format_of(total.format).bits <= form.bits
+        name = total.format if narrowest else form.name
+        total = replace(total, roundings=total.roundings + (rounded and low), format=name)
+        sums = self._sums.get(tensor)
+        if sums is None:
+            self._sums.put(tensor, sums := {})
+        sums[int(tensor.storage_offset()), tensor.numel()] = total
+        lineage.depend(tensor, total.mask)
+        known = self._longest.get(total.number)
+        over = low and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
+        if (total.addends >= FEWEST or over) and (known is None or total.addends >= known.addends):
+            self._longest[total.number] = self._stats(total, tensor.detach())
 
     def _of(self, tensor: object) -> _Sum | None:
-        number = storage_number(tensor) if isinstance(tensor, torch.Tensor) else None
-        if number is None or number not in self._sums or not isinstance(tensor, torch.Tensor):
+        sums = self._sums.get(tensor)
+        if sums is None or not isinstance(tensor, torch.Tensor):
             return None
-        return self._sums[number].get((int(tensor.storage_offset()), tensor.numel()))
-
-    def _close(self, number: int) -> None:
-        for total in self._sums.pop(number, {}).values():
-            self._book(total)
-        self._alive.pop(number, None)
-
-    def _book(self, total: _Sum) -> None:
-        if total.kept is None:
-            return
-        known = self._longest.get(total.number)
-        if known is None or total.addends >= known.addends:
-            self._longest[total.number] = self._stats(total, total.kept)
+        return sums.get((int(tensor.storage_offset()), tensor.numel()))
 
     def _stats(self, total: _Sum, tensor: torch.Tensor) -> SumStats:
         exact, moved, value = self._shadow.exact(tensor), self._shadow.moved(tensor).double(), tensor.double()
-        finite = exact.isfinite()
-        bad = finite & ~value.isfinite()
-        good = finite & ~bad
-        exact, value, moved = exact[good], value[good], moved[good].nan_to_num()
-        size = float(exact.norm()) or 1.0
-        spread = (moved - exact).abs() / MOVE
-        form = format_of(total.format)
-        # A sum that nearly cancels is known no better than the addends that were rounded before.
-        once = one_rounding(torch.maximum(exact.abs(), spread), form)
+        form, spread = format_of(total.format), (moved.nan_to_num() - exact).abs() / MOVE
+        error, once, overflowed = compare_sum(value, exact, spread, form)
+        good = exact.isfinite() & value.isfinite()
+        size = float(exact[good].norm()) or 1.0
         # Addends that are results of the run have errors of their own.
-        honest = SLACK * form.unit_roundoff * float(spread.norm()) if total.kind != "sum" else 0.0
+        honest = SLACK * form.unit_roundoff * float(spread[good].norm()) / size if total.kind != "sum" else 0.0
         return SumStats(
             total.kind,
             total.format,
             total.addends,
             total.roundings,
             total.elements,
-            error=float((value - exact).norm()) / size,
-            once=once / size,
-            honest=honest / size,
-            overflowed=int(bad.sum()),
-            file=total.file,
-            line=total.line,
+            error,
+            once,
+            honest,
+            overflowed,
+            total.file,
+            total.line,
             vanished=total.gone / total.present if total.present and total.kind == "sum" else 0.0,
         )
 
@@ -255,7 +221,8 @@ class ReductionWatch(Additions):
         if bad and values.numel() > out.numel() and bool(values.isfinite().all()):
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
-            self._single.append(SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, 0.0, bad, *place))
+            self._count += 1
+            self._longest[self._count] = SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, 0.0, bad, *place)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
@@ -298,3 +265,19 @@ def one_rounding(values: torch.Tensor, form: FloatFormat) -> float:
     power = (exponent - 1).clamp(min=form.min_exponent) - form.mantissa_bits
     ulps = torch.ldexp(torch.ones_like(values), power)
     return float(ulps.norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
+
+
+def compare_sum(
+    value: torch.Tensor, exact: torch.Tensor, spread: torch.Tensor, form: FloatFormat
+) -> tuple[float, float, int]:
+    """The Euclidean distance of a sum from the exact one, that of the exact sum rounded once, both relative to it, and
+    how many elements are infinite or NaN where the exact ones are finite.
+
+    A sum that nearly cancels is known no better than its addends, which were rounded before: spread is their size.
+    """
+    good = exact.isfinite() & value.isfinite()
+    overflowed = int(exact.isfinite().sum() - good.sum())
+    exact, value, spread = exact[good], value[good], spread[good]
+    size = float(exact.norm()) or 1.0
+    once = one_rounding(torch.maximum(exact.abs(), spread), form) if exact.numel() else 0.0
+    return float((value - exact).norm()) / size, once / size, overflowed

@@ -11,7 +11,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.training.gradients.finite import mend_nonfinite
+from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.stats import (
     COLLAPSE,
@@ -229,10 +229,8 @@ def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Lim
     text = f"the loss scale {power(scale)} loses {text}" if stats.enabled else f"without a loss scale {text} are lost"
     on_the_way = stats.real_lost.get(lost.tensor)
     if on_the_way is not None and stats.real_scale == scale and _percent(on_the_way) != _percent(lost.lost):
-        text += (
-            f" by the last rounding alone ({_percent(on_the_way)} in the real backward pass that gradient-underflow "
-            "counts)"
-        )
+        counted = f"{_percent(on_the_way)} in the real backward pass that gradient-underflow counts"
+        text += f" by the last rounding alone ({counted})"
     message = (
         f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {_span(window)} "
         f"({_evidence(window)}){_skips(stats)}"

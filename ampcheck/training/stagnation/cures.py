@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
@@ -20,8 +19,6 @@ STOCHASTIC = "stochastic rounding"
 _LONGEST = 512
 _SPACINGS = 4.0
 _REPLICATES = 4
-
-_Change: TypeAlias = "Callable[[int, torch.Tensor], torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +59,49 @@ def measure_cures(
         return ()
     start = samples[0 if factor is None else -1][0].cpu().double()
     updates = [update.cpu().double() for _, update in samples]
-    keep = torch.isfinite(start)
-    for update in updates:
-        keep &= torch.isfinite(update)
+    keep = torch.stack([start, *updates]).isfinite().all(0)
     start, updates = start[keep], [update[keep] for update in updates]
-    form = format_of(dtype)
-    if factor is not None:
-        steps = steps or max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor))))
-    else:
-        steps = steps or _length(start, updates, form)
+    form, generator = format_of(dtype), torch.Generator().manual_seed(0)
+    if steps is None and factor is None:
+        steps = _length(start, updates, form)
+    elif steps is None:
+        steps = max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor or 1.0))))
 
     def change(step: int, values: torch.Tensor) -> torch.Tensor:
         return updates[step % len(updates)] if factor is None else (factor - 1.0) * values
 
-    true = start.clone()
-    for step in range(steps):
-        true = true + change(step, true)
-    true = true - start
-    if not float(true.norm()) > 0.0:
+    def replay(rounded: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor = start) -> torch.Tensor:
+        for step in range(steps):
+            values = rounded(values + change(step, values)).double()
+        return values - start
+
+    def kahan() -> torch.Tensor:
+        """The compensation is kept in the same narrow format (Zamirai et al., arXiv:2010.06192, algorithm 3)."""
+        values, missing = start, torch.zeros_like(start)
+        for step in range(steps):
+            wanted = (change(step, values + missing) + missing).to(dtype).double()
+            reached = (values + wanted).to(dtype).double()
+            missing = (wanted - (reached - values)).to(dtype).double()
+            values = reached
+        return values - start
+
+    true = replay(lambda values: values)
+    size = float(true.square().sum())
+    if not size > 0.0:
         return ()
-    moved = {
-        AS_IS: [_replay(start, change, steps, lambda values: values.to(dtype))],
-        WIDE: [_replay(start, change, steps, lambda values: values.float())],
-        KAHAN: [_kahan(start, change, steps, dtype)],
-        STOCHASTIC: _stochastic(start, change, steps, form),
+    wide = start.expand(_REPLICATES, -1)
+    ends = {
+        AS_IS: [replay(lambda values: values.to(dtype))],
+        WIDE: [replay(lambda values: values.float())],
+        KAHAN: [kahan()],
+        STOCHASTIC: list(replay(lambda values: round_stochastically(values, form, generator), wide)),
     }
-    return tuple(_judged(name, ends, true, steps) for name, ends in moved.items())
+    cures = []
+    for name, moved in ends.items():
+        arrives = sum(float((end * true).sum()) for end in moved) / len(moved) / size
+        error = sum(float((end - true).norm()) for end in moved) / len(moved) / math.sqrt(size)
+        cures.append(Cure(name, arrives, error, steps))
+    return tuple(cures)
 
 
 def round_stochastically(values: torch.Tensor, form: FloatFormat, generator: torch.Generator) -> torch.Tensor:
@@ -104,37 +118,3 @@ def _length(start: torch.Tensor, updates: Sequence[torch.Tensor], form: FloatFor
         return len(updates)
     rounds = float((_SPACINGS * spacing(start[moved], form) / total[moved]).median())
     return max(len(updates), min(_LONGEST, math.ceil(min(rounds, _LONGEST)) * len(updates)))
-
-
-def _replay(
-    start: torch.Tensor, change: _Change, steps: int, rounded: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """The displacement after the updates, each sum rounded by `rounded`."""
-    values = start
-    for step in range(steps):
-        values = rounded(values + change(step, values)).double()
-    return values - start
-
-
-def _kahan(start: torch.Tensor, change: _Change, steps: int, dtype: torch.dtype) -> torch.Tensor:
-    """The compensation is kept in the same narrow format (Zamirai et al., arXiv:2010.06192, algorithm 3)."""
-    values, missing = start, torch.zeros_like(start)
-    for step in range(steps):
-        wanted = (change(step, values + missing) + missing).to(dtype).double()
-        reached = (values + wanted).to(dtype).double()
-        missing = (wanted - (reached - values)).to(dtype).double()
-        values = reached
-    return values - start
-
-
-def _stochastic(start: torch.Tensor, change: _Change, steps: int, form: FloatFormat) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    wide = start.expand(_REPLICATES, -1)
-    return list(_replay(wide, change, steps, lambda values: round_stochastically(values, form, generator)))
-
-
-def _judged(name: str, moved: list[torch.Tensor], true: torch.Tensor, steps: int) -> Cure:
-    size = float(true.square().sum())
-    arrives = sum(float((one * true).sum()) for one in moved) / len(moved) / size
-    error = sum(float((one - true).norm()) for one in moved) / len(moved) / math.sqrt(size)
-    return Cure(name, arrives, error, steps)

@@ -13,10 +13,12 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.lineage import NARROW, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import Resident, Role
-from ampcheck.training.loop_shadow import LoopShadow
+from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
+from ampcheck.training.loop import LoopShadow, Resident, Role
 from ampcheck.training.stagnation.cures import Cure
+
+_FALLS = 0.99
+"""A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
 
 _NOISE = 1e-12
 """Relative to a value, what float64 itself may make of an update that is none: 0.9 x + 0.1 x - x."""
@@ -34,27 +36,6 @@ _SMALL = 0.24
 
 _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decay:
-    """What a factor below 1 does on its own, element by element: `stuck` of `looked` elements it leaves as they are."""
-
-    factor: float = 1.0
-    looked: int = 0
-    stuck: int = 0
-    op: str = ""
-
-    def plus(self, factor: float, looked: int, stuck: int, op: str) -> Decay:
-        """With one more multiplication."""
-        if not looked:
-            return self
-        return Decay(factor, self.looked + looked, self.stuck + stuck, op)
-
-    @property
-    def share(self) -> float:
-        """The share of the elements that it leaves as they are."""
-        return self.stuck / self.looked if self.looked else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +82,8 @@ class TensorUpdates:
     high: float = 0.0
     squared_updates: float = 0.0
     squared_values: float = 0.0
-    decay: Decay = Decay()  # it is frozen
-    merged: Decay = Decay()
+    decay: Decay = field(default_factory=Decay)
+    merged: Decay = field(default_factory=Decay)
     samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     jumped: int = 0
     expected: float = 0.0
@@ -162,7 +143,8 @@ class _Before:
 class UpdateWatch:
     """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
 
-    looked: tensors that live across steps; narrow: those of them narrower than float32.
+    looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
+    of 16 bits whose magnitude fell.
     """
 
     def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
@@ -172,8 +154,10 @@ class UpdateWatch:
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
         lineage.overwritten = shadow.accept  # what is given a value anew has lost nothing by rounding it
+        self.restarted: set[str] = set()
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
+        self._magnitudes: dict[str, float] = {}
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """Take down the values of the narrow tensors, before a step."""
@@ -187,6 +171,16 @@ class UpdateWatch:
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+
+    @torch.no_grad()
+    def look(self, residents: Sequence[Resident]) -> None:
+        """Record the magnitude of each tensor of 16 bits after a step."""
+        for resident in residents:
+            if resident.tensor.dtype.itemsize == 2:
+                now = float(resident.tensor.abs().sum(dtype=torch.float64))
+                if now < _FALLS * self._magnitudes.get(resident.name, 0.0):
+                    self.restarted.add(resident.name)
+                self._magnitudes[resident.name] = now
 
     def end(self, residents: Sequence[Resident]) -> None:
         """Book a step that came to its end."""
@@ -214,8 +208,7 @@ class UpdateWatch:
         written: Written | None = lineage.written.get(-1 if number is None else number)
         if written is not None:
             updates.op, updates.file, updates.line = written.op, written.file, written.line
-            for scaling in written.scalings:
-                updates.decay = updates.decay.plus(scaling.factor, scaling.looked, scaling.stuck, scaling.op)
+            updates.decay += written.decay
         moved_memory = storage_number(tensor) != number
         if written is None and not moved_memory:
             if not torch.equal(_bits(tensor), _bits(before.old)):
@@ -252,7 +245,7 @@ class UpdateWatch:
             inputs = torch.where(moved, update - (gain - 1.0) * before.exact, 0.0)
             updates.low = min(updates.low, float(inputs.min()))
             updates.high = max(updates.high, float(inputs.max()))
-            if 0.0 < gain < 1.0 and not (written is not None and written.scalings):
+            if 0.0 < gain < 1.0 and not (written is not None and written.decay.looked):
                 _merge(updates, gain, old, inputs, before.old.dtype)
         if len(updates.samples) < _SAMPLED_STEPS:
             updates.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
@@ -280,7 +273,7 @@ def _merge(updates: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch
     outward = int((nonzero & (inputs * old >= 0)).sum())
     if looked and outward >= 0.9 * looked:
         stuck = nonzero & ((gain * old).to(dtype).double() == old)
-        updates.merged = updates.merged.plus(gain, looked, int(stuck.sum()), updates.op)
+        updates.merged += Decay(gain, looked, int(stuck.sum()), updates.op)
 
 
 class _Carriers:

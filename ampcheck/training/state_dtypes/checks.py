@@ -12,8 +12,7 @@ from ampcheck.core.check import Check, Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import Role
-from ampcheck.training.state_dtypes.measure import StateDtypeStats, StateTensor
-from ampcheck.training.state_dtypes.policies import DtypePolicy
+from ampcheck.training.state_dtypes.measure import DtypePolicy, StateDtypeStats, StateTensor
 
 _LISTED = 3
 _NOUNS: Mapping[str, str] = MappingProxyType(
@@ -49,12 +48,7 @@ def check_state_dtypes(
     Without a declared policy float16 weights fail under an enabled GradScaler, which needs float32 weights; other
     16-bit tensors are reported and not judged, except for a loss of 16 bits, which warns.
     """
-    return [
-        *_master_weights(stats),
-        *_optimizer_state(stats),
-        *_buffers(stats),
-        _loss(stats, loss_dtypes, computed),
-    ]
+    return [*_master_weights(stats), *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:

@@ -1,26 +1,141 @@
-"""Every tensor that lives across steps: its dtype, size and device, and the float32 copies of 16-bit weights."""
+"""The dtypes of the tensors that live across steps, and those that a policy, declared or a preset, allows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
 from ampcheck.catalog.training import MASTER_WEIGHTS
+from ampcheck.core.arguments import show
+from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
+from ampcheck.core.patterns import matches
 from ampcheck.core.run import Scalar, Table
 from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import Resident, Role, TrainingLoop
-from ampcheck.training.state_dtypes.policies import DtypePolicy, parse_policy
+
+_FULL = ("float32", "float64")
+_BFLOAT16 = ("bfloat16", *_FULL)
+
+ROLES = ("parameter", "gradient", "state", "buffer", "copy", "loss")
 
 _ROWS = 40
+
 _SAMPLE = 256
 
 _Shape: TypeAlias = "tuple[tuple[int, ...], torch.device]"
+
+
+def _parse_names(value: object, name: str) -> tuple[str, ...]:
+    values = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+    names = tuple(str(dtype).removeprefix("torch.") for dtype in values)
+    for dtype in names:
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise UsageError(f"a policy allows the dtype {dtype!r} for {name}; PyTorch has none of that name")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class DtypePolicy:
+    """Allowed dtypes by role, as names (`float32`); an empty tuple allows everything.
+
+    parameter: what the optimizers step. gradient: of those. state: of the optimizers; a state of one element may also
+    be float32 or float64, whatever is declared (a step counter). buffer: of trained modules. copy: other weights that
+    the steps change (an EMA); one that no step changes (a frozen teacher, the base under adapters) may be of any dtype.
+    loss: what backward starts from. Integers and booleans are always allowed.
+    exceptions: `{glob pattern of names: dtypes}`; the first pattern that matches decides alone. Names are those of the
+    table: `norm.weight`, `norm.weight.grad`, `norm.weight.exp_avg`.
+    masters: whether a 16-bit weight that is trained needs a copy in float32 that an optimizer steps or keeps.
+
+    Raises `UsageError` for a dtype that PyTorch does not have.
+    """
+
+    parameter: tuple[str, ...] = ()
+    gradient: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    buffer: tuple[str, ...] = ()
+    copy: tuple[str, ...] = ()
+    loss: tuple[str, ...] = ()
+    exceptions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    masters: bool = False
+    name: str = "declared"
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            object.__setattr__(self, role, _parse_names(getattr(self, role), role))
+        if not isinstance(self.exceptions, Mapping):
+            raise UsageError(
+                f"exceptions of a policy must be a mapping of patterns to dtypes; found {show(self.exceptions)}"
+            )
+        parsed = {str(pattern): _parse_names(dtypes, str(pattern)) for pattern, dtypes in self.exceptions.items()}
+        object.__setattr__(self, "exceptions", MappingProxyType(parsed))
+
+    def allowed(self, role: str, name: str) -> tuple[str, ...]:
+        """The dtypes that a tensor of this name and role (`parameter`, `state`, ...) may have; empty for any."""
+        exception = next((dtypes for pattern, dtypes in self.exceptions.items() if matches(pattern, name)), None)
+        return tuple(getattr(self, role)) if exception is None else exception
+
+    def excepts(self, name: str, dtype: str) -> bool:
+        """Whether an exception allows this dtype for a tensor of this name."""
+        return any(dtype in dtypes for pattern, dtypes in self.exceptions.items() if matches(pattern, name))
+
+    def __str__(self) -> str:
+        return f"the policy '{self.name}'"
+
+
+PRESETS: Mapping[str, DtypePolicy] = MappingProxyType(
+    {
+        "amp": DtypePolicy(_FULL, _FULL, _FULL, _FULL, _FULL, _FULL, name="amp"),
+        "pure-bf16": DtypePolicy(_BFLOAT16, _BFLOAT16, _BFLOAT16, _BFLOAT16, _BFLOAT16, _BFLOAT16, name="pure-bf16"),
+        # The output dtype of a sharded module is its MixedPrecisionPolicy's to choose, and with it that of the loss.
+        "fsdp2": DtypePolicy(_FULL, _FULL, _FULL, (), _FULL, name="fsdp2"),
+        "master-weights-fp32": DtypePolicy(state=_FULL, masters=True, name="master-weights-fp32"),
+    }
+)
+"""Policies by name.
+
+`amp`: everything in float32, autocast casts. `pure-bf16`: everything may be bfloat16, nothing float16. `fsdp2`:
+sharded parameters, gradients and optimizer state in float32, low precision for communication and activations.
+`master-weights-fp32`: weights of 16 bits, each with a float32 copy that the optimizer steps or keeps. float64 is
+allowed wherever float32 is.
+"""
+
+
+def parse_policy(value: object, subject: str = "subject") -> DtypePolicy | None:
+    """The policy that a training subject declares under `policy`; None where it declares none.
+
+    Accepted are the name of a preset, a `DtypePolicy`, and a mapping: `{"parameter": "float32", "state":
+    ["bfloat16", torch.float32], "exceptions": {"**.norm.*": "float32"}}`, which may start from `"preset": NAME`.
+    Raises `UsageError` for anything else.
+    """
+    if value is None or isinstance(value, DtypePolicy):
+        return value
+    if isinstance(value, str):
+        return _preset(value, subject)
+    if not isinstance(value, Mapping):
+        raise UsageError(
+            f"policy of {subject} must be one of {', '.join(PRESETS)}, or a mapping of roles to dtypes; "
+            f"found {show(value)}"
+        )
+    values = {("state" if key == "optimizer state" else str(key)): dtypes for key, dtypes in value.items()}
+    base = _preset(values.pop("preset"), subject) if "preset" in values else DtypePolicy()
+    if unknown := sorted(set(values) - {*ROLES, "exceptions", "masters"}):
+        raise UsageError(
+            f"policy of {subject} names {unknown[0]!r}; there are preset, {', '.join(ROLES)}, exceptions and masters"
+        )
+    return replace(base, **values, name=f"{base.name}, changed" if base.name in PRESETS else "declared")
+
+
+def _preset(name: object, subject: str) -> DtypePolicy:
+    if not isinstance(name, str) or name not in PRESETS:
+        raise UsageError(f"policy of {subject} must be one of {', '.join(PRESETS)}; found {show(name)}")
+    return PRESETS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +145,7 @@ class StateTensor:
     shape: of the whole tensor. elements, bytes: what this process stores, of a DTensor the local shard.
     trained: whether it requires a gradient. changed: whether a step changed it; None where that was not measured.
     master: of a 16-bit weight, the float32 tensor of an optimizer that rounds to it.
-    version: changes with every write: PyTorch's own count (blind to writes through `.data`), the sum of the bits.
+    version: changes with every write: PyTorch's own count (blind to writes through `.data`), then the sum of the bits.
     """
 
     role: Role
@@ -118,11 +233,11 @@ def _size(part: torch.Tensor) -> tuple[int, int]:
 
 
 def _sum_of_bits(part: torch.Tensor) -> int:
-    """Of a 16-bit or 8-bit float tensor, in which writes through `.data` must show; 0 of any other."""
-    integers = {2: torch.int16, 1: torch.int8}.get(part.element_size())
-    if integers is None or not _is_low(part.dtype) or part.layout is not torch.strided:
+    """Of a strided tensor, in which writes through `.data` must show; 0 of any other."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(part.element_size())
+    if integers is None or part.layout is not torch.strided or part.is_meta:
         return 0
-    with suppress(RuntimeError, NotImplementedError):  # a subclass that has no view of its bits
+    with suppress(RuntimeError, TypeError, AttributeError):  # a subclass that has no view of its bits
         return int(part.view(integers).sum(dtype=torch.int64))
     return 0
 
@@ -137,23 +252,19 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
         for resident in residents
         if resident.role in (Role.PARAMETER, Role.COPY) and _is_low(resident.tensor.dtype)
     ]
-    wanted = {_shape(part) for _, part in low}
-    full: dict[_Shape, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    full: dict[_Shape, list[tuple[str, torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for resident in residents:
-        if resident.role in (Role.PARAMETER, Role.STATE) and resident.tensor.dtype in (torch.float32, torch.float64):
-            part = local(resident.tensor)
-            if part.layout is torch.strided and _shape(part) in wanted:
-                full[_shape(part)].append((resident.name, part))
-    samples = {shape: torch.stack([_sample(part) for _, part in parts]) for shape, parts in full.items()}
+        part = local(resident.tensor)
+        wide = resident.role in (Role.PARAMETER, Role.STATE) and part.dtype in (torch.float32, torch.float64)
+        if wide and part.layout is torch.strided:
+            full[_shape(part)].append((resident.name, part, _sample(part)))
     masters: dict[int, str] = {}
     for weight, part in low:
-        shape = _shape(part)
-        if part.layout is not torch.strided or shape not in full:
-            continue
-        # In a model of equal layers each weight is compared with the tensors of all: a sample rules out most of them.
-        likely = _rounds(samples[shape], _sample(part), part.dtype).all(1).nonzero().flatten().tolist()
-        for name, candidate in (full[shape][number] for number in likely):
-            if bool(_rounds(candidate.double(), part.double(), part.dtype).all()):
+        candidates = full[_shape(part)] if part.layout is torch.strided else []
+        sample = _sample(part) if candidates else part
+        for name, wide_part, wide_sample in candidates:
+            # In a model of equal layers each weight is compared with the tensors of all: most differ in a sample.
+            if _rounds(wide_sample, sample, part.dtype) and _rounds(wide_part.double(), part.double(), part.dtype):
                 masters[id(weight.tensor)] = name
                 break
     return masters
@@ -173,10 +284,10 @@ def _is_low(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
 
 
-def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where numbers round to those of a dtype; both in float64."""
+def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers round to those of a dtype; both in float64."""
     form = format_of(dtype)
-    return (low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal
+    return bool(((low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal).all())
 
 
 def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
 
 _LOST = 13
@@ -26,9 +27,6 @@ _LOST = 13
 
 _WIDEST = 16
 """bfloat16 has lost these; a value with fewer bits was quantised on purpose: a warning."""
-
-_ORIGINS = 256
-"""Tensors whose origins are kept at once; older ones are dropped."""
 
 _MEASURED = 32
 """Products that are computed again in float64; further ones are only counted."""
@@ -38,13 +36,6 @@ _PRODUCTS = {
     **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), 1),
 }
 """Ops that multiply and sum, by the position of the first of the two operands."""
-
-_SHAPES = {
-    *("aten::t", "aten::transpose.int", "aten::permute", "aten::view", "aten::_unsafe_view", "aten::reshape"),
-    *("aten::expand", "aten::unsqueeze", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"),
-    *("aten::select.int", "aten::slice.Tensor", "aten::unfold", "aten::as_strided", "aten::constant_pad_nd"),
-}
-"""Ops that move values and change none: they are applied to the origin as well."""
 
 _KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_", "aten::detach", "aten::alias"}
 """Ops on floats whose result may still be the rounded values, as their bits show where they are multiplied."""
@@ -78,17 +69,22 @@ class OperandStats:
     raised: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Origin:
-    """The float32 values that a tensor was made from.
+    """The float32 values that a memory was made from.
 
-    holder: the tensor itself, referenced so that no other gets its memory. family: shared by all tensors made from one;
-    whether a rounded part was subtracted from the whole: then the rest is multiplied on its own, and nothing is lost.
+    values: flat, one for each `itemsize` bytes, so that a view of the memory has the same view of them. family: shared
+    by all that were made from one tensor; whether a rounded part was subtracted from the whole: then the rest is
+    multiplied on its own, and nothing is lost.
     """
 
     values: torch.Tensor
-    holder: torch.Tensor
     family: list[bool]
+    itemsize: int = 4
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values that belong to a tensor in this memory."""
+        return self.values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 class OperandMode(TorchDispatchMode):
@@ -107,7 +103,7 @@ class OperandMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._origins: OrderedDict[tuple[object, ...], _Origin] = OrderedDict()
+        self._origins = StorageMap[_Origin]()
         self._products = 0
         self._measured = 0
         self._reduced: list[tuple[ReducedProduct, list[bool]]] = []
@@ -134,41 +130,42 @@ class OperandMode(TorchDispatchMode):
         name = op_name(func)
         whole = args[0] if name == "aten::view.dtype" and args[0].dtype is torch.float32 else None
         if whole is not None and whole.layout is torch.strided and self._origin(whole) is None:
-            self._remember(whole, whole.detach().clone(), [False])  # a copy: the bits may be changed in place
+            storage = whole.untyped_storage()
+            flat = torch.empty(0, device=whole.device).set_(storage, 0, (storage.nbytes() // 4,), (1,))
+            self._origins.put(whole, _Origin(flat.clone(), [False]))  # a copy: the bits may be changed in place
         out = func(*args, **kwargs)
         if name in _PRODUCTS:
             self._multiply(name, func, args, kwargs, out)
-        elif self._origins and isinstance(out, torch.Tensor):
+        elif len(self._origins) and isinstance(out, torch.Tensor):
             self._follow(name, func, args, kwargs, out)
         return out
 
-    def _remember(self, tensor: torch.Tensor, values: torch.Tensor, family: list[bool]) -> None:
-        self._origins[_key(tensor)] = _Origin(values, tensor, family)
-        if len(self._origins) > _ORIGINS:
-            self._origins.popitem(last=False)
-
     def _origin(self, tensor: object) -> _Origin | None:
-        if not self._origins or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-            return None
-        return self._origins.get(_key(tensor))
+        origin = self._origins.get(tensor)
+        fits = origin is not None and isinstance(tensor, torch.Tensor) and tensor.element_size() == origin.itemsize
+        return origin if fits else None
 
     def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
         inputs = [
             (tensor, origin) for _, tensor in tensors((args, kwargs)) if (origin := self._origin(tensor)) is not None
         ]
-        if not inputs or out.layout is not torch.strided:
+        if not inputs or out.layout is not torch.strided or self._origin(out) is inputs[0][1]:
             return
         source, origin = inputs[0]
-        if name == "aten::sub.Tensor" and len(inputs) > 1 and _key(inputs[1][0]) != _key(source):
-            if inputs[1][1].family is origin.family:
-                origin.family[0] = True
-        elif name in _SHAPES:
-            moved = func(*map_tensors(lambda tensor: origin.values if tensor is source else tensor, args), **kwargs)
-            self._remember(out, moved, origin.family)
-        elif out.shape == origin.values.shape and (_is_on_bits(name, func, source, out) or name in _KEEPING):
-            self._remember(out, origin.values, origin.family)
+        values = origin.of(source)
+        if name == "aten::sub.Tensor" and len(inputs) > 1:
+            origin.family[0] |= inputs[1][1] is not origin and inputs[1][1].family is origin.family
+            return
+        if name == "aten::constant_pad_nd":
+            values = func(*map_tensors(lambda tensor: values if tensor is source else tensor, args), **kwargs)
         elif name == "aten::_to_copy" and out.dtype is source.dtype:
-            self._remember(out, origin.values.to(out.device), origin.family)
+            values = values.to(out.device)
+        elif out.shape != source.shape or not (name in _KEEPING or _is_on_bits(func, source, out)):
+            return
+        size = out.element_size()
+        kept = _Origin(torch.zeros(out.untyped_storage().nbytes() // size, device=out.device), origin.family, size)
+        kept.of(out).copy_(values)
+        self._origins.put(out, kept)
 
     def _multiply(self, name: str, func: object, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
@@ -176,7 +173,9 @@ class OperandMode(TorchDispatchMode):
         self._products += 1
         pair = args[_PRODUCTS[name] :][:2]
         origins = [
-            (tensor, origin, _lost_bits(tensor, origin.values)) for tensor in pair if (origin := self._origin(tensor))
+            (tensor, origin, _lost_bits(tensor, origin.of(tensor)))
+            for tensor in pair
+            if (origin := self._origin(tensor))
         ]
         reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST]
         if not reduced:
@@ -184,22 +183,16 @@ class OperandMode(TorchDispatchMode):
         error = None
         if self._measured < _MEASURED:
             self._measured += 1
-            error = _error(func, args, kwargs, out, {id(tensor): origin.values for tensor, origin, _ in reduced})
+            error = _error(func, args, kwargs, out, {id(tensor): origin.of(tensor) for tensor, origin, _ in reduced})
         bits = min(bits for _, _, bits in reduced)
         product = ReducedProduct(name, *users_line(sys._getframe()), bits, _terms(name, pair, args), error)
         self._reduced.append((product, reduced[0][1].family))
 
 
-def _key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The same for a tensor and for a view of its bits: memory, shape and strides."""
-    return tensor.data_ptr(), tensor.device, tuple(tensor.shape), tensor.stride()
-
-
-def _is_on_bits(name: str, func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether an op works on the bits of a number: on integers, or from and to them by a view."""
-    integers = not source.dtype.is_floating_point and not out.dtype.is_floating_point
-    keeps = torch.Tag.pointwise in func.tags or name in ("aten::_to_copy", "aten::clone")
-    return name == "aten::view.dtype" or (integers and keeps)
+def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether an op works on the bits of numbers as integers."""
+    keeps = torch.Tag.pointwise in func.tags or func.overloadpacket is torch.ops.aten._to_copy
+    return keeps and not (source.is_floating_point() or out.is_floating_point())
 
 
 def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:

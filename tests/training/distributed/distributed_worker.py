@@ -17,13 +17,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, finding_to_dict
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import Unmeasured
 from ampcheck.torchtools.saving import same_bits
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
-from ampcheck.training.distributed.runs import gather_runs
+from ampcheck.training.distributed.ranks import gather_runs
 from ampcheck.training.loop import TrainingLoop
 
 ROWS = 8
@@ -143,7 +143,7 @@ def watched(name, target):
     copies = [t.detach().clone() for t in before]
     stats = measure_distributed(loop, 2, world_size=target)
     return {
-        "findings": [finding_to_dict(f) for f in check_distributed(stats, Limits())],
+        "findings": Run(findings=tuple(check_distributed(stats, Limits()))).to_json(),
         "restored": all(map(same_bits, before, copies)),
         "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
         "differing": list(stats.differing),

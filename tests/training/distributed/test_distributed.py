@@ -17,7 +17,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from distributed_worker import batch, net, plain_record
 
-from ampcheck.core.run import Run, Verdict, finding_from_dict
+from ampcheck.core.run import Run, Verdict
 
 HERE = Path(__file__).parent
 
@@ -72,7 +72,7 @@ on_two_ranks = pytest.mark.parametrize("launched", [2], indirect=True)
 
 
 def findings(found, check="reduce-precision"):
-    return [one for one in map(finding_from_dict, found["findings"]) if one.check == check]
+    return [one for one in Run.from_json(found["findings"]).findings if one.check == check]
 
 
 def verdicts(found, check="reduce-precision"):

@@ -16,9 +16,8 @@ from ampcheck.core.subject import Subject
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
-from ampcheck.training.distributed.runs import gather_runs, merge_ranks
-from ampcheck.training.distributed.stats import CollectiveStats, DistributedStats, Prediction
-from ampcheck.training.distributed.sums import compare_sums, emulate
+from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
+from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats, Prediction, compare_sums, emulate
 from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()

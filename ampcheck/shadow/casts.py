@@ -1,0 +1,32 @@
+"""Casts to 16 bits that the code itself makes, in distinction from those of autocast."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from functools import lru_cache
+
+import torch
+
+from ampcheck.core.run import Where
+from ampcheck.shadow.call import Call
+
+_WRITTEN = re.compile(r"\.\s*(half|bfloat16|to|type|type_as)\s*\(")
+
+
+def is_own_cast(call: Call, where: Where) -> bool:
+    """Whether an op that ran in forward or in an update is such a cast. Under autocast the source line decides."""
+    if call.name != "_to_copy" or not call.fresh or not where.file or where.phase == "backward":
+        return False
+    widest = max((t.dtype.itemsize for t in call.inputs), default=0)
+    if not call.fresh[0].dtype.itemsize <= 2 < widest:
+        return False
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state with which the op was called
+        autocast = torch.is_autocast_enabled(call.fresh[0].device.type)
+    return not autocast or _writes_a_cast(where.file, where.line)
+
+
+@lru_cache(maxsize=4096)
+def _writes_a_cast(file: str, line: int | None) -> bool:
+    return _WRITTEN.search(linecache.getline(os.path.abspath(file), line or 0)) is not None

@@ -1,0 +1,101 @@
+"""Bring the companions of the results of an op up to date: by its rule, by the op itself, or from the real results."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from ampcheck.core.errors import brief
+from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
+from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.rowwise import is_constant
+from ampcheck.shadow.rules import RULES
+from ampcheck.torchtools.source import op_name
+
+
+class Follower:
+    """Follows ops on both sides of the companions. unruled: counts the ops that could not be followed, by reason."""
+
+    def __init__(self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str]) -> None:
+        self._store, self._sides, self._unruled = store, sides, unruled
+
+    def follow(self, call: Call, before: list[Companions]) -> bool:
+        """Bring the companions of all results up to date; False where they restart from the real results."""
+        schema = call.schema
+        unit, whole = 0.0, bool(before) or not schema.random
+        for companions in before:
+            unit = max(unit, companions.unit)
+            whole = whole and companions.whole
+        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
+        for tensor in call.written:
+            companions = self._store.to_write(tensor)
+            companions.unit = max(unit, roundoff(tensor.dtype))
+            companions.whole = companions.whole and whole
+            companions.consumed = companions.used = False
+            companions.updates = 0 if schema.resets else companions.updates + 1
+        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
+        rule = RULES.get(schema.name)
+        if schema.unset or (schema.random and rule is None):
+            self._restart(call, before, moves=not schema.unset)
+            return False
+        if is_constant(schema, call.results):
+            self._store.of(call.fresh[0], moves=False).whole = True
+            return True
+        if schema.name in ("_to_copy", "clone") and self._share(call):
+            return True
+        for side in self._sides:
+            side.now = now
+        try:
+            results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
+            if schema.checks and any(decides_otherwise(call.out, result) for result in results):
+                raise RuntimeError("companions decide otherwise")
+        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
+            self._unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
+            self._restart(call, before)
+            return False
+        finally:
+            for side in self._sides:
+                side.now = {}
+        sides = [results_of(result) for result in results]
+        for tensor, exact, moved in zip(call.results, *sides, strict=True):
+            if tensor is None:
+                continue
+            if not any(tensor is t for t in call.fresh):
+                if rule is not None and exact is not None and moved is not None:
+                    self._store.write(tensor, exact, moved)
+            elif exact is None or moved is None or exact.shape != tensor.shape:
+                self._store.of(tensor, moves=False)
+            else:
+                own = max(unit, roundoff(tensor.dtype))
+                self._store.assign(tensor, exact, moved, own).whole = whole and schema.exact
+                if exact.dtype is torch.float64 and moved.dtype is torch.float32:
+                    call.sides[id(tensor)] = exact, moved
+        for tensor in call.written:
+            if self._store.of(tensor).alive is None:
+                self._store.reread(tensor)
+        return True
+
+    def _share(self, call: Call) -> bool:
+        source, result = call.args[0], call.fresh[0] if call.fresh else None
+        if result is None or not has_companions(source):
+            return False
+        return self._store.share(result, source) is not None
+
+    def _restart(self, call: Call, before: list[Companions], moves: bool = False) -> None:
+        """Let the companions of all results restart from the real results.
+
+        Behind an op at fault what is not finite would pose as exact: zero stands for a finite value that is not known.
+        """
+        for tensor in call.fresh:
+            self._store.of(tensor, moves=moves)
+        for tensor in call.written:
+            self._store.lift(tensor, moves=moves)
+        if not any(companions.faults for companions in before):
+            return
+        for tensor in call.written + call.fresh:
+            lost = ~tensor.isfinite()
+            if bool(lost.any()):
+                self._store.to_write(tensor)
+                for side in self._sides:
+                    side.of(tensor).masked_fill_(lost, 0.0)

@@ -1,0 +1,68 @@
+"""The memory of tensors: which part of a flat companion belongs to a tensor, and the numbers in a storage."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from ampcheck.core.formats import format_of
+
+_ROUNDOFF: dict[torch.dtype, float] = {}
+
+PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""The dtype of the two parts of a complex element."""
+
+
+def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """The part of flat companions that belongs to a tensor, with its shape, strides and conjugation."""
+    if tensor.is_complex():
+        strides = [2 * stride for stride in tensor.stride()]
+        pairs = flat.as_strided((*tensor.size(), 2), (*strides, 1), 2 * tensor.storage_offset())
+        view = torch.view_as_complex(pairs)
+        view = view.conj() if tensor.is_conj() else view
+    else:
+        view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return torch._neg_view(view) if tensor.is_neg() else view
+
+
+def has_companions(value: object) -> bool:
+    """Whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return False
+    if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False  # the tensor inside has
+    return value.untyped_storage().nbytes() > 0 or value.numel() == 0
+
+
+def roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff of a floating or complex dtype."""
+    unit = _ROUNDOFF.get(dtype)
+    if unit is None:
+        unit = _ROUNDOFF[dtype] = format_of(part_of(dtype)).unit_roundoff
+    return unit
+
+
+def part_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the numbers in a storage: that of the parts of complex elements."""
+    return PARTS.get(dtype, dtype)
+
+
+def values_in(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """All numbers in a storage."""
+    flat = torch.empty(0, dtype=dtype, device=device)
+    return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+
+
+@cache
+def largest_number(dtype: torch.dtype) -> float:
+    """The largest number of a floating dtype."""
+    return format_of(dtype).max
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,58 @@
+"""Norms of values and of their errors, in parts: a large tensor has no second copy in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ampcheck.shadow.companions import CompanionStore
+
+_PART = 1 << 22
+"""Elements of a part."""
+
+
+def square(values: torch.Tensor) -> float:
+    """The sum of the squares; infinite for values that are not finite."""
+    total = float(torch.linalg.vector_norm(values)) ** 2
+    return total if total == total else torch.inf
+
+
+def exact_square(tensor: torch.Tensor, store: CompanionStore) -> float:
+    """The sum of the squares of exact."""
+    return sum(square(exact) for _, exact in _parts(tensor, store))
+
+
+def error_square(tensor: torch.Tensor, store: CompanionStore) -> float:
+    """The sum of the squares of the errors."""
+    return sum(square(value.double() - exact) for value, exact in _parts(tensor, store))
+
+
+def relative_error(tensor: torch.Tensor, store: CompanionStore) -> float:
+    """The norm of the errors relative to that of exact, of the elements that are finite in both."""
+    error = size = 0.0
+    for value, exact in _parts(tensor, store):
+        both = exact.isfinite() & value.isfinite()
+        error += square(torch.where(both, value - exact, 0.0))
+        size += square(torch.where(both, exact, 0.0))
+    return float(error**0.5 / max(size**0.5, 1e-300))
+
+
+def _parts(tensor: torch.Tensor, store: CompanionStore) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Values with their exact companions. A matrix that is followed by rows is exact elsewhere."""
+    tensor = tensor.detach()
+    rows = store.of(tensor).rows
+    length = len(tensor) if tensor.dim() else 1
+    step = max(1, length * _PART // max(1, tensor.numel()))
+    if rows is None:
+        exact = store.exact(tensor)
+        yield from (
+            zip(torch.split(tensor, step), torch.split(exact, step), strict=True) if tensor.dim() else [(tensor, exact)]
+        )
+        return
+    followed = torch.zeros(length, dtype=torch.bool, device=tensor.device)
+    followed[rows.index] = True
+    yield tensor[rows.index], rows.exact
+    for part, skipped in zip(torch.split(tensor, step), torch.split(followed, step), strict=True):
+        other = part[~skipped]
+        yield other, other.double()

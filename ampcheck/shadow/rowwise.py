@@ -1,0 +1,154 @@
+"""Follow an op on large matrices by those of their rows that it reads or writes, and that have companions.
+
+The op is put as the same op on small tensors, the rows: rules and judge see this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ampcheck.shadow.call import Call, OpSchema, leaves
+from ampcheck.shadow.companions import Companions, CompanionStore
+from ampcheck.shadow.rows import is_large, is_large_size
+
+CONSTANTS = frozenset("zeros zeros_like new_zeros ones ones_like new_ones".split())
+"""Ops whose results are exact."""
+
+_ELEMENTWISE = frozenset("copy_ zero_ fill_".split())
+"""Ops without the tag that says so."""
+
+_READS = frozenset(("embedding", "index_select"))
+_GRADIENT = "embedding_dense_backward"
+
+
+def row_call(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
+    """The op by rows, before it runs; None for an op without large matrices, and for one that needs all of their rows.
+
+    What such an op overwrites gets companions for all rows here, while its values are as they were.
+    """
+    large = [c for c in before if c.rows is not None]
+    plan = None
+    if call.name in _READS and len(large) == 1 and before[0] is large[0]:
+        plan = _reading(call, store)
+    elif call.name == _GRADIENT and not large:
+        plan = _gradient(call, store)
+    elif large and (torch.Tag.pointwise in call.op.tags or call.name in _ELEMENTWISE):
+        plan = _elementwise(call, before, store)
+    if plan is None and call.schema.writes:
+        for companions in large:
+            companions.fill()
+    return plan
+
+
+class RowCall:
+    """The op on rows. index: the rows; call, before: the op on them, and the companions of its inputs."""
+
+    def __init__(self, call: Call, store: CompanionStore, index: torch.Tensor) -> None:
+        self.store, self.index, self.whole = store, index, call
+        self._rows: dict[int, torch.Tensor] = {}
+        self.call = Call(call.op, call.schema, call.args, dict(call.kwargs))
+
+    @property
+    def before(self) -> list[Companions]:
+        """The companions of the inputs."""
+        return [self.store.of(tensor) for tensor in self.call.inputs]
+
+    def put(self, *args: Any) -> RowCall:
+        """Set the arguments; of tensors of the original op that are large, the rows are put in their place."""
+        self.call.args = tuple(self.of(value) for value in args)
+        self.call.kwargs = {name: self.of(value) for name, value in self.whole.kwargs.items()}
+        self.call.inputs = [self.of(tensor) for tensor in self.whole.inputs]
+        return self
+
+    def of(self, value: Any) -> Any:
+        """The rows of a large matrix, with their companions; any other value unchanged."""
+        if not isinstance(value, torch.Tensor) or not is_large(value):
+            return value
+        if id(value) not in self._rows:
+            companions = self.store.of(value)
+            assert companions.rows is not None
+            exact, moved = companions.rows.read(value.detach(), self.index)
+            rows = value.detach()[self.index]
+            self.store.assign(rows, exact, moved, companions.unit).inherit(companions)
+            self._rows[id(value)] = rows
+        return self._rows[id(value)]
+
+    def ran(self, out: Any) -> Call:
+        """The op on rows, after the op itself has run with these results."""
+        for tensor in self.whole.inputs:
+            if id(tensor) in self._rows:
+                self._rows[id(tensor)].copy_(tensor.detach()[self.index])  # as the op has left it
+        self.call.out = out
+        for tensor in leaves(out):
+            if is_large(tensor):
+                if id(tensor) not in self._rows:
+                    self._rows[id(tensor)] = tensor.detach()[self.index]
+                self.call.out = self._rows[id(tensor)]
+        return self.call
+
+    def write_back(self, out: Any) -> int:
+        """Give the large matrices that the op wrote or returned the companions of the rows; how many they are."""
+        matrices = 0
+        for tensor in leaves(out):
+            rows = self._rows.get(id(tensor))
+            if rows is None or not tensor.is_floating_point():
+                continue
+            companions = self.store.known(tensor) or self.store.enter_rows(tensor, moves=False)
+            if companions.rows is None:
+                continue
+            companions.rows.write(self.index, self.store.exact(rows), self.store.moved(rows))
+            companions.inherit(self.store.of(rows))
+            matrices += 1
+            if companions.rows.many:
+                companions.fill()
+        return matrices
+
+
+def is_constant(schema: OpSchema, results: Sequence[torch.Tensor | None]) -> bool:
+    """Whether an op makes a large matrix of zeros or ones."""
+    return schema.name in CONSTANTS and len(results) == 1 and results[0] is not None and is_large(results[0])
+
+
+def _reading(call: Call, store: CompanionStore) -> RowCall | None:
+    """Rows that are looked up."""
+    if len(call.args) < 2 + (call.name == "index_select"):  # arguments by name
+        return None
+    weight = call.args[0]
+    dim, index = (0, call.args[1]) if call.name == "embedding" else call.args[1:3]
+    if dim % weight.dim() or not is_large(weight):
+        return None
+    rows, inverse = torch.unique(index, return_inverse=True)
+    if not len(rows) or len(rows) * 4 > len(weight):
+        return None
+    plan = RowCall(call, store, rows)
+    return plan.put(weight, inverse) if call.name == "embedding" else plan.put(weight, dim, inverse)
+
+
+def _gradient(call: Call, store: CompanionStore) -> RowCall | None:
+    """The gradient of a table: zero but for the rows that were looked up."""
+    if len(call.args) < 5 or not is_large_size(call.args[2] * call.args[0].shape[-1]):
+        return None
+    gradient, index, count, padding, scale = call.args
+    rows, inverse = torch.unique(index, return_inverse=True)
+    if not len(rows) or len(rows) * 4 > count:
+        return None
+    absent = (inverse[index == padding][:1]).tolist()
+    plan = RowCall(call, store, rows)
+    return plan.put(gradient, inverse, len(rows), absent[0] if absent else -1, scale)
+
+
+def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
+    """The rows that have companions in any of the operands. The others are exact still, and restart."""
+    operands = [t for value in (*call.args, *call.kwargs.values()) for t in leaves(value)]
+    shapes = {t.shape for t in operands if t.numel() != 1}
+    known = [c.rows for c in before if c.rows is not None]
+    filled = [t for t, c in zip(call.inputs, before, strict=True) if c.rows is None and t.numel() != 1]
+    if len(shapes) != 1 or filled or not all(is_large(t) for t in operands if t.numel() != 1):
+        return None
+    if call.kwargs.get("dtype") is not None:
+        return None
+    index = torch.unique(torch.cat([rows.index for rows in known]))
+    return RowCall(call, store, index).put(*call.args)

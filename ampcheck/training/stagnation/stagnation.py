@@ -1,0 +1,357 @@
+"""Whether the updates of narrow tensors change anything: the record, its tables, and the check `stagnation`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ampcheck.catalog.training import STAGNATION
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where
+from ampcheck.core.text import listed
+from ampcheck.training.lineage import VanishedConstant
+from ampcheck.training.loop import Role, TrainingLoop
+from ampcheck.training.stagnation.cures import AS_IS, WIDE, measure_cures
+from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, UpdateWatch, rounds_at_random
+
+_ROWS = 40
+_LONGEST = 8192
+_MOST = 0.5
+
+_WARNED_FROM = 0.5
+
+_LEAST = 2
+
+_FOLLOWS = 0.1
+"""A decaying average that stays within this part of its size from what it follows is one."""
+
+_LISTED = 3
+
+_PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
+
+
+@dataclass(frozen=True, slots=True)
+class StagnationStats:
+    """What became of the updates of a loop in `steps` observed steps.
+
+    looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
+    """
+
+    subject: str
+    steps: int
+    looked: int
+    narrow: int
+    tensors: tuple[TensorUpdates, ...] = ()
+    vanished: tuple[VanishedConstant, ...] = ()
+    error: str = ""
+    coverage: Coverage = field(default_factory=Coverage)
+
+
+def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
+    """What the updates of the steps that ended came to. error: why the loop stopped."""
+    tensors = list(watch.tensors.values())
+    modules, rates = {path for path, _ in loop.modules()}, _rates(loop)
+    carriers = {name for updates in tensors for name in updates.carriers}
+    for updates in tensors:
+        updates.optimizer, updates.rate = rates.get(updates.name, ("", 1.0))
+        owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
+        updates.module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
+        updates.compensates = updates.name in carriers
+        exempt = updates.compensates or updates.name in watch.restarted
+        updates.accumulation = None if exempt else _accumulation(updates)
+    for role in {updates.role for updates in tensors}:
+        group = [updates for updates in tensors if updates.role == role]
+        if rounds_at_random(group):
+            for updates in group:
+                updates.lost = 0
+    _measure_cures(tensors)
+    for updates in tensors:
+        updates.samples.clear()
+    for constant in watch.vanished.values():
+        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
+        options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
+        constant.option = next(options, "")
+    moved = sum(updates.moved for updates in tensors)
+    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
+    vanished = tuple(watch.vanished.values())
+    return StagnationStats(
+        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, coverage
+    )
+
+
+def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
+    """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
+    if not stats.tensors:
+        return ()
+    ranked = sorted(
+        stats.tensors, key=lambda tensor: (-max(tensor.share, tensor.bad_decay.share), tensor.role, tensor.name)
+    )
+    rows = [
+        (
+            *(tensor.role, tensor.name, tensor.dtype, tensor.elements, tensor.moved),
+            *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
+            *(tensor.bad_decay.factor if tensor.bad_decay.looked else None, tensor.bad_decay.share),
+            *(tensor.accumulation.steps if tensor.accumulation else None,),
+        )
+        for tensor in ranked[:_ROWS]
+    ]
+    columns = (
+        *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
+        *("decay factor", "decay lost", "stops after steps"),
+    )
+    left = len(ranked) - len(rows)
+    note = f"{left} more tensors are not listed" if left else ""
+    tables = [Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note)]
+    cures = [
+        (tensor.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in tensor.cures))
+        for tensor in ranked
+        if tensor.cures
+    ]
+    if cures:
+        names = next(tuple(c.name for c in tensor.cures) for tensor in ranked if tensor.cures)
+        note = "the share of the true displacement of the replayed updates that arrives, and the relative error"
+        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, note))
+    return tuple(tables)
+
+
+def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
+    """The optimizer of each parameter and its learning rate there, 1.0 where it is zero or not a number."""
+    names = {id(parameter): name for name, parameter in loop.parameters()}
+    rates = {}
+    for path, optimizer in loop.optimizers.items():
+        for group in optimizer.param_groups:
+            value = group.get("lr")
+            rate = float(value) if isinstance(value, (int, float, torch.Tensor)) else 1.0
+            for name in (names[id(parameter)] for parameter in group["params"] if id(parameter) in names):
+                rates[name] = path, rate if 0.0 < rate < math.inf else 1.0
+    return rates
+
+
+def _accumulation(tensor: TensorUpdates) -> Accumulation | None:
+    """Where a tensor stops that adds to itself in each observed step, two of them at least, and is never reset."""
+    factors = tensor.factors
+    adds = len(factors) > 1 and all(factor == 1.0 for factor in factors) and (tensor.low < 0.0) != (tensor.high > 0.0)
+    if tensor.role == Role.PARAMETER.value or not adds or tensor.set_anew or tensor.carried:
+        return None
+    increments = torch.cat([update[update != 0].abs() for _, update in tensor.samples])
+    old, update = tensor.samples[-1]
+    if not increments.numel():
+        return None
+    form, increment = format_of(tensor.dtype), float(increments.median())
+    now = float((old + update).abs().median())
+    stops_at = math.ldexp(1.0, math.ceil(math.log2(2.0 * increment)) + form.mantissa_bits)
+    return Accumulation(increment, min(stops_at, form.max), max(0, math.ceil((stops_at - now) / increment)))
+
+
+def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
+    """Cures are measured for the worst tensor of each role, of lost updates, of lost decay and of accumulation."""
+    worst: dict[int, TensorUpdates] = {}
+    for role in {tensor.role for tensor in tensors}:
+        here = [tensor for tensor in tensors if tensor.role == role and not tensor.compensates]
+        ranks: tuple[Callable[[TensorUpdates], float], ...] = (
+            lambda tensor: tensor.share,
+            lambda tensor: tensor.bad_decay.share if tensor.share <= _MOST else 0.0,
+            lambda tensor: float(tensor.accumulation is not None),
+        )
+        for rank in ranks:
+            top = max(here, key=rank, default=None)
+            if top is not None and rank(top) > _MOST:
+                worst[id(top)] = top
+    for tensor in worst.values():
+        factor = tensor.bad_decay.factor if tensor.share <= _MOST and tensor.bad_decay.share > _MOST else None
+        length = min(_LONGEST, 2 * tensor.accumulation.steps) if tensor.accumulation else None
+        tensor.cures = measure_cures(tensor.samples, getattr(torch, tensor.dtype), factor=factor, steps=length)
+
+
+def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
+    """`stagnation`: what the loop adds to its tensors arrives there.
+
+    Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
+    add up increments and will stop, and for constants (an eps) that are zero in their format; warns where more than
+    half of the updates are lost.
+    """
+    if not stats.steps:
+        why = f": {stats.error}" if stats.error else ""
+        return [STAGNATION.skip(stats.subject, f"nothing was looked at: no step came to its end{why}")]
+    findings: list[Finding] = []
+    judged = [tensor for tensor in stats.tensors if not tensor.compensates]
+    for role in dict.fromkeys(tensor.role for tensor in judged):
+        findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
+    findings += [_vanished(stats, constant) for constant in stats.vanished]
+    return findings or [_passed(stats, limits)]
+
+
+def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
+    stopping = [tensor for tensor in tensors if tensor.accumulation is not None]
+    rest = [tensor for tensor in tensors if tensor.accumulation is None]
+    judged = [tensor for tensor in rest if tensor.lag > _FOLLOWS and tensor.steps > tensor.set_anew]
+    lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
+    failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
+    stuck = [tensor for tensor in rest if tensor not in failed and tensor.bad_decay.share >= limits.stagnation]
+    if failed:
+        yield _lost(stats, failed, Verdict.FAIL, limits)
+    if stuck:
+        yield _decay(stats, stuck, limits)
+    if stopping:
+        yield _stops(stats, stopping)
+    known = (*failed, *stuck)
+    warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
+    if warned:
+        yield _lost(stats, warned, Verdict.WARN, limits)
+
+
+def _is_rounding(tensor: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
+    """Whether the gradient of a parameter is no larger than what rounding makes of the largest ones.
+
+    That of a bias before a BatchNorm is zero, and only rounding is left of it. An optimizer that normalises gives all
+    parameters updates of one size, and this is never true.
+    """
+    largest = max(other.pace for other in tensors if other.optimizer == tensor.optimizer)
+    return tensor.role == "parameter" and tensor.pace < 2.0 * format_of(tensor.dtype).unit_roundoff * largest
+
+
+def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int) -> str:
+    """The message for updates that change nothing. names: `parameters head.weight, head.bias`."""
+    return (
+        f"updates must change what they are added to, but of the updates of {names} in {dtype} "
+        f"{_percent(share)} changed nothing in {_steps(steps)} (limit {_percent(limit)})"
+    )
+
+
+def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
+    ranked = _ranked(tensors, lambda tensor: tensor.share)
+    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
+    message = (
+        f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
+        f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
+        f"moves from about {format_of(worst.dtype).unit_roundoff:.2g} of its value on"
+    )
+    where, hint = _where(worst), _cured(worst)
+    return STAGNATION.finding(
+        verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
+    )
+
+
+def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
+    ranked = _ranked(tensors, lambda tensor: tensor.bad_decay.share)
+    worst = ranked[0]
+    decay, lost = worst.bad_decay, worst.bad_decay.share
+    what = "weight decay" if worst.role == "parameter" else "decay"
+    message = (
+        f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
+        f"{_percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
+        f"{1.0 - decay.factor:.2g} is below half of the spacing"
+    )
+    if worst.role != "parameter":
+        message += ", so the values grow and never shrink"
+    where, limit, hint = _where(worst, decay.op), limits.stagnation, _cured(worst)
+    return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
+
+
+def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
+    ranked = sorted(tensors, key=lambda tensor: tensor.accumulation.steps if tensor.accumulation else 0)
+    worst = ranked[0]
+    total = worst.accumulation
+    assert total is not None
+    exact = format_of(worst.dtype).largest_exact_integer
+    message = (
+        f"a sum must go on growing, but {_names(ranked)} adds up about {total.increment:.3g} a step in {worst.dtype}, "
+        f"which holds whole numbers up to {exact} only: it stops at about {total.stops_at:.4g}, "
+        f"{'now' if not total.steps else f'after about {total.steps} more steps'}, unless it is reset before"
+    )
+    hint = "keep it in float32"
+    if total.increment == round(total.increment):
+        hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
+    hint += _replayed(worst)
+    return STAGNATION.fail(stats.subject, message, where=_where(worst), observed=total.steps, unit="steps", hint=hint)
+
+
+def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
+    name = f"{constant.option} of the optimizer" if constant.option else "a constant"
+    of = listed(constant.of, _LISTED) or "a tensor of the loop"
+    message = (
+        f"a constant that guards must not vanish, but {name}, {constant.constant:.3g}, is zero in {constant.dtype}, in "
+        f"which it is added to what {of} gives; {constant.zeros} of the results were exactly zero"
+    )
+    form = format_of(constant.dtype)
+    hint = (
+        f"use {constant.option or 'a constant'} of at least {form.smallest_subnormal:.2g}, the smallest value that "
+        f"{constant.dtype} holds (1e-4 keeps its digits), or keep the state in float32 or bfloat16"
+    )
+    where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
+    return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
+
+
+def _passed(stats: StagnationStats, limits: Limits) -> Finding:
+    steps = _steps(stats.steps)
+    if not stats.narrow:
+        text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({steps})"
+        return STAGNATION.passed(stats.subject, text, stats.looked)
+    moved, lost = sum(tensor.moved for tensor in stats.tensors), sum(tensor.lost for tensor in stats.tensors)
+    hidden = sum(stats.coverage.unseen.values())
+    anew = sum(tensor.set_anew > 0 for tensor in stats.tensors)
+    if not moved and hidden:
+        text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
+        return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
+    text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
+    if moved:
+        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {steps}"
+    else:
+        text += f"; none of them was updated in {steps}"
+    if anew:
+        text += f"; {anew} are overwritten from elsewhere"
+    if carried := sum(bool(tensor.carriers) for tensor in stats.tensors):
+        text += f"; what {carried} of them lose is kept in another tensor"
+    if hidden:
+        text += f"; {hidden} changes came from ops that cannot be followed"
+    worst = max((tensor.share for tensor in stats.tensors if not tensor.compensates), default=0.0)
+    seen = moved + anew + stats.looked - stats.narrow  # no update is lost in float32
+    return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
+
+
+def _cured(tensor: TensorUpdates) -> str:
+    return _replayed(tensor) or f"keep it exact: {_wide(tensor)}, Kahan summation or stochastic rounding"
+
+
+def _replayed(tensor: TensorUpdates) -> str:
+    """What each cure did to the observed updates; empty where none was measured."""
+    if not tensor.cures:
+        return ""
+    plain = next(cure for cure in tensor.cures if cure.name == AS_IS)
+    cures = sorted((cure for cure in tensor.cures if cure.name != AS_IS), key=lambda cure: cure.error)
+    texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
+    lead = "; replayed" if tensor.accumulation is not None else "keep it in float32; replayed"
+    return (
+        f"{lead} for {plain.steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {tensor.name} arrives; "
+        f"with {texts}"
+    )
+
+
+def _wide(tensor: TensorUpdates) -> str:
+    return "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
+
+
+def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
+    return sorted(tensors, key=lambda tensor: (-key(tensor), not tensor.cures, -tensor.elements))
+
+
+def _names(ranked: list[TensorUpdates]) -> str:
+    role = ranked[0].role
+    kind = _PLURAL.get(role, role if role == Role.STATE.value else f"{role}s")
+    return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
+
+
+def _where(tensor: TensorUpdates, op: str = "") -> Where:
+    return Where("update", tensor.module, op or tensor.op, tensor.file, tensor.line)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _steps(steps: int) -> str:
+    return "one step" if steps == 1 else f"{steps} steps"

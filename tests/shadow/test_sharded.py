@@ -1,0 +1,41 @@
+"""Promise: shards of FSDP2 and DTensor are followed; the run is bit for bit as without a shadow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ranks import needs_gloo, on_two_ranks
+
+pytestmark = needs_gloo
+
+CASES = ["fsdp", "fsdp_bfloat16", "fsdp_overflows", "dtensor"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_two_ranks(CASES, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.mark.parametrize("case", ["fsdp", "fsdp_bfloat16"])
+def test_shards_are_followed_and_unchanged(ranks: list[dict[str, Any]], case: str) -> None:
+    """Three steps in 16 bits; the exact shards are those of one process in float64."""
+    for seen in (rank[case] for rank in ranks):
+        assert seen["same"]
+        assert seen["apart"] <= 1e-12
+        assert (seen["faults"], seen["unruled"]) == ([], {})
+
+
+def test_a_fault_inside_a_sharded_module_is_found_at_its_line(ranks: list[dict[str, Any]]) -> None:
+    for seen in (rank["fsdp_overflows"] for rank in ranks):
+        (failure,) = seen["failures"]
+        assert failure[:2] == ["overflow", seen["line"]]
+        assert "weight" in failure[2]  # a sharded parameter
+
+
+def test_ops_of_dtensors_are_followed_and_found_at_their_line(ranks: list[dict[str, Any]]) -> None:
+    for seen in (rank["dtensor"] for rank in ranks):
+        assert max(seen["apart"]) <= 1e-12
+        ((kind, _, line, _),) = seen["faults"]
+        assert (kind, line) == ("overflow", seen["line"])
+        assert seen["unruled"] == {}
