@@ -49,7 +49,7 @@ def measure_graphs() -> Iterator[Graphs]:
 
 @contextmanager
 def dynamo_still() -> Iterator[None]:
-    """Dynamo logs errors alone inside: of graph breaks and limits the findings tell.
+    """Make Dynamo log errors alone inside: findings report graph breaks and limits.
 
     A level that somebody asked for (`TORCH_LOGS`, `torch._logging.set_logs`) stays as it is.
     """

@@ -34,7 +34,7 @@ _LISTS = ("Stack", "Cat", "ToCopy")
 def computed_in(loss: torch.Tensor) -> tuple[torch.dtype, ...]:
     """The 16-bit dtypes in which a loss, or a part of it, was computed; empty for one in float32 throughout.
 
-    The dtype of the tensor does not tell: a bfloat16 mean may be cast, multiplied by a float32 loss scale or added to
+    The dtype of the tensor is no evidence: a bfloat16 mean may be cast, multiplied by a float32 loss scale or added to
     another loss afterwards. So the graph is followed from the loss through casts, sums and factors up to the reductions
     and loss functions that made it; these count by the dtype of their result. What a model computes in 16 bits before
     them does not. Nothing is run. Of compiled code only the dtype of its result is known.

@@ -15,7 +15,7 @@ from ampcheck.shadow import Shadow
 
 
 def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
-    """What a shadow without a model has seen so far. What damage reaches is known when its block has ended."""
+    """The record of a shadow without a model so far. The reach of damage is known when its block has ended."""
     judge, faults = shadow.judge, shadow.faults
     assert judge is not None
     formats = {dtype for _, dtype in judge.largest} | {fault.dtype for fault in faults}

@@ -139,7 +139,7 @@ class Search:
             target(_bounded_log(look.peak.share), label="share of the format inside, as a power of two")
 
     def _look(self, example: Example, *, climbed: bool = False) -> Look:
-        """Judge an example; what is drawn while a failure is minimised counts as a call, not as an example."""
+        """Judge an example. Examples drawn while a failure is minimised count as calls alone."""
         look, stats = self.evaluator.look(example), self.stats
         self.calls += 1
         stats = replace(stats, lacking=stats.lacking or look.lacking)

@@ -159,7 +159,7 @@ class Side:
         self._complex = torch.complex128 if name == "exact" else torch.complex64
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The companion of a floating tensor; what can have none is converted."""
+        """The companion of a floating tensor; a tensor that can have none is converted."""
         companions = self.now.get(id(tensor))
         if companions is None:
             if not has_companions(tensor):

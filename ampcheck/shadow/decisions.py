@@ -82,7 +82,7 @@ def decides(call: Call) -> bool:
 def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False) -> Decided | None:
     """Compare the decisions of an op that ran with those of its exact inputs; None where all are honest.
 
-    blurred: an op before it has lost what tells the values apart.
+    blurred: an op before it rounded away the differences between the values.
     """
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:

@@ -2,7 +2,7 @@
 
 Before a collective each rank posts the companions of what it contributes. When the collective is complete, all ranks on
 which its result depends have posted, and each rank computes the result in float64 from their posts. No rank waits for
-a shadow: where another rank has none, its post is missing, and the results enter anew. So nothing can deadlock that
+a shadow: where another rank has none, its post is missing, and the results become data. So nothing can deadlock that
 does not without shadows, unless ranks start collectives of different groups in different orders, which PyTorch warns
 against: a shadow waits for each collective where it starts.
 """
@@ -27,7 +27,7 @@ _WAITS = frozenset(("wait_tensor", "_wrap_tensor_autograd", "send", "barrier", "
 """Ops of these namespaces that bring no values from other ranks."""
 
 _LARGEST = 1 << 23
-"""Elements of one collective whose companions travel, on each rank; larger results enter anew."""
+"""Elements of one collective whose companions travel, on each rank; larger results become data."""
 
 _PIECE = 4 << 20
 """Bytes of one entry of a store: the default store of PyTorch takes 8 MiB at the most."""
@@ -78,7 +78,7 @@ class Exchange:
     def end(self, call: Call, begun: tuple[Collective, str] | None) -> frozenset[Key] | None:
         """Bring the companions of the results up to date, when the op has run; the faults in what they were made of.
 
-        None where they do not follow: they enter anew when they are used, which is after the user waited for them.
+        None where they do not follow: they become data when they are used, which is after the user waited for them.
         """
         results, received = [], None
         if begun is not None:

@@ -129,7 +129,7 @@ class Shadow(TorchDispatchMode):
             return side.of(tensor)
 
     def renew(self, tensor: torch.Tensor) -> None:
-        """Let a tensor enter anew with its present values, as data; the error that it had is forgotten."""
+        """Make the present values of a tensor data, as if it entered the block now; forget its error."""
         with _aside():
             updates = self.store.of(tensor).updates
             self.store.forget(tensor)

@@ -1,4 +1,4 @@
-"""Ops whose rounding hides what tells elements apart, though their inputs show it.
+"""Ops whose rounding hides the ranking of elements, though their inputs determine it.
 
 A ranking sees differences only: what all elements have in common (the offset of a score, the group in a sort key) takes
 digits and ranks nothing. The op is at fault by the same rule as elsewhere, applied to values that are centred along a
@@ -29,7 +29,7 @@ _SUMS = frozenset("add sub rsub".split())
 def hides_ranking(
     call: Call, tensor: torch.Tensor, store: CompanionStore, magnitudes: Look, *, accumulates: bool
 ) -> bool:
-    """Whether a result of 16 bits hides what tells its elements apart along some dimension, by the rounding of this op.
+    """Whether the rounding of this op hides the ranking of the elements of a 16-bit result along some dimension.
 
     accumulates: it is a sum over many ops, each of which adds to the error.
     """

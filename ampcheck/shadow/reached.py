@@ -36,13 +36,13 @@ class Reached:
             place[name] = max(share, place.get(name, 0.0))
 
     def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
-        """A scaler found gradients that are not finite: what their faults reach counts if no such step is made."""
+        """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""
         skipped = self._skipped.setdefault(gradients, {})
         for key in keys:
             skipped.setdefault(key, {})["every step of a scaler"] = 1.0
 
     def make(self, gradients: Gradients) -> None:
-        """A scaler found these gradients finite."""
+        """Record a step that a scaler made."""
         self._retried.update(self._skipped.pop(gradients, ()))
 
     def retried(self, key: Key) -> bool:

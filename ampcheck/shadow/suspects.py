@@ -5,7 +5,7 @@ A suspect travels with the values, from the place where it happened, until it is
 - vanished: elements that are zero here and not in exact. Something may divide by them.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
-- blurred: an op rounded away what tells elements apart. Something may rank them.
+- blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
   determine. It is lost where it reaches an output.
 """
@@ -35,7 +35,7 @@ CONTRACTIONS = frozenset(
     "mm bmm mv dot addmm baddbmm addmv addbmm convolution _grouped_mm scaled_dot_product_attention "
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math".split()
 )
-"""Ops whose results rank anew: each is a sum over elements of the inputs."""
+"""Ops whose results have a ranking of their own: each is a sum over elements of the inputs."""
 
 SUMS = frozenset("sum mean nansum".split())
 """Ops that make one measurement of many whole numbers."""

@@ -1,4 +1,4 @@
-"""Other threads: their ops are not followed. They are counted, and what they write enters anew."""
+"""Other threads: their ops are counted and not followed; the tensors that they write become data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the values of a step depend on the tensors of the loop: as a multiple, as a sum with multiples, or otherwise.
 
-Companions say what a value should be. They do not say whether a tensor was updated or given a value anew, and whether
+Companions say what a value should be. They do not say whether a tensor was updated or overwritten, and whether
 its old value was kept whole (a sum), in part (a moving average), or multiplied on its own (a decay).
 """
 
@@ -169,7 +169,7 @@ class Lineage(TorchDispatchMode):
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
-    additions: a `ReductionWatch`, which is told of every op and may add origins.
+    additions: a `ReductionWatch`, which sees every op and may add origins.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.

@@ -260,7 +260,7 @@ def check_unregistered(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_banned(stats: GuardStats) -> Iterator[Finding]:
-    """`policy-banned`: no op is called that autocast refuses to run. What the block catches is not seen."""
+    """`policy-banned`: no op is called that autocast refuses to run. Errors that the block catches are not seen."""
     raised = stats.raised
     text = raised.message.strip() if raised is not None else ""
     devices: dict[str, list[str]] = defaultdict(list)

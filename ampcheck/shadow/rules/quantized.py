@@ -1,4 +1,4 @@
-"""Ops with a quantized format: what it rounds is a decision; what is packed is unpacked."""
+"""Ops with a quantized format: its rounding is a decision, and packed weights are unpacked."""
 
 from __future__ import annotations
 

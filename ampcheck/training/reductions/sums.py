@@ -87,7 +87,7 @@ class ReductionWatch:
 
     A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was
     not computed from the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else
-    has written to begins anew.
+    has written to starts again.
     """
 
     def __init__(self, shadow: Shadow) -> None:

@@ -153,7 +153,7 @@ class UpdateWatch:
         self.unseen: Counter[str] = Counter()
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
-        lineage.overwritten = shadow.accept  # what is given a value anew has lost nothing by rounding it
+        lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
         self._before: list[_Before] = []
         self._versions: dict[int, int] = {}
