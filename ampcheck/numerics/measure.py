@@ -21,7 +21,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.run import UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.run import NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
@@ -81,6 +81,11 @@ def measure_numerics(
         lost = {error.kind for error in run.errors if error.nonfinite}
         if "gradient" not in lost or "output" in lost:
             break  # a smaller loss scale mends a gradient, and no output
+    if subject.loss is not None and run.outcome.no_backward == NO_GRADIENT:
+        raise UsageError(
+            f"the loss of {subject.name} must have a gradient, and it depends on no parameter or input that requires "
+            "one: return it without detach(), and let the model run with gradients"
+        )
     raised = _raised(subject, run) if run.outcome.error is not None else None
     stats = replace(run.stats(subject, dtype, native), raised=raised)
     return Measured(stats, run.plan, run.results, run.masked, run.shadow.freedom)

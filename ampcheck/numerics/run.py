@@ -24,6 +24,7 @@ from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import hookable
 
+NO_GRADIENT = "the loss has no gradient"
 UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"
 """Floating outputs whose values are not compared, and of which the default loss makes nothing."""
 
@@ -151,7 +152,7 @@ def run_call(
         keys: list[Key] = []
         for path, tensor in tensors(result):
             keys.append(("output", path, step))
-            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{_name(tensor)} {list(tensor.shape)}"
+            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{_name(tensor)} {_shape(tensor)}"
             receive(keys[-1], tensor)
         finite = plan.finite_loss or any(key in masked for key in keys)
         with preserve(outcome.left):
@@ -166,7 +167,7 @@ def run_call(
     if total is None:
         outcome.no_backward, outcome.prevented = _without_loss(result)
     elif not total.requires_grad:
-        outcome.no_backward, outcome.prevented = "the loss has no gradient", True
+        outcome.no_backward, outcome.prevented = NO_GRADIENT, True
     if total is None or outcome.no_backward:
         return
     outcome.phase = "backward"
@@ -334,6 +335,10 @@ def _module_outputs(
 def is_floating(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds real or complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(list(tensor.shape))
 
 
 def _name(tensor: torch.Tensor) -> str:

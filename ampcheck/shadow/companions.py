@@ -135,7 +135,7 @@ class Companions:
 
 
 _HISTORY = (
-    "consumed", "depth", "faults", "site", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+    "consumed", "depth", "faults", "sites", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
 )  # fmt: skip
 
 

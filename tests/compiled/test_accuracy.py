@@ -442,7 +442,7 @@ def test_bad_input_is_told_in_one_sentence() -> None:
     for wrong, text in (
         ({"checks": ["flush"]}, "checks must be one of compiled-exception, .*graph-break.*; found 'flush'"),
         ({"dtype": "float8_e4m3fn"}, "float16, bfloat16, float32; found"),
-        ({"dtype": []}, "at least one of"),
+        ({"dtype": []}, "dtype must be one of .*; found none"),
         ({"accuracy": AccuracyOptions(autocast=True)}, "needs a dtype"),
         ({"dtype": "float16", "accuracy": AccuracyOptions(autocast=False)}, "leaves only float32"),
     ):
