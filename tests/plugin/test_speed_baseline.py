@@ -85,7 +85,7 @@ def missing(suite: pytest.Pytester, *options: str) -> list[str]:
 
 def test_only_what_this_session_was_asked_for_is_missed(speedy: Suite) -> None:
     suite = speedy(SAVED)
-    suite.mkdir("other").joinpath("test_beside.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    suite.mkdir("other").joinpath("test_elsewhere.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
     suite.runpytest("-n0", "--benchmark-save=base").assert_outcomes(passed=3)
     both, gone = "test_speeds.py::test_pays, test_speeds.py::test_gone", "test_speeds.py::test_gone"
     assert missing(suite) == []
