@@ -284,7 +284,8 @@ def _audit_unchanged(
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
     counted = [finding for run in runs for finding in run.findings if finding.check == COVERAGE.slug]
     ops = sum(run.coverage.seen.get("ops", 0) for run in runs)
-    if not counted and ops:  # ops on integers alone are evidence: they round nothing
+    unseen = any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in values.findings)
+    if not counted and ops and unseen:  # ops on integers alone are evidence: they round nothing
         counted = [COVERAGE.passed(name, f"looked at {ops:,} ops", ops)]
         runs.append(Run(findings=tuple(counted)))
     if counted:
