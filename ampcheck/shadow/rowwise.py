@@ -5,6 +5,7 @@ The op is put as the same op on small tensors, the rows: rules and judge see thi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +45,16 @@ def row_call(call: Call, before: Sequence[Companions], store: CompanionStore) ->
 
 
 class RowCall:
-    """The op on rows. index: the rows; call, before: the op on them, and the companions of its inputs."""
+    """The op on rows. index: the rows; call, before: the op on them, and the companions of its inputs.
 
-    def __init__(self, call: Call, store: CompanionStore, index: torch.Tensor) -> None:
+    results: whether the results are such rows as well. elementwise: every row of the results comes from these rows.
+    """
+
+    def __init__(
+        self, call: Call, store: CompanionStore, index: torch.Tensor, *, results: bool, elementwise: bool = False
+    ) -> None:
         self.store, self.index, self.whole = store, index, call
+        self.results, self.elementwise = results, elementwise
         self._rows: dict[int, torch.Tensor] = {}
         self.call = Call(call.op, call.schema, call.args, dict(call.kwargs))
 
@@ -68,26 +75,49 @@ class RowCall:
         if not isinstance(value, torch.Tensor) or not is_large(value):
             return value
         if id(value) not in self._rows:
-            companions = self.store.of(value)
-            assert companions.rows is not None
-            exact, moved = companions.rows.read(value.detach(), self.index)
-            rows = value.detach()[self.index]
-            self.store.assign(rows, exact, moved, companions.unit).inherit(companions)
-            self._rows[id(value)] = rows
+            rows = self._rows[id(value)] = value.detach()[self.index]
+            if value.is_floating_point():
+                companions = self.store.of(value)
+                assert companions.rows is not None
+                exact, moved = companions.rows.read(value.detach(), self.index)
+                self.store.assign(rows, exact, moved, companions.unit).inherit(companions)
         return self._rows[id(value)]
 
     def ran(self, out: Any) -> Call:
         """The op on rows, after the op itself has run with these results."""
+        self.call.out = out
+        if not self.results:
+            return self.call
+        if self.elementwise:
+            self._add_lost(out)
         for tensor in self.whole.inputs:
             if id(tensor) in self._rows:
                 self._rows[id(tensor)].copy_(tensor.detach()[self.index])  # as the op has left it
-        self.call.out = out
         for tensor in leaves(out):
             if is_large(tensor):
                 if id(tensor) not in self._rows:
                     self._rows[id(tensor)] = tensor.detach()[self.index]
                 self.call.out = self._rows[id(tensor)]
         return self.call
+
+    def _add_lost(self, out: Any) -> None:
+        """Add the rows in which a result is not finite.
+
+        Of those that the op has overwritten, zero stands for a finite value that is not known.
+        """
+        lost = [~tensor.isfinite().all(dim=1) for tensor in _matrices(out) if not _is_finite(tensor)]
+        if not lost:
+            return
+        added = torch.stack(lost).any(dim=0)
+        added[self.index] = False
+        for tensor in _matrices(out):
+            companions = self.store.known(tensor)
+            if companions is not None and companions.rows is not None:
+                values = tensor.detach()[added].to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
+                companions.rows.write(added.nonzero().squeeze(1), values, values.to(torch.float32))
+        self._rows.clear()
+        self.index = torch.cat([self.index, added.nonzero().squeeze(1)])
+        self.put(*self.whole.args)
 
     def write_back(self, out: Any) -> int:
         """Give the large matrices that the op wrote or returned the companions of the rows; how many they are."""
@@ -123,7 +153,7 @@ def _reading(call: Call, store: CompanionStore) -> RowCall | None:
     rows, inverse = torch.unique(index, return_inverse=True)
     if not len(rows) or len(rows) * 4 > len(weight):
         return None
-    plan = RowCall(call, store, rows)
+    plan = RowCall(call, store, rows, results=False)
     return plan.put(weight, inverse) if call.name == "embedding" else plan.put(weight, dim, inverse)
 
 
@@ -136,19 +166,36 @@ def _gradient(call: Call, store: CompanionStore) -> RowCall | None:
     if not len(rows) or len(rows) * 4 > count:
         return None
     absent = (inverse[index == padding][:1]).tolist()
-    plan = RowCall(call, store, rows)
+    plan = RowCall(call, store, rows, results=True)
     return plan.put(gradient, inverse, len(rows), absent[0] if absent else -1, scale)
 
 
 def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
-    """The rows that have companions in any of the operands. The others are exact still, and restart."""
+    """The rows that have companions in any of the operands, of tables that ops have read before.
+
+    The other rows are taken to be exact: float32 rounds them too little to matter, and 16 bits are followed whole.
+    """
     operands = [t for value in (*call.args, *call.kwargs.values()) for t in leaves(value)]
-    shapes = {t.shape for t in operands if t.numel() != 1}
+    matrices = [t for t in operands if t.numel() != 1]
     known = [c.rows for c in before if c.rows is not None]
     filled = [t for t, c in zip(call.inputs, before, strict=True) if c.rows is None and t.numel() != 1]
-    if len(shapes) != 1 or filled or not all(is_large(t) for t in operands if t.numel() != 1):
+    if len({t.shape for t in matrices}) != 1 or filled or not all(is_large(t) for t in matrices):
         return None
-    if call.kwargs.get("dtype") is not None:
+    if len(call.op._schema.returns) != 1 or call.kwargs.get("dtype") is not None:
+        return None
+    if any(t.is_floating_point() and t.itemsize < 4 for t in operands):
         return None
     index = torch.unique(torch.cat([rows.index for rows in known]))
-    return RowCall(call, store, index).put(*call.args)
+    if not index.numel() or (call.schema.writes and not all(_is_finite(t) for t in matrices)):
+        return None
+    return RowCall(call, store, index, results=True, elementwise=True).put(*call.args)
+
+
+def _matrices(out: Any) -> list[torch.Tensor]:
+    """The floating results that are large matrices."""
+    return [tensor for tensor in leaves(out) if is_large(tensor) and tensor.is_floating_point()]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values are finite, and so is their sum: the sum needs no memory."""
+    return not tensor.is_floating_point() or math.isfinite(tensor.detach().sum().item())

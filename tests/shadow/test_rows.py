@@ -137,6 +137,73 @@ def test_a_gradient_that_is_flushed_is_found(name: str, large: None) -> None:
     assert {FLUSH, ZERO} & {fault.kind for fault in shadow.faults if fault.where.phase == "backward"}
 
 
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).float().mean()
+
+
+def squares_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().square_().float().mean()
+
+
+def clipping(x: torch.Tensor) -> torch.Tensor:
+    gradient = x.clone()
+    return gradient.mul_(1 / (x * x).sum().float().sqrt())
+
+
+def conversion(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x).copy_(x.float() * 300.0)
+
+
+def lookup_first(x: torch.Tensor) -> torch.Tensor:
+    F.embedding(torch.arange(4), x)
+    return x * x
+
+
+@pytest.mark.parametrize("number", [ROWS // 2, ROWS, 4 * ROWS])
+@pytest.mark.parametrize("function", [squares, squares_in_place, clipping, conversion, lookup_first])
+def test_large_data_of_16_bits_overflow_as_small_data_do(
+    function: Callable[[torch.Tensor], torch.Tensor], number: int, large: None
+) -> None:
+    data = (torch.randn(number, WIDTH, generator=torch.Generator().manual_seed(0)) * 300).half()
+    with Shadow() as shadow:
+        function(data)
+    assert OVERFLOW in {fault.kind for fault in shadow.faults}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_row_that_was_not_looked_up_overflows(in_place: bool, large: None) -> None:
+    table = torch.ones(ROWS, WIDTH)
+    table[7, 5] = 1e30
+    with Shadow() as shadow:
+        F.embedding(torch.arange(4), table)
+        table.mul_(1e20) if in_place else table * 1e20
+    assert [(fault.kind, fault.elements) for fault in shadow.faults] == [(OVERFLOW, 1)]
+
+
+def test_rows_that_are_infinite_on_purpose_are_no_overflow(large: None) -> None:
+    table = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    with Shadow() as shadow:
+        F.embedding(torch.arange(4), table)
+        masked = table.masked_fill(table > 0, -torch.inf)
+        table.masked_fill_(table > 0, -torch.inf)
+        table.mul_(2.0)
+    assert not shadow.faults
+    assert torch.equal(shadow.exact(table), 2 * masked.double())
+
+
+@pytest.mark.parametrize("look", [lambda t, i: F.embedding(i, t), lambda t, i: t.index_select(0, i)])
+def test_more_lookups_than_make_a_large_result(
+    look: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], large: None
+) -> None:
+    table = torch.full((8 * ROWS, WIDTH), 1 / 3)
+    ids = torch.arange(4 * ROWS, 5 * ROWS).repeat(2)
+    with Shadow() as shadow:
+        F.embedding(ids, table)
+        table[ids] *= 3.0
+        rows = look(table, ids)
+    assert torch.equal(shadow.exact(rows), shadow.exact(table)[ids])
+
+
 def test_coverage_says_that_other_rows_restart(large: None) -> None:
     model = Classifier()
     with ampcheck.watch(raises=False) as watched:
