@@ -93,3 +93,11 @@ def options_of(row: Row) -> str:
         for name, value in row["options"].items()
     )
     return "; ".join(f"{name}: {value}" for name, value in told)
+
+
+def markdown_table(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
+    """The lines of a Markdown table of rows that have the same columns. columns: which of them; None is left empty."""
+    columns = columns or list(rows[0] if rows else ())
+    lines = [columns, *([str("" if row[name] is None else row[name]) for name in columns] for row in rows)]
+    texts = ["| " + " | ".join(line) + " |" for line in lines]
+    return [texts[0], "|" + "---|" * len(columns), *texts[1:]]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 ROWS = 32
@@ -90,9 +90,7 @@ def main() -> None:
     over = list(passes_over(options.device))
     lines = []
     for table in (rows, over):
-        lines += ["| " + " | ".join(table[0]) + " |", "|" + "---|" * len(table[0])]
-        lines += ["| " + " | ".join(map(str, row.values())) + " |" for row in table]
-        lines.append("")
+        lines += [*markdown_table(table), ""]
     print("\n".join(lines))
     if options.json:
         write_evidence(options.json, {"relative error": rows, "passes over": over}, lines)

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 
 from ampcheck.core.run import Verdict
 from ampcheck.speed.base.judge import check_base
@@ -135,8 +135,7 @@ def told(kept: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def table(kept: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     rows = told(kept)["shares"]
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])] if rows else []
-    return lines + ["| " + " | ".join(map(str, row.values())) + " |" for row in rows]
+    return markdown_table(rows) if rows else []
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 
 from ampcheck import emulate
 from ampcheck.autocast.emulate import Emulation, emulated_policy
@@ -166,11 +166,7 @@ def test_probing_a_policy(benchmark: Any, device: str) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| " + " | ".join(rows[0]) + " |"
-    yield "|" + "---|" * len(rows[0])
-    for row in rows:
-        yield "| " + " | ".join(map(str, row.values())) + " |"
-    yield ""
+    yield from (*markdown_table(rows), "")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.demo import CharTransformer, batch
@@ -193,10 +193,7 @@ def markdown(found: list[dict[str, Any]]) -> Iterator[str]:
         yield f"## {one['subject']}"
         yield ""
         columns = ("arm", "by", "ratio", "low", "high", "fastest", "ms", "compile s", "sites", "values", "perturbation")
-        yield "| " + " | ".join(columns) + " |"
-        yield "|" + "---|" * len(columns)
-        for row in one["rows"]:
-            yield "| " + " | ".join("" if row[key] is None else str(row[key]) for key in columns) + " |"
+        yield from markdown_table(one["rows"], columns)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 
 import ampcheck
 from ampcheck.demo import CharTransformer, batch
@@ -164,14 +164,6 @@ def peaks(dtype: str, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
         yield json.loads(told.stdout)
 
 
-def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    columns = list(rows[0])
-    yield "| " + " | ".join(columns) + " |"
-    yield "|" + "---|" * len(columns)
-    for row in rows:
-        yield "| " + " | ".join("" if row[key] is None else str(row[key]) for key in columns) + " |"
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arm", ["plain", "every 10th", "every"])
 def test_ten_steps(benchmark: Callable[..., Any], arm: str, dtype: str) -> None:
@@ -209,7 +201,15 @@ def main() -> None:
             times += list(paired(dtype, options.rounds, options.seconds, options.shape))
         memory += list(peaks(dtype, options.shape))
     text = "Ratios are medians over the rounds, with the quartiles; `fastest` divides the fastest blocks."
-    lines = [text, "", *table(times), "", "Peak memory beyond that after a plain warm-up.", "", *table(memory)]
+    lines = [
+        text,
+        "",
+        *markdown_table(times),
+        "",
+        "Peak memory beyond that after a plain warm-up.",
+        "",
+        *markdown_table(memory),
+    ]
     print("\n".join(lines))
     if options.json:
         write_evidence(options.json, {"times": times, "memory": memory}, lines)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -96,8 +96,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--measure", name, "--steps", str(options.steps)]
         child = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
         rows.append(json.loads(child.stdout.splitlines()[-1]))
-    table = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    table += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+    table = markdown_table(rows)
     print("\n".join(table))
     if options.evidence:
         write_evidence(options.evidence, {"loops": rows}, table)

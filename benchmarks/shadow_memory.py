@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 from shadow_cost import ResNet, Transformer
 from torch import nn
 from torch.nn import functional as F
@@ -173,8 +173,7 @@ def main() -> None:
         print(json.dumps(measured(options.measure, options.watched)))
         return
     rows = [row_of(family) for family in FAMILIES if options.only in family]
-    table = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    table += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+    table = markdown_table(rows)
     print("\n".join(table))
     if options.evidence:
         write_evidence(options.evidence, {"families": rows}, table)

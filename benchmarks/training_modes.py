@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 
 import ampcheck
 from ampcheck.demo import CharTransformer, batch
@@ -74,10 +74,7 @@ def row(mode: str, compiled: bool, steps: int) -> dict[str, Any]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| " + " | ".join(COLUMNS) + " |"
-    yield "|" + "---|" * len(COLUMNS)
-    for one in rows:
-        yield "| " + " | ".join("" if one[key] is None else str(one[key]) for key in COLUMNS) + " |"
+    yield from markdown_table(rows, COLUMNS)
     for one in rows:
         if one["messages"]:
             yield ""

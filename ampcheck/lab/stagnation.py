@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
-from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, round_stochastically
+from ampcheck.training.stagnation.cures import KAHAN, STOCHASTIC, UNCURED, round_stochastically
 
 START, UPDATE, STEPS = 1.0, 1e-5, 2000
 END = START + STEPS * UPDATE
@@ -40,7 +40,7 @@ def measure_stagnation(device: str = "cpu") -> StagnationStats:
     spread = {}
     dtypes, lacking = usable(ARITHMETIC, device)
     for name, dtype in dtypes.items():
-        for cure in (AS_IS, MASTER, KAHAN, STOCHASTIC) if name != "float32" else (AS_IS,):
+        for cure in (UNCURED, MASTER, KAHAN, STOCHASTIC) if name != "float32" else (UNCURED,):
             weights = list(_weights(name, cure, dtype, device))[EVERY - 1 :: EVERY]
             paths[name, cure] = (START, *(float(weight.cpu().double().mean()) for weight in weights))
             if cure == STOCHASTIC:
@@ -79,7 +79,7 @@ def check_stagnation(stats: StagnationStats) -> list[Finding]:
         form = format_of(name)
         half = form.ulp(START) / 2
         holds = path[-1] == START
-        if cure == AS_IS and half >= UPDATE:
+        if cure == UNCURED and half >= UPDATE:
             expected = f"{name} does not move, as {UPDATE:g} is at most half of the spacing at {START:g}, {half:.3g}"
         elif cure == KAHAN and form.ulp(half) / 2 >= UPDATE:
             expected = (
@@ -144,7 +144,7 @@ def stagnation_chart(stats: StagnationStats, name: str) -> Chart:
         for (own, cure), path in stats.paths.items()
         if own in ("float32", name)
     ]
-    hidden = stats.paths[name, KAHAN] == stats.paths[name, AS_IS]
+    hidden = stats.paths[name, KAHAN] == stats.paths[name, UNCURED]
     note = (
         f"Above {START:g} the numbers of {name} are {format_of(name).ulp(START):.3g} apart. Stochastic rounding: the "
         f"mean of {REPLICATES} weights."

@@ -30,10 +30,10 @@ class Invariance(Protocol):
         """What findings call it."""
 
     def changed(self, example: Example) -> Example:
-        """The other inputs."""
+        """The changed inputs."""
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """An output at the other inputs as it is to be at the first."""
+        """An output at the changed inputs, with the change undone."""
 
 
 class _Change:
@@ -57,7 +57,7 @@ class _Change:
         return self._title(f" of inputs {', '.join(map(repr, self.inputs))}" if self.inputs is not None else "")
 
     def changed(self, example: Example) -> Example:
-        """The other inputs."""
+        """The changed inputs."""
         inputs = self.inputs
         if inputs is None:
             return example.mapped(self._changed)
@@ -71,7 +71,7 @@ class _Change:
         return Example(tuple(args), kwargs)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """An output at the other inputs as it is to be at the first."""
+        """An output at the changed inputs, with the change undone."""
         return output
 
     def _refused(self) -> str:

@@ -77,7 +77,7 @@ class Runner:
     def run(
         self, example: Example, shadow: Shadow | None = None, function: Callable[..., Any] | None = None
     ) -> Iterator[Result]:
-        """Run the example under autocast, or as it is in 16 bits. function: the compiled copy.
+        """Run the example under autocast, or natively in 16 bits. function: the compiled copy.
 
         Inside the block the outputs are those of the run; on leaving, buffers among them are restored.
         """

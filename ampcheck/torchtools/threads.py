@@ -16,7 +16,7 @@ Function = Callable[..., object]
 
 @contextmanager
 def wrapped_threads(wrap: Callable[[Function], Function], follows: Callable[[], bool]) -> Iterator[None]:
-    """Let `wrap(run)` run in the place of what runs in another thread, where `follows()` is true as it is started."""
+    """Wrap with `wrap` every function that is started in another thread while `follows()` is true."""
 
     def make_start(original: Function) -> Function:
         def start(self: threading.Thread) -> None:

@@ -335,7 +335,7 @@ def test_tables_hold_every_tensor_and_the_cures():
     tables = stagnation_tables(measured(adamw(lr=1e-6)))
     assert len(tables[0].rows) == 14
     assert all(len(row) == len(tables[0].columns) for row in tables[0].rows)
-    assert tables[1].columns[1:] == ("as it is", "float32", "Kahan summation", "stochastic rounding")
+    assert tables[1].columns[1:] == ("without a cure", "float32", "Kahan summation", "stochastic rounding")
     assert stagnation_tables(StagnationStats("loop", 3, 1, 0)) == ()
 
 

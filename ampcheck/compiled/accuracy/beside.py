@@ -130,7 +130,7 @@ def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
             observed=error.nonfinite,
             limit=0,
             unit="elements",
-            hint="the values inside the graphs tell where; compile=False names the op",
+            hint="the eager audit (compile=False) names the op; telemetry shows the values inside the graphs",
         )
         for error in stats.errors
         if error.kind in ("output", "loss") and error.nonfinite
@@ -191,7 +191,7 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         f"{len(judged)} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
     )
     where = Where("backward" if worst.kind == "gradient" else "forward", module_of(worst))
-    hint = "eager mode tells the op if it is at fault too; else see compiled-error"
+    hint = "if the eager audit fails as well, it names the op; otherwise see compiled-error"
     unit = "relative error"
     return [check.fail(who(stats), message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
 

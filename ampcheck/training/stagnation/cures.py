@@ -11,7 +11,7 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.torchtools.spacing import spacing
 
-AS_IS = "as it is"
+UNCURED = "without a cure"
 WIDE = "float32"
 KAHAN = "Kahan summation"
 STOCHASTIC = "stochastic rounding"
@@ -46,7 +46,7 @@ def measure_cures(
     factor: float | None = None,
     steps: int | None = None,
 ) -> tuple[Cure, ...]:
-    """Replay updates in the format `dtype` as it is, with float32, with Kahan summation and with stochastic rounding.
+    """Replay updates in the format `dtype` without a cure, in float32, with Kahan summation and stochastic rounding.
 
     samples: for each observed step the old values and the true updates, float64 [elements]. The updates are repeated,
     in order, until the typical element should have moved by four spacings of its format, 512 steps at most. factor:
@@ -91,7 +91,7 @@ def measure_cures(
         return ()
     wide = start.expand(_REPLICATES, -1)
     ends = {
-        AS_IS: [replay(lambda values: values.to(dtype))],
+        UNCURED: [replay(lambda values: values.to(dtype))],
         WIDE: [replay(lambda values: values.float())],
         KAHAN: [kahan()],
         STOCHASTIC: list(replay(lambda values: round_stochastically(values, form, generator), wide)),

@@ -15,7 +15,7 @@ from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.stagnation.cures import AS_IS, WIDE, measure_cures
+from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
 from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, UpdateWatch, rounds_at_random
 
 _ROWS = 40
@@ -135,7 +135,7 @@ def _accumulation(tensor: TensorUpdates) -> Accumulation | None:
     """Where a tensor stops that adds to itself in each observed step, two of them at least, and is never reset."""
     factors = tensor.factors
     adds = len(factors) > 1 and all(factor == 1.0 for factor in factors) and (tensor.low < 0.0) != (tensor.high > 0.0)
-    if tensor.role == Role.PARAMETER.value or not adds or tensor.set_anew or tensor.carried:
+    if tensor.role == Role.PARAMETER.value or not adds or tensor.overwritten or tensor.carried:
         return None
     increments = torch.cat([update[update != 0].abs() for _, update in tensor.samples])
     old, update = tensor.samples[-1]
@@ -188,7 +188,7 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
     stopping = [tensor for tensor in tensors if tensor.accumulation is not None]
     rest = [tensor for tensor in tensors if tensor.accumulation is None]
-    judged = [tensor for tensor in rest if tensor.lag > _FOLLOWS and tensor.steps > tensor.set_anew]
+    judged = [tensor for tensor in rest if tensor.lag > _FOLLOWS and tensor.steps > tensor.overwritten]
     lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
     failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
     stuck = [tensor for tensor in rest if tensor not in failed and tensor.bad_decay.share >= limits.stagnation]
@@ -293,7 +293,7 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         return STAGNATION.passed(stats.subject, text, stats.looked)
     moved, lost = sum(tensor.moved for tensor in stats.tensors), sum(tensor.lost for tensor in stats.tensors)
     hidden = sum(stats.coverage.unseen.values())
-    anew = sum(tensor.set_anew > 0 for tensor in stats.tensors)
+    overwritten = sum(tensor.overwritten > 0 for tensor in stats.tensors)
     if not moved and hidden:
         text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
         return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
@@ -302,14 +302,14 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {steps}"
     else:
         text += f"; none of them was updated in {steps}"
-    if anew:
-        text += f"; {anew} are overwritten from elsewhere"
+    if overwritten:
+        text += f"; {overwritten} are overwritten with values from elsewhere"
     if carried := sum(bool(tensor.carriers) for tensor in stats.tensors):
         text += f"; what {carried} of them lose is kept in another tensor"
     if hidden:
         text += f"; {hidden} changes came from ops that cannot be followed"
     worst = max((tensor.share for tensor in stats.tensors if not tensor.compensates), default=0.0)
-    seen = moved + anew + stats.looked - stats.narrow  # no update is lost in float32
+    seen = moved + overwritten + stats.looked - stats.narrow  # no update is lost in float32
     return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
@@ -321,13 +321,13 @@ def _replayed(tensor: TensorUpdates) -> str:
     """What each cure did to the observed updates; empty where none was measured."""
     if not tensor.cures:
         return ""
-    plain = next(cure for cure in tensor.cures if cure.name == AS_IS)
-    cures = sorted((cure for cure in tensor.cures if cure.name != AS_IS), key=lambda cure: cure.error)
+    plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
+    cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
     texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
     lead = "; replayed" if tensor.accumulation is not None else "keep it in float32; replayed"
     return (
-        f"{lead} for {plain.steps} steps, as it is {100 * plain.arrives:.0f} % of the change of {tensor.name} arrives; "
-        f"with {texts}"
+        f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
+        f"arrives, with {texts}"
     )
 
 

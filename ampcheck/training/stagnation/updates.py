@@ -56,7 +56,7 @@ class TensorUpdates:
 
     moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
     without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
-    set_anew: steps in which it was overwritten with values that do not depend on it; steps: the others in which it was
+    overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
     written. gains: per step, what it is multiplied by; None where that is not one number. low, high: the smallest and
     largest of all that was added. squared_updates, squared_values: sums of the squares of the updates and of the old
     values. decay: what a multiplication by a factor below 1 does on its own; merged: what a factor that is rounded
@@ -75,7 +75,7 @@ class TensorUpdates:
     lost: int = 0
     carried: int = 0
     carriers: set[str] = field(default_factory=set)
-    set_anew: int = 0
+    overwritten: int = 0
     steps: int = 0
     gains: list[float | None] = field(default_factory=list)
     low: float = 0.0
@@ -216,7 +216,7 @@ class UpdateWatch:
             return
         form = lineage.form(tensor)
         if not form.mask & before.bit or not has_companions(tensor):
-            updates.set_anew += 1
+            updates.overwritten += 1
             return
         old, new = before.old.double(), tensor.detach().double()
         update = self._shadow.exact(tensor) - before.exact
