@@ -32,6 +32,7 @@ from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
+from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
@@ -90,6 +91,7 @@ class Judge:
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
         self._reached = Reached()
+        self._recurrence = Recurrence()
 
     @staticmethod
     def looks_at(call: Call) -> bool:
@@ -99,8 +101,8 @@ class Judge:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        known = {key: fault for key, fault in self._faults.items() if not self._reached.retried(key)}
-        recorded = (replace(fault, reaches=self._reached.of(key)) for key, fault in known.items())
+        counts = [key for key in self._faults if self._recurrence.recurs(key) and not self._reached.retried(key)]
+        recorded = (replace(self._faults[key], reaches=self._reached.of(key)) for key in counts)
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
@@ -215,6 +217,7 @@ class Judge:
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
+        self._recurrence.count(where, tuple(tensor.shape))
         self.low += low
         self.whole += low and companions.whole
         if companions.whole:
@@ -266,6 +269,7 @@ class Judge:
             self._add(fault)
             return
         fault = self._attributed(fault, call, tensor, before)
+        self._recurrence.note(fault, accumulates=accumulates)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
@@ -332,8 +336,7 @@ class Judge:
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
     ) -> None:
         blurred = next(self._suspects.of(before, BLURRED, ILL), None)
-        decided = examine_decision(call, self._store, blurred=blurred is not None)
-        if decided is None:
+        if (decided := examine_decision(call, self._store, blurred=blurred is not None)) is None:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
