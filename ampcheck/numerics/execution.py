@@ -13,8 +13,14 @@ from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import passed, who
+from ampcheck.numerics.run import COMPILED
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.unsupported import cannot_run
+
+JUDGE_COMPILED = (
+    "judge compiled code by itself: audit((model, inputs)) compares it with eager code, watch(compiled_model) measures "
+    "the values inside its graphs"
+)
 
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -126,6 +132,8 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     text += _own_casts(stats)
+    if not stats.judged and COMPILED in stats.coverage.unseen:
+        return [check.warn(who(stats), f"{text}; compiled code was not judged", hint=JUDGE_COMPILED)]
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
     return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]

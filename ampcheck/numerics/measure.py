@@ -21,7 +21,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.run import NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
@@ -222,7 +222,8 @@ def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
 def unruled(shadow: Shadow) -> dict[str, int]:
     """What the shadow could not follow, for the coverage."""
     partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
-    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly
+    compiled = {COMPILED: shadow.compiled} if shadow.compiled else {}
+    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly | compiled
 
 
 def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.threads import watched_threads
+from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -58,7 +59,9 @@ class Shadow(TorchDispatchMode):
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
-    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
+    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. What is compiled runs in eager mode:
+    compiled code has no ops to follow, and `torch.compiler.is_compiling()` is False. `compiled` counts its calls, and
+    what was compiled before the block is used again after it.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
     kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
@@ -80,6 +83,7 @@ class Shadow(TorchDispatchMode):
         self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
+        self.compiled = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
@@ -92,7 +96,8 @@ class Shadow(TorchDispatchMode):
     def __enter__(self) -> Shadow:
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
-        for context in (self._scopes.watched(), escapes, threads, eager_flex_attention(), eager_cond(_traces)):
+        eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
+        for context in (self._scopes.watched(), escapes, threads, *eager):
             self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -321,6 +326,9 @@ class Shadow(TorchDispatchMode):
                     self.store.watch_memory(values, self.store.of(values))
                 origin = self._origins.current(sys._getframe(1))
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
+
+    def _ran_eagerly(self) -> None:
+        self.compiled += 1
 
     def _entered(self, tensor: torch.Tensor) -> None:
         """Follow an array that NumPy may write later; not where comparing it before every use takes long."""

@@ -28,6 +28,11 @@ class OtherThread(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A thread may outlive the block, and compiles then as without the mode."""
+        return True
+
     def __init__(self, watch: _Threads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch

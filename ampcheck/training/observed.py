@@ -18,7 +18,8 @@ import torch
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
+from ampcheck.numerics.execution import JUDGE_COMPILED
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
@@ -154,7 +155,7 @@ class Observed:
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where
-    compiled code hides it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
+    compiled code hides it. compiled: calls of compiled functions, which ran in eager mode. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
     there is nothing that a step could change.
     """
 
@@ -174,6 +175,7 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    compiled: int = 0
 
     @property
     def steps(self) -> int:
@@ -233,6 +235,7 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
             "places": following.places,
             "exact": following.exact,
+            "compiled": following.shadow.compiled,
         }
     return Observed(
         loop.name,
@@ -330,6 +333,10 @@ def check_observed(seen: Observed) -> list[Finding]:
         names = ", ".join(seen.disabled)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
+    if seen.compiled:
+        calls = counted(seen.compiled, "calls of compiled functions")
+        text = f"{calls} ran in eager mode, in which ops can be followed: compiled code was not judged"
+        findings.append(COVERAGE.warn(subject, f"{steps} steps ran; {text}", hint=JUDGE_COMPILED))
     if not findings:
         text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
         findings.append(COVERAGE.passed(subject, text, steps))
