@@ -279,17 +279,26 @@ def _audit_unchanged(
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
         runs.append(Run(findings=tuple(findings)))
 
-    bounds = resolve_limits(limits)
+    bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
-    counted = [finding for run in runs for finding in run.findings if finding.check == COVERAGE.slug]
-    ops = sum(run.coverage.seen.get("ops", 0) for run in runs)
-    unseen = any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in values.findings)
-    if not counted and ops and unseen:  # ops on integers alone are evidence: they round nothing
-        counted = [COVERAGE.passed(name, f"looked at {ops:,} ops", ops)]
-        runs.append(Run(findings=tuple(counted)))
-    if counted:
-        values = replace(values, findings=tuple(f for f in values.findings if f.check != COVERAGE.slug))
+    return _with_one_coverage(runs, values)
+
+
+def _with_one_coverage(runs: Sequence[Run], values: Run) -> Run:
+    """The runs of one call as one, in which `coverage` says what its values rest on, and what ended or hid the call."""
+    ends = [f for run in runs for f in run.findings if f.check == COVERAGE.slug and f.verdict is not Verdict.PASS]
+    followed = [f for f in values.findings if f.check == COVERAGE.slug]
+    lacks = [f for f in followed if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)]
+    kept = {id(f) for f in ([*ends, *lacks] if ends else followed)}
+    if "ops" in values.coverage.seen:
+        runs = [replace(run, coverage=run.coverage.without("ops")) for run in runs]
+    if followed:
+
+        def keep(run: Run) -> Run:
+            return replace(run, findings=tuple(f for f in run.findings if f.check != COVERAGE.slug or id(f) in kept))
+
+        runs, values = list(map(keep, runs)), keep(values)
     return merge([*runs, values])
 
 

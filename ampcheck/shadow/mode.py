@@ -59,15 +59,16 @@ class Shadow(TorchDispatchMode):
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
-    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. What is compiled runs in eager mode:
-    compiled code has no ops to follow, and `torch.compiler.is_compiling()` is False. `compiled` counts its calls, and
-    what was compiled before the block is used again after it.
+    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled functions run in eager
+    mode, where ops can be followed and `torch.compiler.is_compiling()` is False; `compiled` counts their calls. What
+    was compiled before the block is used again after it.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
     kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
     whose results enter as data. Large matrices are followed by the rows that ops have read, the others restart;
     `partly` counts such ops. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
-    pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
+    pickles): what comes back is data. `whole` counts ops without floating results, which round nothing. `failed` is the
+    place of the op that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -84,6 +85,7 @@ class Shadow(TorchDispatchMode):
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
         self.compiled = 0
+        self.whole = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
@@ -232,6 +234,7 @@ class Shadow(TorchDispatchMode):
         decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
+            self.whole += 1
             return out
         self.ops += 1
         for companions in before:

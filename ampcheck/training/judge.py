@@ -21,7 +21,6 @@ from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
-from ampcheck.numerics.run import COMPILED
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
@@ -106,8 +105,7 @@ def observe_steps(context: Context) -> Run:
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
-    if seen.compiled:
-        unseen[COMPILED] = seen.compiled
+    unseen |= seen.unfollowed
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
     return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
 
