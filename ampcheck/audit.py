@@ -20,6 +20,7 @@ from ampcheck.compiled.accuracy.beside import beside_run, measure_beside
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
+from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
@@ -37,6 +38,7 @@ from ampcheck.numerics import (
     native_format,
     tables,
 )
+from ampcheck.numerics.run import COMPILED
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
@@ -263,6 +265,7 @@ def _audit_unchanged(
         run = judge_graph(subject)
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
+    graphs: list[GraphStats | None] = []
 
     def call(returned: Callable[[object], None]) -> None:
         def shape() -> object:
@@ -276,6 +279,7 @@ def _audit_unchanged(
     def call_with_caches(returned: Callable[[object], None]) -> None:
         with GraphObservation(subject.name) as seen:
             call(returned)
+        graphs.append(seen.stats)
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
@@ -284,7 +288,28 @@ def _audit_unchanged(
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
+    own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
+    if own_caches and COMPILED in values.coverage.unseen:
+        runs = _with_caches_compiled(runs, subject)
     return _with_one_coverage(runs, values)
+
+
+def _with_caches_compiled(runs: Sequence[Run], subject: Subject) -> list[Run]:
+    """The runs of a call whose compiled functions ran in eager mode, with the caches of another call that compiles."""
+    again = judge_graph(subject)
+    caches = tuple(finding for finding in again.findings if finding.check == CACHE_ARTIFACTS.slug)
+    ended = not any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in again.findings)
+
+    def corrected(finding: Finding) -> Finding:
+        if finding.check != COVERAGE.slug or finding.verdict is not Verdict.FAIL or not ended:
+            return finding
+        text = f"not followed to its end with compiled functions in eager mode: {finding.message}"
+        hint = "leave saving and loading caches out of the callable; it comes to its end where it compiles"
+        return replace(finding, verdict=Verdict.INCOMPLETE, message=text, hint=hint)
+
+    findings = (tuple(corrected(f) for f in run.findings if f.check != CACHE_ARTIFACTS.slug) for run in runs)
+    judged = [replace(run, findings=kept) for run, kept in zip(runs, findings, strict=True)]
+    return [*judged, Run(findings=caches)]
 
 
 def _with_one_coverage(runs: Sequence[Run], values: Run) -> Run:

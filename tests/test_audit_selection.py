@@ -136,3 +136,30 @@ def test_a_selected_check_that_reports_nothing_is_a_skip_with_its_reason(subject
 def test_compile_is_true_or_false(value: Any) -> None:
     with pytest.raises(UsageError, match="compile must be True or False"):
         audit(MODEL, compile=value)
+
+
+def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3).sin()
+
+    def saves(load: bool) -> torch.Tensor:
+        torch.compiler.reset()
+        torch.compile(function)(torch.ones(4))
+        data, _ = torch.compiler.save_cache_artifacts()
+        torch.compiler.reset()
+        if load:
+            torch.compiler.load_cache_artifacts(data)
+        return torch.compile(function)(torch.ones(4)).sum()
+
+    def loads_in_vain() -> torch.Tensor:
+        saves(load=True)
+        data, _ = torch.compiler.save_cache_artifacts()
+        torch.compiler.load_cache_artifacts(data)
+        return torch.ones(4).sum()
+
+    for checks in (None, ["overflow", "cache-artifacts"]):
+        run = audit(lambda: saves(load=True), checks=checks)
+        assert not run.failed, run.of(Verdict.FAIL)
+        assert {f.verdict for f in run.findings if f.check == "cache-artifacts"} == {Verdict.PASS}
+        assert Verdict.PASS not in {f.verdict for f in run.findings if f.check == "coverage"}
+        assert [f.check for f in audit(loads_in_vain, checks=checks).of(Verdict.FAIL)] == ["cache-artifacts"]
