@@ -19,6 +19,8 @@ from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.numerics.execution import judge_unfollowed
+from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
@@ -164,9 +166,9 @@ class Observed:
     """What a loop did when it ran by itself.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where
-    compiled code hides it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
-    there is nothing that a step could change.
+    model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where compiled code hides
+    it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether there is nothing
+    that a step could change. unfollowed: compiled code and other threads, which were not judged.
     """
 
     subject: str
@@ -185,6 +187,7 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    unfollowed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -248,6 +251,7 @@ class Observation:
                 "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
                 "places": following.places,
                 "exact": following.exact,
+                "unfollowed": unfollowed(following.shadow),
             }
         return Observed(
             loop.name,
@@ -362,6 +366,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         names = ", ".join(seen.disabled)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
+    if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:
+        verdict, text, hint = unjudged
+        findings.append(COVERAGE.finding(verdict, subject, f"{steps} steps ran; {text}", hint=hint))
     if not findings:
         text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
         findings.append(COVERAGE.passed(subject, text, steps))
