@@ -13,6 +13,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import SLACK
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
@@ -261,10 +262,7 @@ def one_rounding(values: torch.Tensor, form: FloatFormat) -> float:
     That of uniformly distributed errors, an ULP over the square root of 12 each; of fewer than 16 values, which chance
     may favour, the bound of half an ULP.
     """
-    _, exponent = torch.frexp(values)
-    power = (exponent - 1).clamp(min=form.min_exponent) - form.mantissa_bits
-    ulps = torch.ldexp(torch.ones_like(values), power)
-    return float(ulps.norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
+    return float(spacing(values, form).norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
 
 
 def compare_sum(
