@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.call import SHAPED, Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     float32_keeps,
@@ -137,7 +137,7 @@ class Judge:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
             return
-        if not inherited and not call.written and (call.schema.moves or call.widens):
+        if not inherited and not call.written and (call.moves or call.widens):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
@@ -186,13 +186,13 @@ class Judge:
     ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         depth = max([c.depth for c in before], default=0)
-        pass_on(before, after)
+        pass_on(before if call.name not in SHAPED else (), after)
         for tensor, companions in zip(results, after, strict=True):
-            rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
+            rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
             summed = call.name in SUMS and all(c.whole for c in before)
             if COLLIDED in companions.suspects and (
-                summed or not (companions.whole or call.schema.moves or self._is_position(companions))
+                summed or not (companions.whole or call.moves or self._is_position(companions))
             ):
                 drop(companions, COLLIDED)  # a measurement
             if call.name in CONTRACTIONS:
