@@ -310,7 +310,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         return replace(plain, norm=math.inf, apart=math.inf, absent=True)
     if reference is None:
         return replace(plain, apart=float((value != eager).double().mean()) if eager.numel() else 0.0)
-    unit = max(reference.unit, roundoff(value.dtype))
+    unit = max(reference.unit, roundoff(eager.dtype))  # a coarser dtype of the other run widens no bound
     floor = FLOOR
     if unit < JUDGED_UNIT:
         unit *= 1 + math.sqrt(result.terms) / 12

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.compiled.accuracy.run import run_plan
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES
+from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan, input_names
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.pytree import tensors
