@@ -69,7 +69,8 @@ class ResultError:
 
     seen: the value beside its exact one; eager: that of the shadowed run, where another run was compared. dtype: of the
     shadowed run. unit, floor: what both were judged by. norm, eager_norm: of the errors; size: the norm of exact;
-    total: that of all results of this kind in this call. apart: the norm of the difference of the two runs, relative
+    total: that of all results of this kind in this call. along: the error along exact, relative to it: a wrong scale.
+    apart: the norm of the difference of the two runs, relative
     to exact; of integers, the share of elements that differ. misplaced: infinities of exact in whose place stands
     another value. lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements
     that are inf or NaN in eager mode alone; nan: NaN in exact and in the run alike. judged: elements of which something
@@ -87,6 +88,7 @@ class ResultError:
     absent: bool = False
     eager: Examination | None = None
     eager_norm: float = 0.0
+    along: float = 0.0
     floor: float = FLOOR
     apart: float = 0.0
     lost: int = 0
@@ -270,12 +272,22 @@ def with_verdict(error: ResultError, freedom: Freedom, *, casts: bool = False) -
         edge = error.eager is not None and error.lost <= 4 * error.eager.lost and not error.seen.flagged
         verdict = EDGE if edge else BEYOND
     elif error.dtype in INTEGERS and not error.absent:
-        verdict = TIE if error.apart * error.seen.numel <= 2 * freedom.near_ties else BEYOND
+        turned = max(freedom.near_ties, freedom.ties)
+        verdict = TIE if error.apart * error.seen.numel <= 2 * turned else BEYOND
     elif not error.absent and error.kind in WHOLE and error.share <= math.sqrt(freedom.kinks_at(error.step)):
         verdict = WITHIN
-    elif not error.absent and freedom.near_ties and error.whole <= 2 * math.sqrt(freedom.share):
+    elif not error.absent and freedom.near_ties and _is_turned(error, freedom):
         verdict = TIE
     return replace(error, verdict=verdict)
+
+
+def _is_turned(error: ResultError, freedom: Freedom) -> bool:
+    """Whether decisions that turn explain an error: they put other values in place of some, and scale none of the rest.
+
+    Along exact they take away about their share of it, and the rest of the error is at random.
+    """
+    along = 4 * freedom.share + SLACK * error.seen.spread + FLOOR * error.unit
+    return error.whole <= 2 * math.sqrt(freedom.share) and abs(error.along) <= along
 
 
 def at_the_edge(value: torch.Tensor, exact: torch.Tensor, form: FloatFormat, error: torch.Tensor) -> torch.Tensor:
@@ -328,6 +340,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     both = mine.isfinite() & eagers.isfinite() & exact.isfinite()
     errors = [torch.where(both, a - b, 0.0) for a, b in ((mine, exact), (eagers, exact), (mine, eagers))]
     norm, eager_norm, apart = map(_norm, errors)
+    along = float((errors[0] * torch.where(both, exact, 0.0)).sum()) / (plain.size or 1.0) / (plain.size or 1.0)
     return replace(
         plain,
         seen=seen,
@@ -336,6 +349,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         misplaced=_misplaced(key, mine, exact, seen),
         eager=before,
         eager_norm=eager_norm,
+        along=along,
         floor=floor,
         apart=apart / (plain.size or 1.0),
         lost=int(wrong.sum()),
