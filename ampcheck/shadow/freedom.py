@@ -16,15 +16,18 @@ _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "
 _KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "hardtanh_backward", "sgn", "sign", "abs"))
 """Ops whose derivative jumps at zero of their last floating input."""
 
+_UNORDERED = frozenset(("topk", "sort", "kthvalue", "median"))
+"""Ops that give the indices of equal values in any order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """What honest runs may decide otherwise.
 
     near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
-    share. ties: the near ties of all ops. kinks: the share of elements that lie as near to where a derivative jumps;
-    kinked: all elements of the op with the fewest of them, 0 where no derivative jumps. terms: of the longest sum,
-    whose order is free.
+    share. ties: the indices and integers of all ops that turn, equal values without an order of their own among them.
+    kinks: the share of elements that lie as near to where a derivative jumps; kinked: all elements of the op with the
+    fewest of them, 0 where no derivative jumps. terms: of the longest sum, whose order is free.
     """
 
     near_ties: int = 0
@@ -61,7 +64,8 @@ def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
     if (near := _GAPS.get(call.name)) is not None:
         gaps, errors = near(call, _Known(store, inputs[0]))
         turned = _turned(gaps, errors)
-        freedom = replace(freedom, ties=freedom.ties + turned)
+        equal = int((gaps == 0).sum()) if call.name in _UNORDERED and not call.argument("stable") else 0
+        freedom = replace(freedom, ties=freedom.ties + max(turned, equal))
         if turned / max(1, gaps.numel()) > freedom.share:
             return replace(freedom, near_ties=turned, decided=gaps.numel())
     return freedom

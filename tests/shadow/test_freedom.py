@@ -32,7 +32,7 @@ EXACT: dict[str, tuple[Callable[[Tensor], object], Tensor]] = {
     "a gathered mask": (lambda m: m[torch.arange(0, 16, 2)] > 0, MASK),
     "positions as floats": (lambda p: p.long(), torch.arange(16.0)),
     "positions in 16 bits": (lambda p: p.half().long(), torch.arange(16.0)),
-    "an order with duplicates": (lambda n: n.argsort(), DUPLICATES),
+    "a stable order with duplicates": (lambda n: n.sort(stable=True), DUPLICATES),
     "the largest of duplicates": (lambda n: n.view(4, 4).max(-1), DUPLICATES),
     "buckets whose edges are met": (lambda n: torch.bucketize(n, torch.tensor([1.0, 3.0, 5.0])), DUPLICATES),
     "quotients of whole numbers": (lambda n: n // 1.0, DUPLICATES),
@@ -74,6 +74,11 @@ def test_near_ties_of_all_ops_are_counted_together() -> None:
 
     freedom = freedom_of(function, torch.tensor([1.0001, 0.3, 1.0, 0.9999, 0.1, 0.2]))
     assert (freedom.near_ties, freedom.decided, freedom.ties) == (3, 6, 4)
+
+
+def test_equal_values_have_their_indices_in_any_order_and_move_nothing_else() -> None:
+    freedom = freedom_of(lambda n: n.argsort(), DUPLICATES)
+    assert (freedom.near_ties, freedom.ties) == (0, 11)
 
 
 def chosen(x: Tensor) -> Tensor:
