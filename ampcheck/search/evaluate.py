@@ -76,8 +76,8 @@ class Evaluator:
                     return [_worse(f"it gives {other} {error.name}, where eager mode gives {form}")]
                 compiled.ties += error.verdict == TIE
                 if error.dtype in INTEGERS and error.at_fault:
-                    share = f"{error.apart:.2%} of the integers of output {error.name}".rstrip()
-                    return [_worse(f"{share} differ from those of eager mode, and no near tie explains it")]
+                    share = f"{100 * error.apart:.3g}% of output {error.name}".rstrip()
+                    return [_worse(f"it gives other integers than eager mode, {share}, and no near tie explains it")]
                 if error.at_fault and (problem := eager.problem(error.name, value)):
                     return [replace(problem, kind=COMPILED, detail=problem.kind, where=Where(phase="compile"))]
         return []

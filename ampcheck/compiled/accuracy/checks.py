@@ -251,7 +251,7 @@ def _worse(
     elif worst.dtype in INTEGERS:
         observed, limit = worst.apart, 0.0
         message = (
-            f"integers of compiled code must be those of eager mode; {worst.apart:.2%} of the elements of {worst} "
+            f"integers of compiled code must be those of eager mode; {100 * worst.apart:.3g}% of the elements of {worst} "
             f"differ; {tail}"
         )
     elif worst.kind in CHANGES and not worst.size:
