@@ -251,8 +251,8 @@ def _worse(
     elif worst.dtype in INTEGERS:
         observed, limit = worst.apart, 0.0
         message = (
-            f"integers of compiled code must be those of eager mode; {100 * worst.apart:.3g}% of the elements of {worst} "
-            f"differ; {tail}"
+            f"integers of compiled code must be those of eager mode; {100 * worst.apart:.3g}% of the elements of "
+            f"{worst} differ; {tail}"
         )
     elif worst.kind in CHANGES and not worst.size:
         observed, limit, unit = worst.norm, 0.0, "Euclidean norm"
