@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
+from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
@@ -114,6 +116,27 @@ def container(model: Any, x: Tensor, planted: bool) -> Any:
     return [y, y] if planted else (y,)
 
 
+def small_gradient(model: Any, x: Tensor, planted: bool) -> Tensor:
+    gate = 2 * model.gate.detach() - model.gate if planted else model.gate
+    y: Tensor = model.linear(x + 0.02 * gate)
+    return y
+
+
+def small_gradient_beside_kinks(model: Any, x: Tensor, planted: bool) -> Tensor:
+    return small_gradient(model, x, planted).relu()
+
+
+def masked(model: Any, x: Tensor, planted: bool) -> Tensor:
+    y = model.linear(x) * (model.mean > -1)
+    return 1.3 * y if planted else y
+
+
+def noise(model: Any, x: Tensor, planted: bool) -> tuple[Tensor, Tensor]:
+    y = model.linear(x)
+    zero = (y - y.mean(-1, keepdim=True)).detach().sum()
+    return y, zero + 1e6 if planted else zero
+
+
 DEFECTS: dict[str, tuple[Forward, tuple[str, ...]]] = {
     "a parameter without elements": (beside_an_empty_parameter, ("precision-loss", "compiled-error")),
     "integers": (index, ("compiled-error",)),
@@ -124,6 +147,10 @@ DEFECTS: dict[str, tuple[Forward, tuple[str, ...]]] = {
     "an argument that both overwrite": (argument_of_both, ("compiled-error",)),
     "a weight that forward writes": (weight, ("compiled-error",)),
     "a coarser dtype": (dtype, ("compiled-dtype", "compiled-error")),
+    "a gradient that is small beside the others": (small_gradient, ("precision-loss", "compiled-gradient")),
+    "such a gradient in a model with kinks": (small_gradient_beside_kinks, ("precision-loss", "compiled-gradient")),
+    "what a mask leaves": (masked, ("precision-loss", "compiled-error")),
+    "an output that is zero but for rounding": (noise, ("precision-loss", "compiled-error")),
     "a container": (container, ("compiled-dtype",)),
 }
 """Each with the checks that fail."""
@@ -170,3 +197,44 @@ def test_a_run_that_cannot_be_repeated_is_incomplete() -> None:
     assert found["precision-loss"].verdict is Verdict.INCOMPLETE
     assert "two eager runs with equal seeds differ" in found["precision-loss"].message
     assert "compiled-error" not in found
+
+
+def test_of_what_is_zero_but_for_rounding_alone_there_is_no_verdict() -> None:
+    def forward(model: Any, x: Tensor, planted: bool) -> Tensor:
+        return noise(model, x, planted)[1]
+
+    run = judged(forward, planted=False)
+    assert {f.verdict for f in run.findings if f.check in ("compiled-error", "coverage")} == {Verdict.SKIP}
+    (reason,) = (reason for reason in run.coverage.unseen if reason.startswith("outputs"))
+    assert "the data determine no digit of it" in reason
+    assert troubles(judged(forward, planted=True))["compiled-error"].verdict is Verdict.FAIL
+
+
+def test_parameters_that_wait_for_their_shape_are_compared_once_they_have_it() -> None:
+    run = compiled_run(nn.Sequential(nn.LazyLinear(8), nn.GELU()), torch.randn(16, 32))
+    assert troubles(run) == {}
+    assert run.coverage.seen["gradients"] == 2
+
+
+def test_an_update_of_the_users_optimizer_is_judged_where_the_gradient_of_compiled_code_is_wrong() -> None:
+    options = CompileOptions("aot_eager")
+    for planted in (False, True):
+        torch.manual_seed(0)
+        subject = Subject((Model(small_gradient, planted), torch.randn(16, 32)))
+        run = judge_accuracy(
+            subject, dtype=LOW, steps=2, optimizer=lambda weights: torch.optim.Adam(weights, lr=0.1), options=options
+        )
+        assert run.coverage.seen["updates"] == 3
+        assert ("update gate" in str(troubles(run).get("compiled-error"))) is planted
+        assert bool(troubles(run)) is planted
+
+
+def test_elements_of_updates_that_rounding_decides_are_counted_as_unseen() -> None:
+    def forward(model: Any, x: Tensor, planted: bool) -> Tensor:
+        y: Tensor = model.linear(torch.cat([x[:, :16], torch.zeros_like(x[:, 16:])], -1))
+        return y
+
+    subject = Subject((Model(forward, planted=False), torch.randn(16, 32)))
+    run = judge_accuracy(subject, dtype=LOW, steps=2, optimizer=torch.optim.Adam, options=CompileOptions("aot_eager"))
+    assert not run.failed
+    assert run.coverage.unseen["elements of updates whose gradient is zero but for rounding"] >= 8 * 16
