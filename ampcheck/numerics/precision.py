@@ -30,7 +30,7 @@ KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, 
 _STORIES = {
     faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
     faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
-    faults.ABSORPTION: "what is added is too small for the digits that it is added to",
+    faults.ABSORPTION: "the addend is too small relative to the sum",
     faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
     faults.DECISION: "float64 decides otherwise by more than rounding explains",
 }
@@ -69,7 +69,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
     if named := _named(stats):
-        text = f"what is lost begins as {named[0].kind} at {op_text(named[0].where)}: see there"
+        text = f"the loss starts with {named[0].kind} at {op_text(named[0].where)}: see that finding"
         return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
@@ -99,7 +99,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
-            f"{how or 'no mere near ties'}"
+            f"{how or 'more than near ties explain'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""

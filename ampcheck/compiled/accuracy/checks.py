@@ -112,7 +112,7 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     raised, subject = stats.exceptions, who(stats)
     if raised.eager and raised.compiled and not raised.missing:
-        message = f"what is judged must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
+        message = f"the subject must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
         hint = "give inputs with which the model runs, and an optimizer that takes its parameters"
         return [COVERAGE.fail(subject, message, where=raised.where, hint=hint)]
     if raised.eager or raised.compiled:
@@ -120,7 +120,7 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     if not stats.graphs and stats.unsupported:
         return [COVERAGE.skip(subject, f"nothing was compiled, and so nothing judged: {stats.unsupported}")]
     if not stats.graphs:
-        message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
+        message = "the subject must compile at least one graph; torch.compile made none and everything ran eager"
         hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
         where = Where("compile")
         return [COVERAGE.fail(subject, message, where=where, observed=0.0, limit=1.0, unit="graphs", hint=hint)]
@@ -224,8 +224,8 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
         return skips
     count = sum(e.nan for e in spoiled)
     text = (
-        f"what is compared must be a number; {count:,} elements of {listed(map(str, spoiled))} are NaN in float64 and "
-        "compiled code alike, so nothing is known of them"
+        f"results must be numbers to be compared; {count:,} elements of {listed(map(str, spoiled))} are NaN in both "
+        "runs and in float64"
     )
     hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
     where = where_of(spoiled[0])
@@ -276,7 +276,7 @@ def _worse(
         message += f"; up to step {first.step - 1} they agree"
     if verdict is Verdict.WARN and worst.lost:
         message += f"; eager mode overflows itself on such data, in {worst.eager.lost if worst.eager else 0:,} elements"
-        hint = "it is the edge of overflow: see overflow of an audit"
+        hint = "values are close to the maximum of the format; run `ampcheck audit` and see `overflow`"
     elif verdict is Verdict.WARN:
         message += "; a decision near a tie explains it, which turns when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
