@@ -37,11 +37,11 @@ COMPILED_ERROR = Check(
     "compiled-error",
     "compile",
     "Outputs, loss, updated weights, buffers and overwritten arguments of compiled code are as close to float64 as "
-    "rounding allows, and its integers are those of eager mode. A difference to eager mode is no failure: fused kernels "
-    "round less often. Where eager mode is beyond the bound as well, compiled code fails only if it is far worse. Warns "
-    "where a decision near a tie explains the excess (ties of values that were never rounded do not turn), where "
-    "eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in eager "
-    "mode alone.",
+    "rounding allows, and integers are those of eager mode. A difference to eager mode is no failure: fused kernels "
+    "round less often. Where eager mode is beyond the bound as well, compiled code fails only if it is far worse. "
+    "Warns where a decision near a tie explains the excess (ties of values that were never rounded do not turn), "
+    "where eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in "
+    "eager mode alone.",
     "An eager run under a shadow gives the exact value of each result, and what moving the data by a rounding does to "
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
     "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
