@@ -112,7 +112,7 @@ def test_a_tensor_that_is_given_a_value_anew_has_no_updates():
     wide = torch.full((4,), 0.1)
     for change in (lambda one: _none(one.copy_(wide)), lambda one: _none(one.fill_(0.1)), lambda one: wide.to(B16)):
         account = watched(torch.full((4,), 0.1, dtype=B16), change, Role.OTHER)
-        assert (account.moved, account.set_anew) == (0, 1)
+        assert (account.moved, account.overwritten) == (0, 1)
 
 
 def test_a_slice_that_is_given_a_value_anew_has_lost_nothing():
