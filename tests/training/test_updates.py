@@ -87,7 +87,7 @@ def test_the_same_update_written_in_any_way_has_the_same_twin(way, seed):
     generator = torch.Generator().manual_seed(seed)
     value, update = torch.randn(6, 5, generator=generator).to(B16), torch.randn(6, 5, generator=generator).to(B16)
     account = watched(value.clone(), lambda one: way(one, update))
-    old, moved, added, _ = account.samples[0]
+    old, _, moved, added, _ = account.samples[0]
     assert torch.equal(old, value.double().reshape(-1))
     assert torch.allclose(moved, (0.75 * value.double() + update.double() - value.double()).reshape(-1), atol=1e-14)
     assert torch.allclose(added, update.double().reshape(-1), atol=1e-14)

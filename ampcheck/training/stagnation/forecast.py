@@ -32,6 +32,9 @@ FOLLOWS = 0.1
 
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
+ONCE, APART, NARROW = "once", "apart", "narrow"
+"""How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
+
 _NOISE = 3.0
 """In standard deviations: by so much does what an average follows vary often enough to carry it on."""
 
@@ -46,11 +49,12 @@ _Name = TypeVar("_Name")
 class Sample(NamedTuple):
     """A step of a tensor, the same elements (at most 512) in each, float64 [elements].
 
-    old: the values before; update: what they should have changed by; added: the part of it that does not depend on
-    them; rate: the learning rate in this step, NaN where there is none.
+    old, new: the values before and after; update: what they should have changed by; added: the part of it that does not
+    depend on them; rate: the learning rate in this step, NaN where there is none.
     """
 
     old: torch.Tensor
+    new: torch.Tensor
     update: torch.Tensor
     added: torch.Tensor
     rate: float = math.nan
@@ -77,14 +81,15 @@ class Stop:
 class Course:
     """What is known of a tensor that builds on itself, in its own direction; float64 [elements] (added: [steps, ...]).
 
-    apart: the product with the gain is rounded before anything is added. count: of a mean, the values so far. never:
-    the distance that is never closed.
+    factor, apart: what the value is really multiplied by, and whether the product is rounded before anything is added.
+    count: of a mean, the values so far. never: the distance that is never closed.
     """
 
     kind: str
     dtype: torch.dtype
-    apart: bool
     gain: float
+    factor: float
+    apart: bool
     count: float
     now: torch.Tensor
     added: torch.Tensor
@@ -92,17 +97,17 @@ class Course:
 
 
 def course_of(
-    samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, *, apart: bool = False, horizon: int
+    samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, horizon: int, arithmetic: str = ONCE
 ) -> Course | None:
     """What is known of a tensor that will stop; None for one that goes to and fro, or that follows closely.
 
-    gains: what its value was multiplied by in each step.
+    gains: what its value was multiplied by in each step. arithmetic: what is likely, where the samples do not say.
     """
-    gains = gains[: len(samples)]
+    pairs = [(sample, gain) for sample, gain in zip(samples, gains, strict=False) if gain != 0.0]
+    samples, gains = [sample for sample, _ in pairs], [gain for _, gain in pairs]
     if len(samples) < 2:
         return None
-    added = torch.stack([sample.added for sample in samples])
-    now = (samples[-1].old + samples[-1].update).to(dtype).double()
+    added, now = torch.stack([sample.added for sample in samples]), samples[-1].new
     kept = added.isfinite().all(0) & now.isfinite() & ((added != 0).any(0) | ((now != 0) & (gains[-1] != 1.0)))
     part = slice(None, None, max(1, int(kept.sum()) // _ELEMENTS))
     added, now = added[:, kept][:, part], now[kept][part]
@@ -111,7 +116,7 @@ def course_of(
     if all(gain == 1.0 for gain in gains):
         if bool((added > 0).any()) == bool((added < 0).any()):
             return None
-        return Course(SUM, dtype, False, 1.0, 0.0, now * added[-1].sign(), added.abs(), torch.zeros_like(now))
+        return Course(SUM, dtype, 1.0, 1.0, False, 0.0, now * added[-1].sign(), added.abs(), torch.zeros_like(now))
     if not all(0.0 < gain < 1.0 for gain in gains):
         return None
     counts = [1.0 / (1.0 - gain) for gain in gains]
@@ -129,8 +134,27 @@ def course_of(
     if float((never / size).median()) <= FOLLOWS:
         return None
     if is_mean:
-        return Course(MEAN, dtype, apart, gain, counts[-1], now, targets, never)
-    return Course(AVERAGE, dtype, apart, gain, 0.0, now, (1.0 - gain) * targets, never)
+        return Course(MEAN, dtype, gain, gain, False, counts[-1], now, targets, never)
+    return Course(
+        AVERAGE, dtype, gain, *_arithmetic(samples, gains, dtype, arithmetic), 0.0, now, (1.0 - gain) * targets, never
+    )
+
+
+def _arithmetic(
+    samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, likely: str
+) -> tuple[float, bool]:
+    """What a value is multiplied by in the end, and whether the product is rounded: by what explains the samples."""
+    narrow = [float(torch.tensor(gain, dtype=dtype)) for gain in gains]
+    ways = {ONCE: (gains, False), APART: (gains, True), NARROW: (narrow, True)}
+    errors = dict.fromkeys((likely, *ways), 0.0)
+    for way in errors:
+        factors, apart = ways[way]
+        for sample, factor in zip(samples, factors, strict=True):
+            product = factor * sample.old
+            after = (product.to(dtype).double() if apart else product) + sample.added
+            errors[way] += float((after.to(dtype).double() - sample.new).abs().nansum())
+    factors, apart = ways[min(errors, key=lambda way: errors[way])]
+    return max(factors), apart
 
 
 def stops(courses: Mapping[_Name, Course], horizon: int) -> dict[_Name, Stop]:
@@ -163,7 +187,7 @@ def _of_means(group: Sequence[Course]) -> tuple[torch.Tensor, torch.Tensor]:
 def _replayed(group: Sequence[Course], horizon: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[elements] each: the values at which tensors stop, or at the horizon, and after how many steps."""
     now, added = torch.cat([course.now for course in group]), torch.cat([course.added for course in group], 1)
-    gain = torch.cat([torch.full_like(course.now, course.gain) for course in group])
+    gain = torch.cat([torch.full_like(course.now, course.factor) for course in group])
     dtype, apart, cycle = group[0].dtype, group[0].apart, len(added)
     steps = torch.zeros_like(now)
     for step in range(horizon):

@@ -16,7 +16,20 @@ from ampcheck.core.text import listed
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
-from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Course, Stop, course_of, stops
+from ampcheck.training.stagnation.forecast import (
+    APART,
+    AVERAGE,
+    FOLLOWS,
+    HORIZON,
+    MEAN,
+    NARROW,
+    ONCE,
+    SUM,
+    Course,
+    Stop,
+    course_of,
+    stops,
+)
 from ampcheck.training.stagnation.schedules import rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, rounds_at_random
 
@@ -140,7 +153,9 @@ def _course(tensor: TensorUpdates, restarts: bool, horizon: int) -> Course | Non
     if tensor.steps <= tensor.overwritten or (factors[-1] == 1.0 and (restarts or tensor.overwritten)):
         return None
     dtype = getattr(torch, tensor.dtype)
-    return course_of(tensor.samples, factors, dtype, apart=tensor.decay.looked > 0, horizon=horizon)
+    # PyTorch's kernels for the CPU multiply running statistics in their own format.
+    likely = NARROW if "batch_norm" in tensor.op else APART if tensor.decay.looked else ONCE
+    return course_of(tensor.samples, factors, dtype, horizon, likely)
 
 
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:

@@ -212,7 +212,8 @@ class UpdateWatch:
         updates.moved += int(moved.sum())
         noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
         if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
-            lost, updates.random = torch.zeros_like(lost), True  # noise over a whole spacing was added
+            lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
+            updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
             carrier = carriers.of(resident, before.exact + update, new)
@@ -231,8 +232,8 @@ class UpdateWatch:
         if len(updates.samples) < _SAMPLED_STEPS:
             added = update - ((1.0 if gain is None else gain) - 1.0) * before.exact
             added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
-            values, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, update, added))
-            updates.samples.append(Sample(values, change, rest, self._rates.get(updates.name, math.nan)))
+            values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
+            updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
 
 
 def _count_jumps(
