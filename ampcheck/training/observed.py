@@ -130,7 +130,7 @@ class Following:
             self.shadow.judge.largest.clear()
         self.lineage.active = number < self._steps
         if self.lineage.active:
-            self.updates.begin(residents)
+            self.updates.begin(residents, self._loop)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
