@@ -22,7 +22,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.record import Recorded, run_plan
-from ampcheck.numerics.run import NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
@@ -36,6 +36,7 @@ from ampcheck.shadow.compare import (
     with_totals,
 )
 from ampcheck.shadow.freedom import Freedom
+from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
 from ampcheck.torchtools.source import users_place
@@ -219,7 +220,15 @@ def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
 def unruled(shadow: Shadow) -> dict[str, int]:
     """What the shadow could not follow, for the coverage."""
     partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
-    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly
+    known = unfollowed(shadow)
+    restarted = {reason: count for reason, count in shadow.unruled.items() if reason not in known}
+    return {f"{reason} (followed from its results on)": n for reason, n in restarted.items()} | partly | known
+
+
+def unfollowed(shadow: Shadow) -> dict[str, int]:
+    """The parts of a run that a shadow does not follow at all: compiled code, and ops of other threads."""
+    threads = {reason: shadow.unruled[reason] for reason in (OTHER_THREADS, OTHER_INFINITIES)}
+    return positive({COMPILED: shadow.compiled, **threads})
 
 
 def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:

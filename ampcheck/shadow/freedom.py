@@ -120,7 +120,7 @@ def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
     if name == "convolution":
         return max(1, inputs[1].numel() // inputs[1].shape[0])
     results = [t.numel() for t in leaves(call.out) if has_companions(t) and t.numel()]
-    return max(t.numel() for t in inputs) // min(results) if results and not call.schema.moves else 1
+    return max(t.numel() for t in inputs) // min(results) if results and not call.moves else 1
 
 
 _Near = Callable[[Call, _Known], "tuple[torch.Tensor, torch.Tensor]"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.numerics.execution import judge_unfollowed
+from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
@@ -48,6 +50,11 @@ _OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
 _BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
 
 _OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+
+_STILL = (
+    "look at the learning rate, and at what happens to gradients between backward and step: zeros and replaced "
+    "infinities teach nothing; updates that are too small for a 16-bit weight are reported by stagnation"
+)
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
@@ -81,40 +88,51 @@ _STOPPED = {
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many steps are followed update by update. places: by step the op in which a value first became infinite
-    or NaN; exact: by step what it would have returned, where that is known.
+    updates: how many steps are followed update by update. restarts: let what lives across steps begin each step with
+    the values that it really has; else its companions go on from step to step. places: by step the op in which a value
+    first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
 
-    def __init__(self, loop: TrainingLoop, gradients: GradientWatch | None = None, updates: int = UPDATES) -> None:
-        self.shadow = LoopShadow()
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        gradients: GradientWatch | None = None,
+        updates: int = UPDATES,
+        *,
+        shadow: LoopShadow | None = None,
+        restarts: bool = True,
+    ) -> None:
+        self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.lineage = Lineage(self.sums)
         self.updates = UpdateWatch(self.shadow, self.lineage)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._loop, self._steps = loop, updates
+        self._loop, self._steps, self._restarts = loop, updates, restarts
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Follow the step that runs inside."""
+        with self.begun(number), self.shadow, self.lineage if number < self._steps else nullcontext():
+            yield
+
+    @contextmanager
+    def begun(self, number: int) -> Iterator[None]:
+        """Compare what the step that runs inside does; shadow and lineage are entered by the caller."""
         residents = floating_residents(self._loop)
-        for resident in residents:
+        for resident in residents if self._restarts else ():
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
         before, nonfinite = self.shadow.ops, len(self._nonfinite())
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        followed = number < self._steps
-        if followed:
-            self.updates.begin(residents)
-        with ExitStack() as stack:
-            if self.gradients is not None and self.gradients.wanted:
-                stack.enter_context(self.gradients.step(number, self.shadow))
-            stack.enter_context(self.shadow)
-            if followed:
-                stack.enter_context(self.lineage)
+        self.lineage.active = number < self._steps
+        if self.lineage.active:
+            self.updates.begin(residents, self._loop)
+        follows = self.gradients is not None and self.gradients.wanted
+        with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
@@ -123,7 +141,7 @@ class Following:
             self.places[number] = place
 
     def ended(self, number: int, value: float) -> None:
-        """Book a step that came to its end and returned a value."""
+        """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
         if number < self._steps:
             self.updates.end(residents)
@@ -153,9 +171,10 @@ class Observed:
     """What a loop did when it ran by itself.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where
-    compiled code hides it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
-    there is nothing that a step could change.
+    model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
+    whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused:
+    enabled scalers that no step uses. empty: whether there is nothing that a step could change. unfollowed: compiled
+    code and other threads, which were not judged.
     """
 
     subject: str
@@ -164,6 +183,7 @@ class Observed:
     stopped: StepError | None = None
     residency: StateDtypeStats | None = None
     replaced: tuple[str, ...] = ()
+    stepped: bool = True
     changed: bool = True
     narrow: bool | None = None
     disabled: tuple[str, ...] = ()
@@ -174,6 +194,7 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    unfollowed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -195,59 +216,83 @@ class Observed:
         return any(event.act is Act.BACKWARD for event in self.events)
 
 
+class Observation:
+    """The record of a loop while its steps run. following: compares what they compute, where that is wanted."""
+
+    def __init__(self, loop: TrainingLoop, recorder: Recorder, following: Following | None) -> None:
+        self.loop, self.recorder, self.following = loop, recorder, following
+        self.losses: list[float] = []
+        self.stopped: StepError | None = None
+        modules = self._in_modules()
+        self._owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in modules}
+        self._before = measure_state_dtypes(loop, after_step=False)
+
+    def ended(self, taken: float | StepError) -> None:
+        """Record what a step returned, or the error that it ended with."""
+        if isinstance(taken, StepError):
+            self.stopped = taken
+            return
+        self.losses.append(taken)
+        if self.following is not None:
+            self.following.ended(self.recorder.step, taken)
+
+    def result(self) -> Observed:
+        """What the loop did in the steps that came to their end."""
+        loop, losses, stopped = self.loop, self.losses, self.stopped
+        events, scalers = tuple(self.recorder.events), loop.reached.scalers
+        residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
+        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
+        lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
+        replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
+        stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
+        stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        before = _weights(self._before)
+        stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
+        low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
+        disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        compared: dict[str, Any] = {}
+        if (following := self.following) is not None:
+            error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+            compared = {
+                "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
+                "updates": stagnation_stats(loop, following.updates, error),
+                "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
+                "places": following.places,
+                "exact": following.exact,
+                "unfollowed": unfollowed(following.shadow),
+            }
+        return Observed(
+            loop.name,
+            tuple(losses),
+            events,
+            stopped,
+            residency=residency,
+            replaced=replaced,
+            stepped=stepped,
+            changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
+            narrow=True if low else None if loop.reached.compiled else False,
+            disabled=disabled,
+            unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
+            empty=loop.empty,
+            **compared,
+        )
+
+    def _in_modules(self) -> set[int]:
+        return {id(parameter) for module in self.loop.reached.modules.values() for parameter in module.parameters()}
+
+
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
-    in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
-    owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in in_modules}
-    before = measure_state_dtypes(loop, after_step=False)
     recorder = Recorder(loop)
     gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
     following = Following(loop, gradients) if follow else None
-    losses: list[float] = []
-    stopped: StepError | None = None
+    seen = Observation(loop, recorder, following)
     with quiet(), recorder.listening():
         for taken in recorder.run(steps, following.step if following is not None else None):
-            if isinstance(taken, StepError):
-                stopped = taken
+            seen.ended(taken)
+            if seen.stopped is not None:
                 break
-            losses.append(taken)
-            if following is not None:
-                following.ended(recorder.step, taken)
-    events, scalers = tuple(recorder.events), loop.reached.scalers
-    residency = measure_state_dtypes(loop, after_step=bool(losses), before=before)
-    in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
-    groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
-    lost = {id(parameter) for group in groups for parameter in group["params"]} - in_modules
-    replaced = tuple(name for name, parameter in owned.items() if id(parameter) in lost)
-    stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
-    stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, and skips in its kernel
-    stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
-    low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
-    disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
-    compared: dict[str, Any] = {}
-    if following is not None:
-        error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-        compared = {
-            "gradients": gradients.result(len(losses)),
-            "updates": stagnation_stats(loop, following.updates, error),
-            "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
-            "places": following.places,
-            "exact": following.exact,
-        }
-    return Observed(
-        loop.name,
-        tuple(losses),
-        events,
-        stopped,
-        residency=residency,
-        replaced=replaced,
-        changed=stepped or bool(replaced) or _weights(residency) != _weights(before),
-        narrow=True if low else None if loop.reached.compiled else False,
-        disabled=disabled,
-        unused=() if recorder.scaled else tuple(path for path in scalers if path not in disabled),
-        empty=loop.empty,
-        **compared,
-    )
+    return seen.result()
 
 
 def _all_skipped(events: Iterable[Event]) -> bool:
@@ -288,7 +333,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
-        return f"{why}no weight changed in {seen.steps} steps", _SKIPPED if seen.all_skipped else _OPTIMIZER
+        hint = _SKIPPED if seen.all_skipped else _STILL if seen.stepped else _OPTIMIZER
+        return f"{why}no weight changed in {seen.steps} steps", hint
     if seen.unused and check == SCALER_PROTOCOL.slug:
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
@@ -322,7 +368,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
         findings.append(COVERAGE.warn(subject, text))
     elif not seen.changed:
-        why, hint = "no optimizer stepped a gradient and no weight changed", _OPTIMIZER
+        why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
+        if seen.stepped:
+            why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
         if seen.all_skipped:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
         findings.append(COVERAGE.warn(subject, f"{steps} steps ran backward, and {why}", hint=hint))
@@ -330,6 +378,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         names = ", ".join(seen.disabled)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
+    if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:
+        verdict, text, hint = unjudged
+        findings.append(COVERAGE.finding(verdict, subject, f"{steps} steps ran; {text}", hint=hint))
     if not findings:
         text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
         findings.append(COVERAGE.passed(subject, text, steps))
