@@ -13,6 +13,8 @@ from ampcheck.core.run import Finding, Scalar, Table, Verdict
 from ampcheck.core.text import counted
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
+EAGER_MODULES = "modules that are not compiled"
+
 _ROWS = 40
 
 
@@ -34,8 +36,15 @@ def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | Non
         *_silent_zero(stats, harmed),
         *_flush(stats, limits),
         *_headroom(stats, limits),
-        COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites)),
+        _coverage(stats, text),
     ]
+
+
+def _coverage(stats: TelemetryStats, text: str) -> Finding:
+    if EAGER_MODULES not in stats.coverage.unseen:
+        return COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites))
+    hint = "watch() without the model follows every op of the block, compiled functions in eager mode"
+    return COVERAGE.warn(stats.subject, f"{text}; what they compute was not judged", hint=hint)
 
 
 def _nothing_measured(stats: TelemetryStats, unseen: str) -> Finding:
