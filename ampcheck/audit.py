@@ -16,7 +16,7 @@ from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.selection import select_checks, with_skips
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.beside import beside_run, measure_beside
+from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
@@ -238,9 +238,9 @@ class _Numerics:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
             return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        compiled = measure_beside(subject, eager, dtype)
+        compiled = measure_compiled_run(subject, eager, dtype)
         del self._eager  # with its exact values
-        return [beside_run(compiled, context.bounds, context.checks)]
+        return [judge_compiled_run(compiled, context.bounds, context.checks)]
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)

@@ -90,7 +90,13 @@ class Shadow(TorchDispatchMode):
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
-        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
+        self._scopes = Scopes(
+            model,
+            everywhere=model is None,
+            on_step=self._before_step,
+            on_stepped=self._after_step,
+            on_output=self._after_root,
+        )
         self._origins = Origins(self._scopes)
         self._exchange = Exchange(self.store)
         self._open = ExitStack()
@@ -170,9 +176,34 @@ class Shadow(TorchDispatchMode):
         self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.reach({}, _gradients(self._weights(optimizer)))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let weights and states of 32 bits or more begin the next step with the values that they really have.
+
+        Training amplifies roundings: after thousands of steps the weights of an exact run would be others, and no
+        yardstick. What the update itself did to them is recorded here. Weights of 16 bits go on: their losses add up.
+        """
+        weights = self._weights(optimizer)
+        states = (value for state in optimizer.state.values() for value in getattr(state, "values", tuple)())
+        named = {id(tensor): (name, local(tensor)) for name, tensor in weights.items()}
+        named |= {id(t): ("", local(t)) for t in states if isinstance(t, torch.Tensor)}
+        for name, tensor in named.values():
+            known = self.store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None
+            if known is None or known.whole:
+                continue
+            if known.faults:
+                if name and any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
+                    self.reach({name: tensor})
+                if not bool(tensor.isfinite().all()):
+                    continue
+            self.renew(tensor)
+
+    def _weights(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The parameters of an optimizer by their names in the modules that ran."""
         names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.reach({}, _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}))
+        return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""

@@ -113,9 +113,9 @@ def observe_steps(context: Context) -> Run:
 def _gradients(context: Context) -> Run:
     """Gradients compared with float64, and the loss scales that keep them."""
     limits, seen = context.limits, context.seen
-    stats = seen.gradients
-    if stats is None:
+    if seen.gradients is None:
         return Run()
+    stats = of_gradients.judged_step(seen.gradients, limits)
     skipped = of_scales.first_skipped(seen.events)
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
