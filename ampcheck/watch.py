@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
@@ -272,6 +273,8 @@ def watched(
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
     shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
+    if (emulation := active()) is not None:
+        shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
     eager = eager_modules(model) if compiled else 0
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
