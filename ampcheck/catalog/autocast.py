@@ -45,7 +45,7 @@ POLICY_UNREGISTERED = Check(
     "linear together with its own float32 parameter.",
     "Register one, torch.library.register_autocast(op, device, dtype), or cast inside the op.",
     unit="calls",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 POLICY_BANNED = Check(

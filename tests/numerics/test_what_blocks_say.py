@@ -36,9 +36,8 @@ def test_headroom_alone_passes_no_value_that_overflowed() -> None:
     assert only(watched("headroom", lambda: squares(120.0)), "headroom").verdict is Verdict.WARN
 
 
-def test_headroom_of_values_that_never_grow_is_no_infinite_factor() -> None:
-    x = torch.full((4,), 3.0).half()
-    run = watched("headroom", lambda: x.relu().tolist())
+def test_headroom_of_zeros_is_no_infinite_factor() -> None:
+    run = watched("headroom", lambda: (torch.zeros(4).half() * 2).tolist())
     assert "no op made a value of 16 bits larger" in only(run, "headroom").message
 
 
