@@ -10,6 +10,7 @@ import torch
 
 from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement, place
+from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
@@ -334,7 +335,8 @@ def _count_ops(subject: Subject) -> Run:
 
 def _environment(placement: Placement) -> dict[str, Scalar]:
     facts = environment(placement.device)
-    return {**facts, "autocast policy": f"{placement.emulated}, emulated"} if placement.emulated else facts
+    emulated = placement.emulated or (emulation.policy.device if (emulation := active()) is not None else "")
+    return {**facts, "autocast policy": f"{emulated}, emulated"} if emulated else facts
 
 
 def _low_dtypes(dtype: DType | Sequence[DType] | None, device: str) -> list[torch.dtype]:

@@ -56,7 +56,7 @@ def judge_call(
     if shadow.judge is not None:
         block = block_run(measure_block(shadow, subject), limits, values)
         coverage = block.coverage
-        judged = [*(f for f in block.findings if f.check in OBSERVABLE), *judged]
+        judged = [*block.findings, *judged]
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
