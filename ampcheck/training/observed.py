@@ -35,7 +35,7 @@ from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
 UPDATES = 4
-"""How many steps are followed update by update."""
+"""How many updates of each tensor are followed."""
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
@@ -88,7 +88,7 @@ _STOPPED = {
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many steps are followed update by update. restarts: let what lives across steps begin each step with
+    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
     the values that it really has; else its companions go on from step to step. places: by step the op in which a value
     first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
@@ -105,16 +105,16 @@ class Following:
         self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.lineage = Lineage(self.sums)
-        self.updates = UpdateWatch(self.shadow, self.lineage)
+        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._loop, self._steps, self._restarts = loop, updates, restarts
+        self._loop, self._restarts = loop, restarts
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Follow the step that runs inside."""
-        with self.begun(number), self.shadow, self.lineage if number < self._steps else nullcontext():
+        with self.begun(number), self.shadow, self.lineage if self.lineage.active else nullcontext():
             yield
 
     @contextmanager
@@ -128,9 +128,7 @@ class Following:
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        self.lineage.active = number < self._steps
-        if self.lineage.active:
-            self.updates.begin(residents, self._loop)
+        self.lineage.active = self.updates.begin(residents, self._loop) or self.sums.goes_on
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
@@ -143,8 +141,7 @@ class Following:
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
-        if number < self._steps:
-            self.updates.end(residents)
+        self.updates.end(residents)
         self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
         if same:
