@@ -180,7 +180,7 @@ REDUCE_PRECISION = Check(
     "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when "
     "a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, "
     "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
-    "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
+    "that were rounded to 16 bits are combined; warns for a single 16-bit total norm, for long 16-bit "
     "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
     "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
     "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "

@@ -23,7 +23,7 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
-from ampcheck.training.gradients.watch import GradientStats, GradientWatch
+from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
@@ -209,8 +209,14 @@ class Observed:
 
     @property
     def learned(self) -> bool:
-        """Whether a backward pass ran."""
-        return any(event.act is Act.BACKWARD for event in self.events)
+        """Whether a backward pass ran, or `torch.autograd.grad` computed gradients of parameters."""
+        compared = self.gradients is not None and bool(self.gradients.gradients)
+        return compared or any(event.act is Act.BACKWARD for event in self.events)
+
+    @property
+    def functional(self) -> bool:
+        """Whether all gradients came from `torch.func`, or from `torch.autograd.grad` of other tensors."""
+        return not self.learned and any(event.act is Act.GRAD for event in self.events)
 
 
 class Observation:
@@ -325,7 +331,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     if finding.verdict not in (Verdict.PASS, Verdict.SKIP) or not seen.steps:
         return "", ""
     if not seen.learned and check in _OF_GRADIENTS:
-        return f"no backward pass ran in {seen.steps} steps", _BACKWARD
+        why = FUNCTIONAL if seen.functional else f"no backward pass ran in {seen.steps} steps"
+        return why, _BACKWARD
     moved = seen.updates is not None and any(updates.moved for updates in seen.updates.tensors)
     aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
@@ -363,6 +370,8 @@ def check_observed(seen: Observed) -> list[Finding]:
         return findings
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
+        if seen.functional:
+            text = f"{FUNCTIONAL} in {steps} steps: they were not judged"
         findings.append(COVERAGE.warn(subject, text))
     elif not seen.changed:
         why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER

@@ -119,3 +119,22 @@ def test_weights_whose_gradients_do_not_depend_on_them_are_no_running_sum():
 
     run = judged({"model": model, "optimizer": optimizer, "step": step}, "reduce-precision")
     assert not [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN) and f.check != "coverage"]
+
+
+@pytest.mark.parametrize("planned", [2000, 1])
+def test_a_warm_up_whose_first_updates_are_lost_does_not_fail(planned):
+    """The rate grows until the updates arrive; without the growth the same updates are lost for good."""
+    model, (x, y) = net(B16), data(B16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0 if planned > 1 else 5e-4)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / planned))
+
+    def step(i):
+        optimizer.zero_grad()
+        loss = (model(x) - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.item()
+
+    shape = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": step}
+    assert bool(failures(judged(shape, "stagnation"))) is (planned == 1)

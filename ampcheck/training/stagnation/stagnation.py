@@ -327,11 +327,12 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) ->
 
 
 def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
-    name = f"{constant.option} of the optimizer" if constant.option else "a constant"
+    name = f"{constant.option} of the optimizer, " if constant.option else ""
     of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"a constant that guards must not vanish, but {name}, {constant.constant:.3g}, is zero in {constant.dtype}, in "
-        f"which it is added to what {of} gives; {constant.zeros} of the results were exactly zero"
+        f"a constant that guards must not vanish, but {name}{constant.constant:.3g}, rounds to zero in "
+        f"{constant.dtype}, so it no longer prevents a division by zero: it is added to what {of} gives, and "
+        f"{constant.zeros} of the results were exactly zero"
     )
     form = format_of(constant.dtype)
     hint = (
