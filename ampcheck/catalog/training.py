@@ -33,8 +33,8 @@ LOSS_SCALE = Check(
     "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
     "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
     "skipped at scales that should do, or the scale fell below 1. Fails where a gradient overflowed and the optimizer "
-    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an overflow and temporarily "
-    "exceeding the window are normal for a GradScaler and are not reported.",
+    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an "
+    "overflow and temporarily exceeding the window are normal for a GradScaler and are not reported.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
@@ -118,9 +118,9 @@ STAGNATION = Check(
     "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
     "more than half of the updates are lost.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
-    "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in whichever "
-    "steps they come. An element whose update is not zero there, and which holds the same value afterwards, has lost it. What another "
-    "tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at random is no update. A "
+    "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
+    "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
+    "has lost it. What another tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at random is no update. A "
     "decay is judged by its own multiplication. A sum that only grows is extrapolated to where its increment is half "
     "of the spacing. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after each "
     "measured step, and with their values at the first of them; a float32 copy in the optimizer's state is no "
