@@ -272,7 +272,7 @@ class Observation:
             residency=residency,
             replaced=replaced,
             stepped=stepped,
-            changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
+            changed=bool(replaced) or _weights(residency) != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
             disabled=disabled,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
