@@ -12,7 +12,8 @@ GRADIENT_UNDERFLOW = Check(
     "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
     "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
     "Float64 is carried along with every tensor of the step, and each gradient of the first step that the scaler "
-    "does not skip is compared element by element. Only elements that the data determine are counted: moving the "
+    "does not skip is compared element by element; those of parameters in the later steps too, of which the last two "
+    "are judged. Only elements that the data determine are counted: moving the "
     "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
     "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
     "zeros and the rest ends abruptly at the smallest number of float16 at the loss scale in use, and where a gradient "
@@ -31,8 +32,9 @@ LOSS_SCALE = Check(
     "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
     "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
     "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
-    "skipped at scales that should do, or the scale fell below 1. Backing off after an overflow and temporarily "
-    "exceeding the window are normal for a GradScaler and are not reported.",
+    "skipped at scales that should do, or the scale fell below 1. Fails where a gradient overflowed and the optimizer "
+    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an "
+    "overflow and temporarily exceeding the window are normal for a GradScaler and are not reported.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
@@ -115,10 +117,11 @@ STAGNATION = Check(
     "narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the values as "
     "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
     "more than half of the updates are lost.",
-    "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
-    "across steps (parameters, optimizer state, copies, buffers) it says what the step's update should have been. An "
-    "element whose update is not zero there, and which holds the same value afterwards, has lost it. What another "
-    "tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at random is no update. A "
+    "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
+    "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
+    "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
+    "has lost it. What another tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at "
+    "random is no update. A "
     "decay is judged by its own multiplication. A sum that only grows is extrapolated to where its increment is half "
     "of the spacing. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after each "
     "measured step, and with their values at the first of them; a float32 copy in the optimizer's state is no "
@@ -180,7 +183,7 @@ REDUCE_PRECISION = Check(
     "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when "
     "a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, "
     "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
-    "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
+    "that were rounded to 16 bits are combined; warns for a single 16-bit total norm, for long 16-bit "
     "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
     "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
     "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "

@@ -364,8 +364,8 @@ def _prevented(context: Context, stage: Stage) -> Run:
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
     idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
-    message = "not judged: the first step did not come to its end, see coverage"
-    hint = "mend the step that coverage names, so that step(0) returns its loss"
+    message = "not judged: step 0 did not finish (see `coverage`)"
+    hint = "fix the step that `coverage` names, so that step(0) returns its loss"
     checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
     verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
     pairs = zip(checks, verdicts, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -127,10 +127,11 @@ class UpdateWatch:
     """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
-    of 16 bits whose magnitude fell.
+    of 16 bits whose magnitude fell. waiting: the names of narrow parameters that have a gradient. most: how many
+    updates of each tensor are recorded, in whichever steps they come.
     """
 
-    def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
@@ -138,25 +139,40 @@ class UpdateWatch:
         self._shadow, self._lineage = shadow, lineage
         lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
+        self.waiting: set[str] = set()
+        self._changing: set[str] = set()
+        self._most = most
         self._before: list[_Before] = []
         self._rates: Mapping[str, float] = {}
         self.schedules = Schedules()
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> None:
-        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow."""
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> bool:
+        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow.
+
+        Returns whether there is something to follow: after the first steps weights that have gradients, and others that
+        changed, of which fewer updates than wanted were recorded.
+        """
         self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
+        before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
         for resident in residents:
-            bit = self._lineage.bit_of(resident.tensor)
+            bit, number = self._lineage.bit_of(resident.tensor), id(resident.tensor)
+            if self.steps and before.get(number) != self._versions.get(number):
+                self._changing.add(resident.name)
+            recorded = self.tensors.get((resident.role, resident.name))
+            due = self.steps < self._most or resident.name in self._changing | self.waiting
+            if not due or (recorded is not None and recorded.steps + recorded.overwritten >= self._most):
+                continue
             if resident.role is not Role.GRADIENT and resident.tensor.dtype in NARROW and bit:
                 tensor = resident.tensor.detach()
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+        return self.steps < self._most or bool(self._before)
 
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
@@ -175,6 +191,9 @@ class UpdateWatch:
         self.looked = max(self.looked, len(residents))
         self.narrow = max(self.narrow, sum(resident.tensor.dtype in NARROW for resident in residents))
         with torch.no_grad():
+            parameters = (resident for resident in residents if resident.role is Role.PARAMETER)
+            narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
+            self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
             carriers = _Carriers(residents, self._versions)
             for before in self._before:
@@ -250,6 +269,20 @@ def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
     """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
     expected = sum(updates.expected for updates in tensors)
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
+
+
+def by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
+
+    First moments may be rounded at random, and second moments not.
+    """
+    words = {word for name in parameters for word in name.split(".")}
+    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    for updates in tensors:
+        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
+        slot = (word for word in own if word not in words and not word.isdigit())
+        groups.setdefault((updates.role, *slot), []).append(updates)
+    return groups.values()
 
 
 class _Carriers:
