@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from optimizer_subjects import OptimizerSubject
@@ -20,6 +21,9 @@ from torch import nn
 
 import ampcheck
 from ampcheck.core.run import Verdict
+
+States: TypeAlias = "dict[tuple[str, int], torch.Tensor]"
+"""By name and number of the parameter."""
 
 STEPS = 1000
 ARMS = {
@@ -35,7 +39,15 @@ PURE = ("float16", "bfloat16")
 
 CHECKS = ("stagnation", "optimizer-state", "master-weights", "overflow", "nonfinite-gradient")
 
-_BATCHES, _ROWS, _INPUTS, _HIDDEN, _OUTPUTS = 8, 32, 16, 32, 4
+OPTIONS = ("weight_decay", "eps")
+"""Options that low precision may leave without effect."""
+
+_TRIED = 100
+"""Steps after which runs with and without an option are compared."""
+
+_PLAIN = OptimizerSubject("", "torch.optim.SGD")
+
+_BATCHES, _ROWS, _INPUTS, _OUTPUTS = 8, 32, 16, 4
 
 
 class Problem:
@@ -47,9 +59,8 @@ class Problem:
     def __init__(self, subject: OptimizerSubject, arm: str) -> None:
         torch.manual_seed(0)
         self.subject, self.arm = subject, arm
-        self.model = nn.Sequential(
-            nn.Linear(_INPUTS, _HIDDEN), nn.LayerNorm(_HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, _OUTPUTS)
-        )
+        wide = subject.hidden
+        self.model = nn.Sequential(nn.Linear(_INPUTS, wide), nn.LayerNorm(wide), nn.Tanh(), nn.Linear(wide, _OUTPUTS))
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(_BATCHES, _ROWS, _INPUTS, generator=generator)
         mixing = torch.randn(_INPUTS, _OUTPUTS, generator=generator)
@@ -100,9 +111,9 @@ class Problem:
 
 
 @torch.no_grad()
-def loss_at(weights: dict[str, torch.Tensor]) -> float:
+def loss_at(subject: OptimizerSubject, weights: dict[str, torch.Tensor]) -> float:
     """The loss over all batches at some weights, in float64."""
-    exact = Problem(OptimizerSubject("", "torch.optim.SGD"), "float64")
+    exact = Problem(replace(_PLAIN, hidden=subject.hidden), "float64")
     exact.model.load_state_dict(weights)
     return sum(float(exact.loss(number)) for number in range(_BATCHES)) / _BATCHES
 
@@ -146,12 +157,12 @@ def _eagerly() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.to_dense().flatten() if t.layout is not torch.strided else t.flatten() for t in tensors])
 
 
-def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a run came to, and the weights at its end."""
+def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any], dict[str, torch.Tensor], States]:
+    """What a run came to, and the weights and states at its end."""
     with _eagerly():
         row: dict[str, Any] = {"exception": "", "nonfinite from": None, "unchanged": None, "states": ""}
         begun = time.process_time()
@@ -172,16 +183,65 @@ def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any]
                     break
             row["unchanged"] = float(unchanged / updates) if updates else None
             row["states"] = states_of(problem.optimizers)
-            weights = problem.weights()
+            weights, states = problem.weights(), sums_of(problem.optimizers)
         except Exception as error:  # noqa: BLE001  # a package may refuse by any exception; the row says which
             row["exception"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-            weights = {}
+            weights, states = {}, {}
         row["seconds"] = round(time.process_time() - begun, 2)
-    return row, weights
+    return row, weights, states
+
+
+def sums_of(optimizers: list[torch.optim.Optimizer]) -> States:
+    """The states that are never negative (averages of squares, sums, maxima), float64, by name and parameter."""
+    sums: States = {}
+    for number, state in enumerate(state for optimizer in optimizers for state in optimizer.state.values()):
+        for key, value in _tensors(state):
+            if value.is_floating_point() and type(value) is torch.Tensor and value.numel() > 1:
+                sums[key, number] = value.double().clone()
+    return {name: value for name, value in sums.items() if bool((value >= 0).all()) and bool((value > 0).any())}
+
+
+def state_error(exact: States, states: States) -> tuple[float | None, str]:
+    """How far the worst state is from that of the float64 run, relative to its norm, and its name."""
+    errors = {}
+    for key in dict.fromkeys(key for key, _ in exact):
+        pairs = [(exact[name], states.get(name)) for name in exact if name[0] == key]
+        if all(own is not None and own.shape == value.shape for value, own in pairs):
+            off = sum(float((own - value).square().sum()) for value, own in pairs if own is not None)
+            errors[key] = math.sqrt(off / sum(float(value.square().sum()) for value, _ in pairs))
+    worst = max(errors, key=lambda key: errors[key], default="")
+    return errors.get(worst), worst
+
+
+def without_effect(subject: OptimizerSubject, arm: str) -> list[str]:
+    """The options that leave every bit of the weights as it is, whether they are set or zero."""
+    with _eagerly():
+        try:
+            idle = []
+            for option in OPTIONS:
+                ends = []
+                for cleared in (False, True):
+                    problem = Problem(subject, arm)
+                    groups = [group for optimizer in problem.optimizers[:1] for group in optimizer.param_groups]
+                    if not all(isinstance(group.get(option), float) and group[option] > 0 for group in groups):
+                        break
+                    for group in groups if cleared else ():
+                        group[option] = 0.0
+                    for number in range(_TRIED):
+                        problem.step(number)
+                    ends.append(_flat(list(problem.model.parameters())))
+                if len(ends) == 2 and torch.equal(*(end.nan_to_num(123.0) for end in ends)):
+                    idle.append(option)
+            return idle
+        except Exception:  # noqa: BLE001  # refused: `ran` says so
+            return []
 
 
 def compared(
-    start: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]
+    subject: OptimizerSubject,
+    start: dict[str, torch.Tensor],
+    exact: dict[str, torch.Tensor],
+    weights: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
     """How far the end of a run is from that in float64.
 
@@ -203,19 +263,24 @@ def compared(
         "distance": off / length if length else None,
         "arrived": parts.get(least),
         "least": least,
-        "loss": loss_at(weights),
+        "loss": loss_at(subject, weights),
     }
 
 
 def measured(subject: OptimizerSubject, steps: int) -> dict[str, Any]:
     """All runs of an optimizer, by their names."""
-    start = Problem(OptimizerSubject("", "torch.optim.SGD"), "float64").weights()
+    start = Problem(replace(_PLAIN, hidden=subject.hidden), "float64").weights()
     exact: dict[str, torch.Tensor] = {}
+    exact_states: States = {}
     runs = {}
     for arm in ARMS:
-        row, weights = ran(subject, arm, steps)
-        exact = weights if arm == "float64" else exact
-        runs[arm] = {**row, **compared(start, exact, weights)}
+        row, weights, states = ran(subject, arm, steps)
+        if arm == "float64":
+            exact, exact_states = weights, states
+        row |= compared(subject, start, exact, weights)
+        row["state error"], row["worst state"] = state_error(exact_states, states)
+        row["without effect"] = without_effect(subject, arm) if arm in PURE else []
+        runs[arm] = row
     return runs
 
 

@@ -34,7 +34,8 @@ class OptimizerSubject:
     """An optimizer. path: of the class; options: what it is built with.
 
     closure: `step` takes a closure that computes the loss and its gradients. sparse: gradients must be sparse.
-    matrices: takes matrices alone; AdamW steps the other parameters. trains: `train()` must be called first.
+    matrices: takes matrices alone; AdamW steps the other parameters. trains: `train()` must be called first. hidden:
+    width of the network; low-bit states begin at 4,096 elements.
     """
 
     name: str
@@ -44,6 +45,7 @@ class OptimizerSubject:
     sparse: bool = False
     matrices: bool = False
     trains: bool = False
+    hidden: int = 32
 
     @property
     def package(self) -> str:
@@ -124,16 +126,21 @@ _PYTORCH_OPTIMIZER = (
     "NovoGrad QHAdam SM3 SOAP ScalableShampoo StableAdamW Tiger Yogi"
 ).split()
 
+_WIDE = 256
+
 _PACKAGES: tuple[OptimizerSubject, ...] = (
     OptimizerSubject("Ranger21(num_iterations=1000)", "pytorch_optimizer.Ranger21", {"num_iterations": 1000}),
     OptimizerSubject("AdamWScheduleFree", "schedulefree.AdamWScheduleFree", trains=True),
     OptimizerSubject("RAdamScheduleFree", "schedulefree.RAdamScheduleFree", trains=True),
     OptimizerSubject("SGDScheduleFree(lr=1)", "schedulefree.SGDScheduleFree", {"lr": 1.0}, trains=True),
-    OptimizerSubject("AdamW8bit", "torchao.optim.AdamW8bit"),
-    OptimizerSubject("AdamW4bit", "torchao.optim.AdamW4bit"),
-    OptimizerSubject("AdamWFp8", "torchao.optim.AdamWFp8"),
+    OptimizerSubject("AdamW8bit", "torchao.optim.AdamW8bit", hidden=_WIDE),
+    OptimizerSubject("AdamW4bit", "torchao.optim.AdamW4bit", hidden=_WIDE),
+    OptimizerSubject("AdamWFp8", "torchao.optim.AdamWFp8", hidden=_WIDE),
     OptimizerSubject(
-        "AdamW8bit(bf16_stochastic_round=True)", "torchao.optim.AdamW8bit", {"bf16_stochastic_round": True}
+        "AdamW8bit(bf16_stochastic_round=True)",
+        "torchao.optim.AdamW8bit",
+        {"bf16_stochastic_round": True},
+        hidden=_WIDE,
     ),
     OptimizerSubject(
         "_AdamW(bf16_stochastic_round=True)", "torchao.optim.adam._AdamW", {"bf16_stochastic_round": True}

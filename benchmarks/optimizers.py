@@ -32,14 +32,17 @@ def damage(runs: dict[str, Any], arm: str) -> str:
         return f"not finite from step {run['nonfinite from']} on"
     if run["distance"] is None or exact["loss"] is None:
         return ""
-    usual = control["distance"] or 0.0
     parts = []
-    if run["arrived"] < 0.5 and (control["arrived"] or 0.0) > 0.8:
+    if run["arrived"] < 0.25 and (control["arrived"] or 0.0) > 0.8:
         parts.append(f"{100 * max(0.0, run['arrived']):.0f} % of the way of {run['least']} arrived")
-    if run["distance"] > max(0.5, 3.0 * usual):
+    if run["distance"] > max(0.5, 3.0 * (control["distance"] or 0.0)):
         parts.append(f"ended {run['distance']:.2f} of the way off")
     if run["loss"] > 1.25 * max(exact["loss"], control["loss"] or 0.0):
         parts.append(f"loss {run['loss']:.3g}, not {exact['loss']:.3g}")
+    if (run["state error"] or 0.0) > 0.5 and (control["state error"] or 0.0) < 0.25:
+        parts.append(f"{run['worst state']} off by {run['state error']:.2f} of its norm")
+    if "weight_decay" in run["without effect"]:
+        parts.append("weight decay without effect")
     return "; ".join(parts)
 
 
@@ -65,6 +68,8 @@ def agreement(row: Row, arm: str) -> str:
         return "yes"
     if said.startswith("warn"):
         return "warned"
+    if not lost and "eps" in run["without effect"]:
+        return "guard"
     return "missed" if lost else "alarm"
 
 
@@ -73,33 +78,49 @@ def _number(value: float | None, form: str = ".2g") -> str:
 
 
 def markdown(rows: Rows) -> Iterator[str]:
-    found = sorted(rows.values(), key=lambda row: (row["size"] != "torch", row["size"], list(SUBJECTS).index(_key(row))))
+    found = sorted(
+        rows.values(), key=lambda row: (row["size"] != "torch", row["size"], list(SUBJECTS).index(_key(row)))
+    )
     yield "## 1,000 steps beside float64"
     yield ""
     yield (
         "Distance: of the weights at the end to those of the float64 run, by the way that these went (1 is what "
         "weights that never move have). Arrived: of the tensor that fell behind most, the projection of its way on "
         "that in float64. Unchanged: the share of elements, over all steps, that had a gradient and stayed the same. "
-        "The loss is that of the weights at the end, computed in float64."
+        "The loss is that of the weights at the end, computed in float64. State error: of the state that is never "
+        "negative and is furthest from that of the float64 run, relative to its norm. Without effect: options that "
+        "change no bit of the weights in 100 steps, set or zero."
     )
     yield ""
-    columns = "package", "optimizer", "run", "finite", "unchanged", "distance", "arrived", "loss", "in float64", "states"
+    columns = (
+        "package",
+        "optimizer",
+        "run",
+        "finite",
+        "unchanged",
+        "distance",
+        "arrived",
+        "loss",
+        "in float64",
+        "states",
+    )
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "---|" * len(columns)
     for row in found:
         name = f"{row['size']} {row['options']['version']}", row["name"]
         if not row["options"]["version"]:
-            yield f"| {row['size']} | {row['name']} | not installed |" + " |" * 7
+            yield f"| {row['size']} | {row['name']} | not installed |" + " |" * 9
             continue
         for arm in SHOWN:
             run = row["runs"][arm]
             if run["exception"]:
-                cells = [run["exception"].replace("|", "/"), *[""] * 6]
+                cells = [run["exception"].replace("|", "/"), *[""] * 8]
             else:
                 step = run["nonfinite from"]
                 numbers = _number(run["unchanged"]), _number(run["distance"]), _number(run["arrived"], ".2f")
                 losses = _number(run["loss"], ".3g"), _number(row["runs"]["float64"]["loss"], ".3g")
-                cells = ["yes" if step is None else f"no, from step {step} on", *numbers, *losses, run["states"]]
+                cells = ["yes" if step is None else f"no, from step {step} on", *numbers, *losses]
+                cells += [_number(run["state error"]), ", ".join(run["without effect"]), run["states"]]
             yield "| " + " | ".join([*name, arm, *cells]) + " |"
     yield ""
     yield from _judged(found)
@@ -127,6 +148,7 @@ WORDS = {
     "yes": "agree",
     "warned": "only warned",
     "missed": "missed",
+    "guard": "name an eps without effect, which these steps did not need",
     "alarm": "alarms without a loss",
 }
 

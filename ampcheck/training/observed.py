@@ -31,6 +31,7 @@ from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
+from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
 """How many steps are followed update by update."""
@@ -97,7 +98,8 @@ class Following:
     ) -> None:
         self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
-        self.lineage = Lineage(self.sums)
+        self.moments = MomentWatch(self.shadow, loop)
+        self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
@@ -124,6 +126,7 @@ class Following:
         self.lineage.active = number < self._steps
         if self.lineage.active:
             self.updates.begin(residents)
+            self.moments.start(residents)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
@@ -138,6 +141,7 @@ class Following:
         residents = floating_residents(self._loop)
         if number < self._steps:
             self.updates.end(residents)
+            self.moments.end(residents)
         self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
         if same:
@@ -242,6 +246,7 @@ class Observation:
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+            residency = replace(residency, vanished=following.moments.vanished)
             compared = {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
