@@ -86,23 +86,15 @@ def markdown(rows: Rows) -> Iterator[str]:
     yield (
         "Distance: of the weights at the end to those of the float64 run, by the way that these went (1 is what "
         "weights that never move have). Arrived: of the tensor that fell behind most, the projection of its way on "
-        "that in float64. Unchanged: the share of elements, over all steps, that had a gradient and stayed the same. "
+        "that in float64. Unchanged: the share of elements, over all steps, that stayed the same. "
         "The loss is that of the weights at the end, computed in float64. State error: of the state that is never "
         "negative and is furthest from that of the float64 run, relative to its norm. Without effect: options that "
-        "change no bit of the weights in 100 steps, set or zero."
+        "change no bit of the weights in 50 steps, set or zero."
     )
     yield ""
     columns = (
-        "package",
-        "optimizer",
-        "run",
-        "finite",
-        "unchanged",
-        "distance",
-        "arrived",
-        "loss",
-        "in float64",
-        "states",
+        *("package", "optimizer", "run", "finite", "unchanged", "distance", "arrived", "loss", "in float64"),
+        *("state error", "without effect", "states"),
     )
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "---|" * len(columns)
