@@ -69,18 +69,34 @@ class _Before:
     eps: float
 
 
+@dataclass(slots=True)
+class _Zeros:
+    """Of a state, the elements that vanished in every step since one, and the sum of their exact values."""
+
+    lost: torch.Tensor
+    sum: torch.Tensor
+    since: int
+
+
 class MomentWatch:
     """Compares narrow optimizer state, and the updates of its parameters, with their exact values after each step.
 
-    It is one of the `additions` of a `Lineage`, and sees which state is divided by. vanished: of the worst step.
+    It is one of the `additions` of a `Lineage`, and sees which state is divided by.
     """
 
     def __init__(self, shadow: Shadow, loop: TrainingLoop) -> None:
-        self.vanished: tuple[VanishedState, ...] = ()
+        self._worst: tuple[VanishedState, ...] = ()
+        self._coming: tuple[VanishedState, ...] = ()
+        self._zeros: dict[str, _Zeros] = {}
         self._shadow, self._loop = shadow, loop
         self._before: dict[str, _Before] = {}
         self._divisors = self._steps = 0
         self._lineage: Lineage | None = None
+
+    @property
+    def vanished(self) -> tuple[VanishedState, ...]:
+        """What vanished in the worst step, or in all steps if the updates that follow from that are worse."""
+        return max(self._worst, self._coming, key=excess_of)
 
     def begin(self, lineage: Lineage) -> None:
         """A step begins, with origins of its own."""
@@ -114,7 +130,8 @@ class MomentWatch:
         exacts = [self._exact(before.tensor) - before.exact for before in self._before.values()]
         size = math.sqrt(sum(float(exact.square().sum()) for exact in exacts))
         elements = sum(exact.numel() for exact in exacts)
-        vanished: list[VanishedState] = []
+        measured: list[VanishedState | None] = []
+        coming: list[VanishedState | None] = []
         for resident in residents if self._before and math.isfinite(size) else ():
             state = resident.tensor
             before = self._before.get(resident.name.rpartition(".")[0]) if resident.role is Role.STATE else None
@@ -123,10 +140,12 @@ class MomentWatch:
             exact = self._exact(state)
             lost = (state == 0) & (exact != 0)
             if bool(lost.any()):
-                both = self._measured(resident, before, lost, size), self._foreseen(resident, before, lost, elements)
-                vanished += sorted(filter(None, both), key=lambda state: state.excess)[-1:]
-        if excess_of(vanished) > excess_of(self.vanished):
-            self.vanished = tuple(vanished)
+                measured.append(self._measured(resident, before, lost, size))
+            zeros = self._zeros.setdefault(resident.name, _Zeros(lost, torch.zeros_like(exact), self._steps))
+            zeros.lost, zeros.sum = zeros.lost & lost, zeros.sum + exact.clamp(min=0.0)
+            coming.append(self._foreseen(resident, before, zeros, elements))
+        self._worst = max(self._worst, tuple(filter(None, measured)), key=excess_of)
+        self._coming = tuple(filter(None, coming))
         self._before = {}
         self._steps += 1
 
@@ -142,8 +161,8 @@ class MomentWatch:
         excess = float((update - exact)[large].norm()) / size if size else math.inf
         return self._vanished(state, large, excess, float(largest), foreseen=False)
 
-    def _foreseen(self, state: Resident, before: _Before, lost: torch.Tensor, elements: int) -> VanishedState | None:
-        """How much too large updates become where an average of squares stays zero.
+    def _foreseen(self, state: Resident, before: _Before, zeros: _Zeros, elements: int) -> VanishedState | None:
+        """How much too large updates become where an average of squares was zero after every step.
 
         A kernel that computes in float32 divides by the addend of its own step at least: (1 - beta) of what the average
         would come to. The eps counts as if it stood beneath the root, where it is largest. The updates of an optimizer
@@ -154,9 +173,9 @@ class MomentWatch:
         gain = lineage.form(tensor).gain(bit) if lineage is not None and bit else None
         if not bit & self._divisors or gain is None or not 0.0 < gain < 1.0 or bool((tensor < 0).any()):
             return None
-        addend = self._exact(tensor).clamp(min=0.0)
+        addend = zeros.sum / (self._steps - zeros.since + 1)
         factors = ((addend / (1.0 - gain) + before.eps) / (addend + before.eps).clamp(min=_TINY)).sqrt()
-        large = lost & (factors > _LARGER)
+        large = zeros.lost & (factors > _LARGER)
         if not bool(large.any()):
             return None
         excess = math.sqrt(float((factors[large] - 1.0).square().sum()) / elements)
