@@ -85,7 +85,8 @@ class Lineage(TorchDispatchMode):
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
-    draws: whether random numbers were drawn while autograd was off, as by an optimizer that rounds at random.
+    draws: whether random numbers were drawn after a backward pass or while autograd was off, as by an optimizer that
+    rounds at random.
     additions: watches, such as a `ReductionWatch`, which see every op and may add origins. active: whether ops are
     followed.
 
@@ -99,7 +100,7 @@ class Lineage(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
         self.active = True
-        self.draws = False
+        self.draws = self._after_backward = False
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
@@ -114,7 +115,7 @@ class Lineage(TorchDispatchMode):
         """A step begins: its origins are the narrow ones of these tensors."""
         self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
         self._count = self._parameters = 0
-        self.draws = False
+        self.draws = self._after_backward = False
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
             narrow = resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT
@@ -173,7 +174,9 @@ class Lineage(TorchDispatchMode):
         if call.schema.view:
             return func(*args, **kwargs)
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
-        recorded = recorded or torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        self._after_backward |= backward
+        recorded = recorded or backward
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
             notes, forms = self._plan(call, recorded)
             for watch in self._additions:
@@ -198,7 +201,7 @@ class Lineage(TorchDispatchMode):
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
         ]
         if call.schema.random:
-            self.draws |= not torch.is_grad_enabled()
+            self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
             return [_Note(tensor, Form()) for _, tensor in written], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,10 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import LoopShadow, Resident, Role
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
+from ampcheck.training.stagnation.forecast import Sample, Stop
+from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
 """A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
@@ -34,20 +36,11 @@ _NOISY = 0.1
 _SMALL = 0.24
 """In spacings, updates that rounding to nearest never lets move a value, not even at a power of two."""
 
+_MOST_STEPS = 0.75
+"""The part of the steps in which a tensor must carry what another one loses."""
+
 _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulation:
-    """A tensor that only adds increments of one sign to itself: it stops where they are half a spacing.
-
-    increment: the typical one. stops_at: the magnitude from which it is lost. steps: how many are left until then.
-    """
-
-    increment: float
-    stops_at: float
-    steps: int
 
 
 @dataclass(slots=True)
@@ -57,13 +50,13 @@ class TensorUpdates:
     moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
     without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
     overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
-    written. gains: per step, what it is multiplied by; None where that is not one number. low, high: the smallest and
-    largest of all that was added. squared_updates, squared_values: sums of the squares of the updates and of the old
-    values. decay: what a multiplication by a factor below 1 does on its own; merged: what a factor that is rounded
-    together with what is added could do, looked at only where that points away from zero.
-    samples: old values and updates [at most 512 elements], float64, of each step. jumped: values that moved by updates
-    too small for rounding to nearest, expected: how many random rounding would have moved.
+    written. candidates: of each step with many lost updates, how many, and the tensors that may carry them. gains: per
+    step, what it is multiplied by; None where that is not one number. squared_updates, squared_values: sums of the
+    squares of the updates and of the old values. decay: what a multiplication by a factor below 1 does on its own.
+    jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
+    have moved; random: whether it is rounded at random.
     optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
+    stop: where it will stop. plan: of a parameter, what its updates come to as the learning rate changes.
     """
 
     role: str
@@ -75,21 +68,21 @@ class TensorUpdates:
     lost: int = 0
     carried: int = 0
     carriers: set[str] = field(default_factory=set)
+    candidates: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     overwritten: int = 0
     steps: int = 0
     gains: list[float | None] = field(default_factory=list)
-    low: float = 0.0
-    high: float = 0.0
     squared_updates: float = 0.0
     squared_values: float = 0.0
     decay: Decay = field(default_factory=Decay)
-    merged: Decay = field(default_factory=Decay)
-    samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     jumped: int = 0
     expected: float = 0.0
+    random: bool = False
     optimizer: str = ""
     rate: float = 1.0
-    accumulation: Accumulation | None = None
+    stop: Stop | None = None
+    plan: Plan | None = None
     compensates: bool = False
     op: str = ""
     file: str = ""
@@ -98,7 +91,9 @@ class TensorUpdates:
 
     @property
     def share(self) -> float:
-        """The share of its updates that is lost."""
+        """The share of its updates that is lost: of the planned ones where a schedule is known."""
+        if self.plan is not None:
+            return self.plan.share
         return self.lost / self.moved if self.moved else 0.0
 
     @property
@@ -118,17 +113,27 @@ class TensorUpdates:
         known = [gain for gain in self.gains if gain is not None]
         return known if len(known) == len(self.gains) else []
 
-    @property
-    def lag(self) -> float:
-        """How far, relative to its size, a decaying average may stay from what it follows; infinite for others."""
-        factors = self.factors
-        decays = bool(factors) and all(0.0 < factor < 1.0 for factor in factors)
-        return format_of(self.dtype).unit_roundoff / (1.0 - max(factors)) if decays else math.inf
+    def settle(self) -> None:
+        """Decide what carries the lost updates: a tensor that does in most of the steps, as a compensation does in all.
+
+        A first moment is of the size of the learning rate now and then, by chance.
+        """
+        seen = Counter(name for _, names in self.candidates for name in names)
+        carrier, steps = seen.most_common(1)[0] if seen else ("", 0)
+        if steps < _MOST_STEPS * len(self.candidates):
+            carrier = ""
+        for missed, names in self.candidates:
+            if carrier and carrier in names:
+                self.carriers.add(carrier)
+                self.carried += missed
+            else:
+                self.lost += missed
+        self.candidates.clear()
 
     @property
-    def bad_decay(self) -> Decay:
-        """The decay that is worth telling: that of its own, else, of anything but a parameter, the merged one."""
-        return self.decay if self.decay.looked or self.role == Role.PARAMETER.value else self.merged
+    def averages(self) -> bool:
+        """Whether a step keeps a part of the value, and replaces the rest."""
+        return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
 
 @dataclass(slots=True)
@@ -156,11 +161,14 @@ class UpdateWatch:
         lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
         self._before: list[_Before] = []
+        self._rates: Mapping[str, float] = {}
+        self.schedules = Schedules()
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident]) -> None:
-        """Take down the values of the narrow tensors, before a step."""
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> None:
+        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow."""
+        self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
@@ -175,6 +183,7 @@ class UpdateWatch:
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
         """Record the magnitude of each tensor of 16 bits after a step."""
+        self.schedules.ended()
         for resident in residents:
             if resident.tensor.dtype.itemsize == 2:
                 now = float(resident.tensor.abs().sum(dtype=torch.float64))
@@ -226,29 +235,26 @@ class UpdateWatch:
         noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
         if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
             lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
+            updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            carrier = carriers.of(resident, before.exact + update, new)
-            if carrier:
-                updates.carriers.add(carrier)
-                updates.carried += missed
-                missed = 0
+            updates.candidates.append((missed, carriers.of(resident, before.exact + update, new)))
+            missed = 0
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
-        _count_jumps(updates, old, new, update, before.old.dtype)
+        opaque = written is not None and not written.op.startswith("aten::")
+        if lineage.draws or opaque:
+            _count_jumps(updates, old, new, update, before.old.dtype)
         updates.squared_updates += float(update.square().sum())
         updates.steps += 1
         updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
         gain = form.gain(before.bit)
         updates.gains.append(gain)
-        if gain is not None and moved.any():
-            inputs = torch.where(moved, update - (gain - 1.0) * before.exact, 0.0)
-            updates.low = min(updates.low, float(inputs.min()))
-            updates.high = max(updates.high, float(inputs.max()))
-            if 0.0 < gain < 1.0 and not (written is not None and written.decay.looked):
-                _merge(updates, gain, old, inputs, before.old.dtype)
         if len(updates.samples) < _SAMPLED_STEPS:
-            updates.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
+            added = update - ((1.0 if gain is None else gain) - 1.0) * before.exact
+            added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
+            values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
+            updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
 
 
 def _count_jumps(
@@ -267,15 +273,6 @@ def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
 
 
-def _merge(updates: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch.Tensor, dtype: torch.dtype) -> None:
-    nonzero = old != 0
-    looked = int(nonzero.sum())
-    outward = int((nonzero & (inputs * old >= 0)).sum())
-    if looked and outward >= 0.9 * looked:
-        stuck = nonzero & ((gain * old).to(dtype).double() == old)
-        updates.merged += Decay(gain, looked, int(stuck.sum()), updates.op)
-
-
 class _Carriers:
     """Who could hold what a tensor loses: every tensor that changed, by its number of elements."""
 
@@ -289,11 +286,12 @@ class _Carriers:
                 self._groups.setdefault(tensor.numel(), []).append(resident)
         self._rows: dict[int, torch.Tensor] = {}
 
-    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> str:
-        """The tensor that knows more than half of what was lost: a wide copy, or what is to be added or taken away."""
+    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> tuple[str, ...]:
+        """The tensors that know more than half of what was lost, the best first: a wide copy, or what is to be added or
+        taken away."""
         group = self._groups.get(true.numel(), [])
         if not group:
-            return ""
+            return ()
         if true.numel() not in self._rows:
             of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
             self._rows[true.numel()] = torch.stack(of_each)
@@ -301,10 +299,9 @@ class _Carriers:
         missing = (present - wanted).abs().sum()
         ways = (rows, present + rows, present - rows)
         left = torch.stack([(way - wanted).abs().sum(1) for way in ways]).amin(0)
-        for other, error in zip(group, left.tolist(), strict=True):
-            if error < 0.5 * float(missing) and (other.role, other.name) != (resident.role, resident.name):
-                return other.name
-        return ""
+        ranked = sorted(zip(left.tolist(), range(len(group)), strict=True))
+        others = (group[number] for error, number in ranked if error < 0.5 * float(missing))
+        return tuple(other.name for other in others if (other.role, other.name) != (resident.role, resident.name))
 
 
 def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
