@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from optimizer_subjects import OptimizerSubject
@@ -21,9 +21,6 @@ from torch import nn
 
 import ampcheck
 from ampcheck.core.run import Verdict
-
-States: TypeAlias = "dict[tuple[str, int], torch.Tensor]"
-"""By name and number of the parameter."""
 
 STEPS = 1000
 ARMS = {
@@ -161,8 +158,8 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.to_dense().flatten() if t.layout is not torch.strided else t.flatten() for t in tensors])
 
 
-def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any], dict[str, torch.Tensor], States]:
-    """What a run came to, and the weights and states at its end."""
+def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a run came to, and the weights at its end."""
     with _eagerly():
         row: dict[str, Any] = {"exception": "", "nonfinite from": None, "unchanged": None, "states": ""}
         begun = time.process_time()
@@ -170,46 +167,25 @@ def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any]
             problem = Problem(subject, arm)
             parameters = list(problem.model.parameters())
             before = _flat(parameters)
-            unchanged = updates = 0
+            unchanged = torch.zeros((), dtype=torch.int64)
+            updates = torch.zeros((), dtype=torch.int64)
             for number in range(steps):
                 problem.step(number)
-                after = _flat(parameters)
-                updates += after.numel()
-                unchanged += int((after == before).sum())
+                after, moved = _flat(parameters), _flat([p.grad for p in parameters]) != 0
+                updates += moved.sum()
+                unchanged += (moved & (after == before)).sum()
                 before = after
                 if not bool(after.isfinite().all()):
                     row["nonfinite from"] = number
                     break
-            row["unchanged"] = unchanged / updates
+            row["unchanged"] = float(unchanged / updates) if updates else None
             row["states"] = states_of(problem.optimizers)
-            weights, states = problem.weights(), sums_of(problem.optimizers)
+            weights = problem.weights()
         except Exception as error:  # noqa: BLE001  # a package may refuse by any exception; the row says which
             row["exception"] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-            weights, states = {}, {}
+            weights = {}
         row["seconds"] = round(time.process_time() - begun, 2)
-    return row, weights, states
-
-
-def sums_of(optimizers: list[torch.optim.Optimizer]) -> States:
-    """The states that are never negative (averages of squares, sums, maxima), float64, by name and parameter."""
-    sums: States = {}
-    for number, state in enumerate(state for optimizer in optimizers for state in optimizer.state.values()):
-        for key, value in _tensors(state):
-            if value.is_floating_point() and type(value) is torch.Tensor and value.numel() > 1:
-                sums[key, number] = value.double().clone()
-    return {name: value for name, value in sums.items() if bool((value >= 0).all()) and bool((value > 0).any())}
-
-
-def state_error(exact: States, states: States) -> tuple[float | None, str]:
-    """How far the worst state is from that of the float64 run, relative to its norm, and its name."""
-    errors = {}
-    for key in dict.fromkeys(key for key, _ in exact):
-        pairs = [(exact[name], states.get(name)) for name in exact if name[0] == key]
-        if all(own is not None and own.shape == value.shape for value, own in pairs):
-            off = sum(float((own - value).square().sum()) for value, own in pairs if own is not None)
-            errors[key] = math.sqrt(off / sum(float(value.square().sum()) for value, _ in pairs))
-    worst = max(errors, key=lambda key: errors[key], default="")
-    return errors.get(worst), worst
+    return row, weights
 
 
 def without_effect(subject: OptimizerSubject, arm: str) -> list[str]:
@@ -270,16 +246,11 @@ def measured(subject: OptimizerSubject, steps: int) -> dict[str, Any]:
     """All runs of an optimizer, by their names."""
     start = Problem(replace(_PLAIN, hidden=subject.hidden), "float64").weights()
     exact: dict[str, torch.Tensor] = {}
-    exact_states: States = {}
     runs = {}
     for arm in ARMS:
-        row, weights, states = ran(subject, arm, steps)
-        if arm == "float64":
-            exact, exact_states = weights, states
-        row |= compared(subject, start, exact, weights)
-        row["state error"], row["worst state"] = state_error(exact_states, states)
-        row["without effect"] = without_effect(subject, arm) if arm in PURE else []
-        runs[arm] = row
+        row, weights = ran(subject, arm, steps)
+        exact = weights if arm == "float64" else exact
+        runs[arm] = {**row, **compared(subject, start, exact, weights)}
     return runs
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from _evidence import Row, Rows, is_current, read_rows, write_rows
-from optimizer_runs import ARMS, PURE, STEPS, audited, measured
+from optimizer_runs import ARMS, PURE, STEPS, audited, measured, without_effect
 from optimizer_subjects import SUBJECTS
 
 from ampcheck.speed.stats import fingerprint
@@ -25,8 +25,9 @@ from ampcheck.speed.stats import fingerprint
 SHOWN = [arm for arm in ARMS if arm != "float64"]
 
 
-def damage(runs: dict[str, Any], arm: str) -> str:
+def damage(row: Row, arm: str) -> str:
     """What 1,000 steps in a precision lost, in words; empty where they ended as those in float64 did."""
+    runs = row["runs"]
     run, exact, control = runs[arm], runs["float64"], runs["master weights"]
     if run["nonfinite from"] is not None:
         return f"not finite from step {run['nonfinite from']} on"
@@ -39,9 +40,7 @@ def damage(runs: dict[str, Any], arm: str) -> str:
         parts.append(f"ended {run['distance']:.2f} of the way off")
     if run["loss"] > 1.25 * max(exact["loss"], control["loss"] or 0.0):
         parts.append(f"loss {run['loss']:.3g}, not {exact['loss']:.3g}")
-    if (run["state error"] or 0.0) > 0.5 and (control["state error"] or 0.0) < 0.25:
-        parts.append(f"{run['worst state']} off by {run['state error']:.2f} of its norm")
-    if "weight_decay" in run["without effect"]:
+    if "weight_decay" in row["without effect"][arm]:
         parts.append("weight decay without effect")
     return "; ".join(parts)
 
@@ -63,12 +62,12 @@ def agreement(row: Row, arm: str) -> str:
     refused = bool(run["exception"])
     if refused or row["runs"]["float64"]["loss"] is None:
         return ""
-    lost, said = damage(row["runs"], arm), verdict(audit)
+    lost, said = damage(row, arm), verdict(audit)
     if bool(lost) == said.startswith("fail"):
         return "yes"
     if said.startswith("warn"):
         return "warned"
-    if not lost and "eps" in run["without effect"]:
+    if not lost and "eps" in row["without effect"][arm]:
         return "guard"
     return "missed" if lost else "alarm"
 
@@ -86,33 +85,32 @@ def markdown(rows: Rows) -> Iterator[str]:
     yield (
         "Distance: of the weights at the end to those of the float64 run, by the way that these went (1 is what "
         "weights that never move have). Arrived: of the tensor that fell behind most, the projection of its way on "
-        "that in float64. Unchanged: the share of elements, over all steps, that stayed the same. "
-        "The loss is that of the weights at the end, computed in float64. State error: of the state that is never "
-        "negative and is furthest from that of the float64 run, relative to its norm. Without effect: options that "
+        "that in float64. Unchanged: the share of elements with a gradient, over all steps, that stayed the same. "
+        "The loss is that of the weights at the end, computed in float64. Without effect: options that "
         "change no bit of the weights in 50 steps, set or zero."
     )
     yield ""
     columns = (
         *("package", "optimizer", "run", "finite", "unchanged", "distance", "arrived", "loss", "in float64"),
-        *("state error", "without effect", "states"),
+        *("without effect", "states"),
     )
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "---|" * len(columns)
     for row in found:
         name = f"{row['size']} {row['options']['version']}", row["name"]
         if not row["options"]["version"]:
-            yield f"| {row['size']} | {row['name']} | not installed |" + " |" * 9
+            yield f"| {row['size']} | {row['name']} | not installed |" + " |" * 8
             continue
         for arm in SHOWN:
             run = row["runs"][arm]
             if run["exception"]:
-                cells = [run["exception"].replace("|", "/"), *[""] * 8]
+                cells = [run["exception"].replace("|", "/"), *[""] * 7]
             else:
                 step = run["nonfinite from"]
                 numbers = _number(run["unchanged"]), _number(run["distance"]), _number(run["arrived"], ".2f")
                 losses = _number(run["loss"], ".3g"), _number(row["runs"]["float64"]["loss"], ".3g")
                 cells = ["yes" if step is None else f"no, from step {step} on", *numbers, *losses]
-                cells += [_number(run["state error"]), ", ".join(run["without effect"]), run["states"]]
+                cells += [", ".join(row["without effect"].get(arm, ())), run["states"]]
             yield "| " + " | ".join([*name, arm, *cells]) + " |"
     yield ""
     yield from _judged(found)
@@ -131,7 +129,7 @@ def _judged(found: list[Row]) -> Iterator[str]:
     for row in found:
         for arm in PURE if row["audits"] else ():
             refused = row["runs"][arm]["exception"]
-            lost = "refused" if refused else damage(row["runs"], arm) or "as in float64"
+            lost = "refused" if refused else damage(row, arm) or "as in float64"
             cells = row["size"], row["name"], arm, lost, verdict(row["audits"][arm]), agreement(row, arm)
             yield "| " + " | ".join(cells) + " |"
 
@@ -152,6 +150,7 @@ def _key(row: Row) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="optimizers whose package or name contains it")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth optimizer, from the Ith on")
     parser.add_argument("--judge", action="store_true", help="audit anew, also where the runs are kept")
     parser.add_argument("--write", action="store_true", help="measure nothing; write the tables anew")
     parser.add_argument(
@@ -161,7 +160,8 @@ def main() -> None:
     torch.set_num_threads(1)
     known, rows = fingerprint(), read_rows(options.evidence)
     rows = {key: row for key, row in rows.items() if key in SUBJECTS}
-    for key, subject in SUBJECTS.items():
+    first, every = map(int, options.part.split("/"))
+    for key, subject in list(SUBJECTS.items())[first - 1 :: every]:
         if options.write or not any(options.only in part for part in key):
             continue
         asked = {"steps": STEPS, "version": subject.version}
@@ -171,6 +171,7 @@ def main() -> None:
             row = {"size": key[0], "name": key[1], "options": asked, "fingerprint": known, "runs": {}, "audits": {}}
             row["runs"] = measured(subject, STEPS) if subject.version else {}
         if subject.version and (options.judge or not current):
+            row["without effect"] = {arm: without_effect(subject, arm) for arm in PURE}
             row["audits"] = {arm: audited(subject, arm) for arm in PURE}
         rows[key] = row
         print(*key, *(f"{arm}: {agreement(row, arm) or '-'}" for arm in PURE if row["audits"]), flush=True)

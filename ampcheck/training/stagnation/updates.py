@@ -50,9 +50,10 @@ class TensorUpdates:
     moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
     without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
     overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
-    written. candidates: of each step with many lost updates, how many, and the tensors that may carry them. gains: per
-    step, what it is multiplied by; None where that is not one number. squared_updates, squared_values: sums of the
-    squares of the updates and of the old values. decay: what a multiplication by a factor below 1 does on its own.
+    written. candidates: of steps with many lost updates, how many, and the tensors that may carry them; uncarried: such
+    steps without any. gains: per step, what it is multiplied by; None where that is not one number. squared_updates,
+    squared_values: sums of the squares of the updates and of the old values. decay: what a multiplication by a factor
+    below 1 does on its own.
     jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
     have moved; random: whether it is rounded at random.
     optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
@@ -69,6 +70,7 @@ class TensorUpdates:
     carried: int = 0
     carriers: set[str] = field(default_factory=set)
     candidates: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    uncarried: int = 0
     overwritten: int = 0
     steps: int = 0
     gains: list[float | None] = field(default_factory=list)
@@ -120,7 +122,7 @@ class TensorUpdates:
         """
         seen = Counter(name for _, names in self.candidates for name in names)
         carrier, steps = seen.most_common(1)[0] if seen else ("", 0)
-        if steps < _MOST_STEPS * len(self.candidates):
+        if steps < _MOST_STEPS * (len(self.candidates) + self.uncarried):
             carrier = ""
         for missed, names in self.candidates:
             if carrier and carrier in names:
@@ -238,8 +240,11 @@ class UpdateWatch:
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            updates.candidates.append((missed, carriers.of(resident, before.exact + update, new)))
-            missed = 0
+            names = carriers.of(resident, before.exact + update, new)
+            updates.uncarried += not names
+            if names:
+                updates.candidates.append((missed, names))
+                missed = 0
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
         opaque = written is not None and not written.op.startswith("aten::")
