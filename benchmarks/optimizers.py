@@ -10,6 +10,7 @@ that the evidence holds already, of this machine and these versions, are not mea
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ from optimizer_runs import ARMS, PURE, STEPS, audited, measured, without_effect
 from optimizer_subjects import SUBJECTS
 
 from ampcheck.speed.stats import fingerprint
+
+_LATER = re.compile(r"after about \d+,\d+ more steps")
+"""In the words of `stagnation`, a stop that these steps do not reach."""
 
 SHOWN = [arm for arm in ARMS if arm != "float64"]
 
@@ -67,7 +71,10 @@ def agreement(row: Row, arm: str) -> str:
         return "yes"
     if said.startswith("warn"):
         return "warned"
-    if not lost and "eps" in row["without effect"][arm]:
+    messages = [message for _, word, message, _ in audit.get("findings", ()) if word == "fail"]
+    if not lost and messages and all(_LATER.search(m) for m in messages):
+        return "later"
+    if not lost and messages and all(m.startswith("a constant that guards") or _LATER.search(m) for m in messages):
         return "guard"
     return "missed" if lost else "alarm"
 
@@ -138,7 +145,8 @@ WORDS = {
     "yes": "agree",
     "warned": "only warned",
     "missed": "missed",
-    "guard": "name an eps without effect, which these steps did not need",
+    "later": "foresee a stop after more than 1,000 steps",
+    "guard": "name an eps that is zero in the format, which these steps did not need",
     "alarm": "alarms without a loss",
 }
 
