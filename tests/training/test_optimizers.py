@@ -189,3 +189,60 @@ def test_master_weights_that_an_optimizer_keeps_beside_its_state_carry_the_updat
 
 def test_a_sum_in_a_container_that_stops_is_found():
     assert "sums.1.squares" in fails(audited(Contained, B16))["stagnation"].message
+
+
+class Sized(torch.optim.Optimizer):
+    """Steps by the sign of an average; in one step the average is by chance what the weights lose."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-5})
+        self.number = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.number += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                average.copy_(p.grad.sign() * (group["lr"] if self.number == 2 else 1e-2))
+                p.add_(average.sign(), alpha=-group["lr"])
+
+
+def test_a_state_of_the_size_of_what_is_lost_is_no_compensation_in_one_step_of_four():
+    finding = fails(audited(Sized, B16))["stagnation"]
+    assert "1.weight" in finding.message
+    assert "100 % changed nothing" in finding.message
+
+
+class Twice(torch.optim.Optimizer):
+    """Adds two terms to each parameter that nearly cancel, each with a rounding of its own."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-4})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-30 * group["lr"])
+                p.add_(p.grad, alpha=29 * group["lr"])
+
+
+def test_two_roundings_in_one_step_are_no_rounding_at_random():
+    assert "updates of parameters" in fails(audited(Twice, B16))["stagnation"].message
+
+
+class Drawn(Twice):
+    """Rounds to bfloat16 at random."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                bits = (p.float() - group["lr"] * p.grad.float()).view(torch.int32)
+                drawn = torch.randint(0, 1 << 16, p.shape, dtype=torch.int32)
+                p.copy_((bits + drawn & -65536).view(torch.float32))
+
+
+def test_rounding_at_random_loses_nothing():
+    assert "stagnation" not in fails(audited(Drawn, B16))
