@@ -154,11 +154,15 @@ MASTER_WEIGHTS = Check(
 OPTIMIZER_STATE = Check(
     "optimizer-state",
     "dtype",
-    "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32.",
-    "Every floating-point tensor in optimizer.state is listed by the parameter it belongs to. Without a policy "
-    "16-bit state is reported and not judged: stagnation measures whether its updates are lost.",
-    "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments; a "
-    "state that was cast by hand, or loaded from a 16-bit checkpoint.",
+    "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32. Whatever is "
+    "declared, state that updates are divided by does not become zero: fails where it does and the updates there are "
+    "too large, by more than half of the norm of all updates.",
+    "Every floating-point tensor in optimizer.state, also in lists and mappings, is listed by the parameter it belongs "
+    "to. In the first steps, elements of 16-bit state that are zero and not zero in float64 are compared with the "
+    "updates of the same elements: what vanished in a denominator makes them more than twice as large as in float64. "
+    "Without a policy other 16-bit state is reported and not judged: stagnation measures whether its updates are lost.",
+    "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments: squared "
+    "gradients below 6e-8 are zero in float16. A state that was cast by hand, or loaded from a 16-bit checkpoint.",
     "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

@@ -33,6 +33,7 @@ from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
+from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
 """How many updates of each tensor are followed."""
@@ -104,11 +105,13 @@ class Following:
     ) -> None:
         self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
-        self.lineage = Lineage(self.sums)
+        self.moments = MomentWatch(self.shadow, loop)
+        self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, updates)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
+        self._followed = False
         self._loop, self._restarts = loop, restarts
 
     @contextmanager
@@ -128,7 +131,10 @@ class Following:
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        self.lineage.active = self.updates.begin(residents, self._loop) or self.sums.goes_on
+        self._followed = self.updates.begin(residents, self._loop)
+        self.lineage.active = self._followed or self.sums.goes_on
+        if self._followed:
+            self.moments.start(residents)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
@@ -142,6 +148,8 @@ class Following:
         """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
         self.updates.end(residents)
+        if self._followed:
+            self.moments.end(residents)
         self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
         if same:
@@ -256,6 +264,7 @@ class Observation:
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+            residency = replace(residency, vanished=following.moments.vanished)
             compared = {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),

@@ -70,6 +70,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     """What the updates of the steps that ended came to. error: why the loop stopped."""
     tensors = list(watch.tensors.values())
     modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
+    for updates in tensors:
+        updates.settle()
     carriers = {name for updates in tensors for name in updates.carriers}
     for group in by_slot(tensors, {name for name, _ in loop.parameters()}):
         if rounds_at_random(group):
