@@ -41,6 +41,11 @@ _NOISE = 3.0
 _COUNTED = 0.01
 """The distance from consecutive numbers of the counts that the gains of a cumulative mean stand for."""
 
+LOST = 0.9
+"""The share of lost updates from which a tensor counts as standing still."""
+
+_FAR_BETTER = 0.25
+
 _ELEMENTS = 64
 
 _Name = TypeVar("_Name")
@@ -143,17 +148,19 @@ def course_of(
 def _arithmetic(
     samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, likely: str
 ) -> tuple[float, bool]:
-    """What a value is multiplied by in the end, and whether the product is rounded: by what explains the samples."""
+    """What a value is multiplied by in the end, and whether the product is rounded: as is likely, unless another way
+    explains the samples far better. What was added had been rounded itself, so that none explains all of them."""
     narrow = [float(torch.tensor(gain, dtype=dtype)) for gain in gains]
     ways = {ONCE: (gains, False), APART: (gains, True), NARROW: (narrow, True)}
-    errors = dict.fromkeys((likely, *ways), 0.0)
+    errors = dict.fromkeys(ways, 0.0)
     for way in errors:
         factors, apart = ways[way]
         for sample, factor in zip(samples, factors, strict=True):
             product = factor * sample.old
             after = (product.to(dtype).double() if apart else product) + sample.added
             errors[way] += float((after.to(dtype).double() - sample.new).abs().nansum())
-    factors, apart = ways[min(errors, key=lambda way: errors[way])]
+    best = min(errors, key=lambda way: errors[way])
+    factors, apart = ways[best if errors[best] < _FAR_BETTER * errors[likely] else likely]
     return max(factors), apart
 
 
@@ -180,7 +187,8 @@ def _of_means(group: Sequence[Course]) -> tuple[torch.Tensor, torch.Tensor]:
     steps = []
     for course in group:
         half = spacing(course.now, format_of(course.dtype)) / 2
-        steps.append(((course.added - course.now).abs().amax(0) / half - course.count).clamp(min=0.0))
+        far = ((course.added - course.now).abs() / course.now.abs()).flatten().quantile(LOST) * course.now.abs()
+        steps.append((far / half - course.count).clamp(min=0.0).nan_to_num(0.0))
     return torch.cat([course.now for course in group]), torch.cat(steps)
 
 
