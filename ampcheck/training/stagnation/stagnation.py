@@ -13,23 +13,11 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
-from ampcheck.training.stagnation.forecast import (
-    APART,
-    AVERAGE,
-    FOLLOWS,
-    HORIZON,
-    MEAN,
-    NARROW,
-    ONCE,
-    SUM,
-    Course,
-    Stop,
-    course_of,
-    stops,
-)
+from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.schedules import rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, rounds_at_random
 
@@ -85,7 +73,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if updates.optimizer and not updates.random and not updates.carriers:
             form = format_of(updates.dtype)
             updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
-    courses = {n: c for n, u in enumerate(tensors) if (c := _course(u, u.name in watch.restarted, horizon)) is not None}
+    known = {n: updates.course(updates.name in watch.restarted, horizon) for n, updates in enumerate(tensors)}
+    courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop
     _measure_cures(tensors)
@@ -140,22 +129,6 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
 
 def _worst(tensor: TensorUpdates) -> float:
     return max(tensor.share, tensor.decay.share, tensor.stop.distance if tensor.stop else 0.0)
-
-
-def _course(tensor: TensorUpdates, restarts: bool, horizon: int) -> Course | None:
-    """What will stop a tensor that builds on its own value, unless another carries what it loses.
-
-    A sum that is reset now and then does not stop.
-    """
-    factors = tensor.factors
-    if tensor.role == Role.PARAMETER.value or not factors or tensor.compensates or tensor.carriers or tensor.random:
-        return None
-    if tensor.steps <= tensor.overwritten or (factors[-1] == 1.0 and (restarts or tensor.overwritten)):
-        return None
-    dtype = getattr(torch, tensor.dtype)
-    # PyTorch's kernels for the CPU multiply running statistics in their own format.
-    likely = NARROW if "batch_norm" in tensor.op else APART if tensor.decay.looked else ONCE
-    return course_of(tensor.samples, factors, dtype, horizon, likely)
 
 
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
@@ -215,8 +188,12 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     if stuck:
         yield _decay(stats, stuck, limits)
     for kind in (AVERAGE, MEAN, SUM):
-        if stopped := [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]:
-            yield _stops(stats, stopped)
+        stopped = [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]
+        far = [pair for pair in stopped if kind == SUM or pair[1].distance > FAR]
+        if far:
+            yield _stops(stats, far, Verdict.FAIL)
+        if near := [pair for pair in stopped if pair not in far]:
+            yield _stops(stats, near, Verdict.WARN)
     known = (*failed, *stuck)
     warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
     if warned:
@@ -281,7 +258,7 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
-def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) -> Finding:
+def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], verdict: Verdict) -> Finding:
     """Tensors that stop in one way, the first of them first."""
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
     (worst, stop), names = tensors[0], _names([tensor for tensor, _ in tensors])
@@ -311,9 +288,9 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) ->
             f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
-    far, hint = stop.distance, _cured(worst)
-    return STAGNATION.fail(
-        stats.subject, message, where=_where(worst), observed=far, limit=FOLLOWS, unit="of its size", hint=hint
+    where, hint, limit = _where(worst), _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
+    return STAGNATION.finding(
+        verdict, stats.subject, message, where=where, observed=stop.distance, limit=limit, unit="of its size", hint=hint
     )
 
 
