@@ -32,7 +32,7 @@ FOLLOWS = 0.1
 
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
-ONCE, APART, NARROW = "once", "apart", "narrow"
+ONCE, APART, COARSE = "once", "apart", "narrow"
 """How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
 
 _NOISE = 3.0
@@ -151,7 +151,7 @@ def _arithmetic(
     """What a value is multiplied by in the end, and whether the product is rounded: as is likely, unless another way
     explains the samples far better. What was added had been rounded itself, so that none explains all of them."""
     narrow = [float(torch.tensor(gain, dtype=dtype)) for gain in gains]
-    ways = {ONCE: (gains, False), APART: (gains, True), NARROW: (narrow, True)}
+    ways = {ONCE: (gains, False), APART: (gains, True), COARSE: (narrow, True)}
     errors = dict.fromkeys(ways, 0.0)
     for way in errors:
         factors, apart = ways[way]

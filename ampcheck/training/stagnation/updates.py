@@ -16,7 +16,7 @@ from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
-from ampcheck.training.stagnation.forecast import APART, NARROW, ONCE, Course, Sample, Stop, course_of
+from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
@@ -124,7 +124,7 @@ class TensorUpdates:
         if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
             return None
         # PyTorch's kernels for the CPU multiply running statistics in their own format.
-        likely = NARROW if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
         return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
 
 
