@@ -32,7 +32,7 @@ FOLLOWS = 0.1
 
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
-ONCE, APART, COARSE = "once", "apart", "narrow"
+ONCE, APART, COARSE = "once", "apart", "coarse"
 """How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
 
 _NOISE = 3.0
