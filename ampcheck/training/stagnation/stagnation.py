@@ -58,8 +58,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     tensors = list(watch.tensors.values())
     modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
     carriers = {name for updates in tensors for name in updates.carriers}
-    for role in {updates.role for updates in tensors}:
-        group = [updates for updates in tensors if updates.role == role]
+    for group in _by_slot(tensors, {name for name, _ in loop.parameters()}):
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
@@ -90,6 +89,20 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     return StagnationStats(
         loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, horizon, coverage
     )
+
+
+def _by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
+
+    First moments may be rounded at random, and second moments not.
+    """
+    words = {word for name in parameters for word in name.split(".")}
+    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    for updates in tensors:
+        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
+        slot = (word for word in own if word not in words and not word.isdigit())
+        groups.setdefault((updates.role, *slot), []).append(updates)
+    return groups.values()
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
