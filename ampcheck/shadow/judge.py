@@ -311,7 +311,6 @@ class Judge:
         """A fault of a result."""
         if call is None:
             return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
-        exact = self._store.exact(tensor)
         return Fault(
             kind,
             where,
@@ -320,7 +319,7 @@ class Judge:
             tuple(tensor.shape),
             amax_in=largest_input(call),
             amax_out=largest_of(tensor),
-            exact_amax=largest_of(exact),
+            exact_amax=largest_of(self._store.exact(tensor)),
             elements=seen.lost or seen.zeroed,
             index=index,
         )
@@ -328,9 +327,8 @@ class Judge:
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(
-            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
-        )
+        accumulates = accumulates or bool(call.schema.writes and call.written)
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
@@ -372,8 +370,7 @@ class Judge:
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""
-        if not math.isfinite(largest):
-            largest = largest_of(tensor)
+        largest = largest if math.isfinite(largest) else largest_of(tensor)
         key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
             near = largest * _NEAR > largest_number(tensor.dtype)

@@ -19,10 +19,13 @@ from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.schedules import rates_of
-from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, rounds_at_random
+from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 _ROWS = 40
 _LONGEST = 8192
+
+_AVERAGED = 2048
+"""Steps in which an average is replayed at most; three of its time constants otherwise."""
 _MOST = 0.5
 
 _WARNED_FROM = 0.5
@@ -58,7 +61,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     tensors = list(watch.tensors.values())
     modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
     carriers = {name for updates in tensors for name in updates.carriers}
-    for group in _by_slot(tensors, {name for name, _ in loop.parameters()}):
+    for group in by_slot(tensors, {name for name, _ in loop.parameters()}):
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
@@ -89,20 +92,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     return StagnationStats(
         loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, horizon, coverage
     )
-
-
-def _by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
-    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
-
-    First moments may be rounded at random, and second moments not.
-    """
-    words = {word for name in parameters for word in name.split(".")}
-    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
-    for updates in tensors:
-        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
-        slot = (word for word in own if word not in words and not word.isdigit())
-        groups.setdefault((updates.role, *slot), []).append(updates)
-    return groups.values()
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
@@ -160,15 +149,22 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
             if top is not None and rank(top) > least:
                 worst[id(top)] = top
     for tensor in worst.values():
-        added, gain, steps = [sample.update for sample in tensor.samples], 1.0, None
+        start, added, gain, steps = tensor.samples[0].old, [sample.update for sample in tensor.samples], 1.0, None
         if (stop := tensor.stop) is not None:
             added = [sample.added for sample in tensor.samples]
-            gain, steps = tensor.factors[-1], min(_LONGEST, 2 * stop.steps) if stop.kind == SUM else None
+            gain, steps = stop.gain, min(_LONGEST, 2 * stop.steps)
+            if stop.kind != SUM:  # the way from half of what it follows, as a change of that size is yet to come
+                added = [
+                    sample.added / (1.0 - factor) * (1.0 - gain)
+                    for sample, factor in zip(tensor.samples, tensor.factors, strict=False)
+                ]
+                start, steps = added[-1] / (1.0 - gain) / 2, min(_AVERAGED, math.ceil(3.0 / (1.0 - gain)))
+                start = torch.where(start == 0, tensor.samples[-1].old, start)
         elif tensor.share <= _MOST:
             added, gain = [torch.zeros_like(part) for part in added[:1]], tensor.decay.factor
+            start = tensor.samples[-1].old
         elif (plan := tensor.plan) is not None:
             added = [sample.update * plan.tail / sample.rate for sample in tensor.samples if sample.rate > 0.0]
-        start = (tensor.samples[-1] if gain < 1.0 else tensor.samples[0]).old
         tensor.cures = measure_cures(start, added, getattr(torch, tensor.dtype), gain=gain, steps=steps)
 
 
@@ -361,7 +357,9 @@ def _replayed(tensor: TensorUpdates) -> str:
     plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
     cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
     texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "; replayed" if tensor.stop is not None and tensor.stop.kind == SUM else "keep it in float32; replayed"
+    lead = "keep it in float32; replayed"
+    if tensor.stop is not None:
+        lead = "; replayed" if tensor.stop.kind == SUM else f"{lead} from half of what it follows"
     return (
         f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
         f"arrives, with {texts}"
