@@ -114,9 +114,9 @@ STAGNATION = Check(
     "The updates of a tensor change it, now and in the steps that are planned. Fails where 90 % (the limit "
     "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
-    "from what it follows, where a weight decay leaves the values as they are, where a sum or counter will stop, and "
-    "where an optimizer's eps is zero in the format. Warns where more than half of the updates are lost, and from a "
-    "distance of 10 %.",
+    "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
+    "where a sum or counter will stop, and where an optimizer's eps is zero in the format. Warns where more than half "
+    "of the updates are lost, and where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
     "across steps (parameters, optimizer state, copies, buffers) it says what the step's update should have been. An "
     "element whose update is not zero there, and which holds the same value afterwards, has lost it. What another "

@@ -129,6 +129,12 @@ def test_an_average_fails_by_what_it_never_closes(weight, fails):
     assert len(found) <= 1
 
 
+def test_a_mean_of_values_that_hardly_differ_is_only_warned_of():
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None, affine=False), nn.Linear(8, 4)).to(B16)
+    found = judged(loop(model, sgd(model, 0.0)))
+    assert all(finding.verdict is not Verdict.FAIL for finding in found)
+
+
 def test_values_that_vary_by_more_than_the_spacing_carry_an_average_along():
     noise = torch.Generator().manual_seed(0)
 

@@ -87,7 +87,7 @@ class Course:
     """What is known of a tensor that builds on itself, in its own direction; float64 [elements] (added: [steps, ...]).
 
     factor, apart: what the value is really multiplied by, and whether the product is rounded before anything is added.
-    count: of a mean, the values so far. never: the distance that is never closed.
+    count: of a mean, the values so far. never: the distance that is never closed; of a mean, that of its values.
     """
 
     kind: str
@@ -139,7 +139,7 @@ def course_of(
     if float((never / size).median()) <= FOLLOWS:
         return None
     if is_mean:
-        return Course(MEAN, dtype, gain, gain, False, counts[-1], now, targets, never)
+        return Course(MEAN, dtype, gain, gain, False, counts[-1], now, targets, (targets - now).abs().amax(0))
     return Course(
         AVERAGE, dtype, gain, *_arithmetic(samples, gains, dtype, arithmetic), 0.0, now, (1.0 - gain) * targets, never
     )

@@ -198,7 +198,7 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
         yield _decay(stats, stuck, limits)
     for kind in (AVERAGE, MEAN, SUM):
         stopped = [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]
-        far = [pair for pair in stopped if kind == SUM or pair[1].distance > FAR]
+        far = [(t, s) for t, s in stopped if kind == SUM or s.distance > FAR or t.share >= limits.stagnation]
         if far:
             yield _stops(stats, far, Verdict.FAIL)
         if near := [pair for pair in stopped if pair not in far]:
@@ -288,7 +288,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
     if stop.kind == MEAN:
         message = (
             f"a mean must take in every value, but {names} in {worst.dtype} is one of all values so far, and {when} a "
-            f"further value changes it by less than half of the spacing"
+            f"further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
         )
     else:
         what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
