@@ -16,7 +16,7 @@ from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
-from ampcheck.training.stagnation.forecast import Sample, Stop
+from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
@@ -136,6 +136,20 @@ class TensorUpdates:
     def averages(self) -> bool:
         """Whether a step keeps a part of the value, and replaces the rest."""
         return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
+
+    def course(self, restarts: bool, horizon: int) -> Course | None:
+        """What will stop a tensor that builds on its own value, unless another carries what it loses.
+
+        restarts: a sum that is reset now and then does not stop.
+        """
+        factors = self.factors
+        if self.role == Role.PARAMETER.value or not factors or self.compensates or self.carriers or self.random:
+            return None
+        if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
+            return None
+        # PyTorch's kernels for the CPU multiply running statistics in their own format.
+        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
 
 
 @dataclass(slots=True)
