@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -129,8 +129,12 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a function of the user's reads, by name."""
     if not is_users(function.__code__.co_filename):
         return {}
-    names = _global_names(function.__code__)
-    return {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return globals_of(function.__code__, function.__globals__)
+
+
+def globals_of(code: types.CodeType, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of a module's namespace that code in it reads."""
+    return {name: namespace[name] for name in _global_names(code) if name in namespace}
 
 
 @functools.lru_cache(maxsize=4096)

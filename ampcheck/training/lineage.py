@@ -169,7 +169,7 @@ class Lineage(TorchDispatchMode):
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
-    additions: a `ReductionWatch`, which sees every op and may add origins.
+    additions: a `ReductionWatch`, which sees every op and may add origins. active: whether ops are followed.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -180,6 +180,7 @@ class Lineage(TorchDispatchMode):
     def __init__(self, additions: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
+        self.active = True
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
@@ -239,7 +240,11 @@ class Lineage(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or any(issubclass(kind, FakeTensor) for kind in types):
+        if (
+            not self.active
+            or not isinstance(func, torch._ops.OpOverload)
+            or any(issubclass(k, FakeTensor) for k in types)
+        ):
             return func(*args, **kwargs)
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here

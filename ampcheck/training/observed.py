@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,40 +81,51 @@ _STOPPED = {
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many steps are followed update by update. places: by step the op in which a value first became infinite
-    or NaN; exact: by step what it would have returned, where that is known.
+    updates: how many steps are followed update by update. restarts: let what lives across steps begin each step with
+    the values that it really has; else its companions go on from step to step. places: by step the op in which a value
+    first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
 
-    def __init__(self, loop: TrainingLoop, gradients: GradientWatch | None = None, updates: int = UPDATES) -> None:
-        self.shadow = LoopShadow()
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        gradients: GradientWatch | None = None,
+        updates: int = UPDATES,
+        *,
+        shadow: LoopShadow | None = None,
+        restarts: bool = True,
+    ) -> None:
+        self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.lineage = Lineage(self.sums)
         self.updates = UpdateWatch(self.shadow, self.lineage)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._loop, self._steps = loop, updates
+        self._loop, self._steps, self._restarts = loop, updates, restarts
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Follow the step that runs inside."""
+        with self.begun(number), self.shadow, self.lineage if number < self._steps else nullcontext():
+            yield
+
+    @contextmanager
+    def begun(self, number: int) -> Iterator[None]:
+        """Compare what the step that runs inside does; shadow and lineage are entered by the caller."""
         residents = floating_residents(self._loop)
-        for resident in residents:
+        for resident in residents if self._restarts else ():
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
         before, nonfinite = self.shadow.ops, len(self._nonfinite())
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        followed = number < self._steps
-        if followed:
+        self.lineage.active = number < self._steps
+        if self.lineage.active:
             self.updates.begin(residents)
-        with ExitStack() as stack:
-            if self.gradients is not None and self.gradients.wanted:
-                stack.enter_context(self.gradients.step(number, self.shadow))
-            stack.enter_context(self.shadow)
-            if followed:
-                stack.enter_context(self.lineage)
+        follows = self.gradients is not None and self.gradients.wanted
+        with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
@@ -195,59 +206,80 @@ class Observed:
         return any(event.act is Act.BACKWARD for event in self.events)
 
 
+class Observation:
+    """The record of a loop while its steps run. following: compares what they compute, where that is wanted."""
+
+    def __init__(self, loop: TrainingLoop, recorder: Recorder, following: Following | None) -> None:
+        self.loop, self.recorder, self.following = loop, recorder, following
+        self.losses: list[float] = []
+        self.stopped: StepError | None = None
+        modules = self._in_modules()
+        self._owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in modules}
+        self._before = measure_state_dtypes(loop, after_step=False)
+
+    def ended(self, taken: float | StepError) -> None:
+        """Book what a step returned, or the error that it ended with."""
+        if isinstance(taken, StepError):
+            self.stopped = taken
+            return
+        self.losses.append(taken)
+        if self.following is not None:
+            self.following.ended(self.recorder.step, taken)
+
+    def result(self) -> Observed:
+        """What the loop did in the steps that came to their end."""
+        loop, losses, stopped = self.loop, self.losses, self.stopped
+        events, scalers = tuple(self.recorder.events), loop.reached.scalers
+        residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
+        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
+        lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
+        replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
+        stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
+        stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
+        low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
+        disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        compared: dict[str, Any] = {}
+        if (following := self.following) is not None:
+            error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+            compared = {
+                "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
+                "updates": stagnation_stats(loop, following.updates, error),
+                "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
+                "places": following.places,
+                "exact": following.exact,
+            }
+        return Observed(
+            loop.name,
+            tuple(losses),
+            events,
+            stopped,
+            residency=residency,
+            replaced=replaced,
+            changed=stepped or bool(replaced) or _weights(residency) != _weights(self._before),
+            narrow=True if low else None if loop.reached.compiled else False,
+            disabled=disabled,
+            unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
+            empty=loop.empty,
+            **compared,
+        )
+
+    def _in_modules(self) -> set[int]:
+        return {id(parameter) for module in self.loop.reached.modules.values() for parameter in module.parameters()}
+
+
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
-    in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
-    owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in in_modules}
-    before = measure_state_dtypes(loop, after_step=False)
     recorder = Recorder(loop)
     gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
     following = Following(loop, gradients) if follow else None
-    losses: list[float] = []
-    stopped: StepError | None = None
+    seen = Observation(loop, recorder, following)
     with quiet(), recorder.listening():
         for taken in recorder.run(steps, following.step if following is not None else None):
-            if isinstance(taken, StepError):
-                stopped = taken
+            seen.ended(taken)
+            if seen.stopped is not None:
                 break
-            losses.append(taken)
-            if following is not None:
-                following.ended(recorder.step, taken)
-    events, scalers = tuple(recorder.events), loop.reached.scalers
-    residency = measure_state_dtypes(loop, after_step=bool(losses), before=before)
-    in_modules = {id(parameter) for module in loop.reached.modules.values() for parameter in module.parameters()}
-    groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
-    lost = {id(parameter) for group in groups for parameter in group["params"]} - in_modules
-    replaced = tuple(name for name, parameter in owned.items() if id(parameter) in lost)
-    stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
-    stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, and skips in its kernel
-    stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
-    low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
-    disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
-    compared: dict[str, Any] = {}
-    if following is not None:
-        error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-        compared = {
-            "gradients": gradients.result(len(losses)),
-            "updates": stagnation_stats(loop, following.updates, error),
-            "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
-            "places": following.places,
-            "exact": following.exact,
-        }
-    return Observed(
-        loop.name,
-        tuple(losses),
-        events,
-        stopped,
-        residency=residency,
-        replaced=replaced,
-        changed=stepped or bool(replaced) or _weights(residency) != _weights(before),
-        narrow=True if low else None if loop.reached.compiled else False,
-        disabled=disabled,
-        unused=() if recorder.scaled else tuple(path for path in scalers if path not in disabled),
-        empty=loop.empty,
-        **compared,
-    )
+    return seen.result()
 
 
 def _all_skipped(events: Iterable[Event]) -> bool:

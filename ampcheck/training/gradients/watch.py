@@ -171,7 +171,8 @@ class GradientWatch:
     def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
         self.wanted = not loop.sharded
         self.stats: GradientStats | None = None
-        self._loop, self._recorder, self._outputs = loop, recorder, outputs
+        self.outputs = outputs
+        self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
 
     @contextmanager
@@ -195,7 +196,7 @@ class GradientWatch:
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with captured(self._loop, seen, outputs=self._outputs):
+        with captured(self._loop, seen, outputs=self.outputs):
             yield
         own = self._recorder.events[events:]
         if not any(event.act is Act.BACKWARD for event in own):

@@ -37,7 +37,8 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
-    scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods.
+    scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
+    called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
 
     def __init__(self, loop: TrainingLoop, *, overflow_from: int | None = None, after_backward: bool = False) -> None:
@@ -46,15 +47,26 @@ class Recorder:
         self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
+        self.on_backward: Callable[[object, float | None], None] | None = None
         self._overflow_from, self._after_backward = overflow_from, after_backward
-        self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
-        parts = (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items())
-        self._paths: dict[int, tuple[object, str]] = {id(part): (part, path) for path, part in parts}
-        self._optimizers: dict[str, _Optimizer] = dict(loop.optimizers)
+        self._parameters: dict[int, str] = {}
+        self._paths: dict[int, tuple[object, str]] = {}
+        self._optimizers: dict[str, _Optimizer] = {}
+        self.name_parts()
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = False
         self._scaling = False
         self._low: dict[str, None] = {}
+
+    def name_parts(self) -> None:
+        """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
+        loop = self._loop
+        self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
+        for path, part in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
+            if id(part) not in self._paths:
+                self._paths[id(part)] = part, path
+        for optimizer in loop.optimizers.values():
+            self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -91,8 +103,12 @@ class Recorder:
         for self.step in range(steps):
             with nullcontext() if around is None else around(self.step):
                 taken = self._loop.take(self.step)
-            self._scalings.clear()  # the graphs of scaled losses
+            self.forget_graphs()
             yield taken
+
+    def forget_graphs(self) -> None:
+        """Let go of the graphs of scaled losses, after a step."""
+        self._scalings.clear()
 
     @property
     def low(self) -> tuple[str, ...]:
@@ -214,6 +230,8 @@ class Recorder:
             result = original(t_outputs, *args, **kwargs)
             self._add(Act.GRAD, **facts)
             return result
+        if self.on_backward is not None and not own_gradients:
+            self.on_backward(t_outputs, scale)
         before = {name: _versions(optimizer) for name, optimizer in self._optimizers.items()}
         facts["cleared"] = tuple(
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))

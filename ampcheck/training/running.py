@@ -1,0 +1,228 @@
+"""A training loop inside code that runs: its parts are found by what they do, its steps by those of its optimizers.
+
+Nothing is taken apart and nothing runs twice. Model, optimizer, scaler and whatever else lives across steps are the
+local variables of the user's functions that are running when a module or an optimizer is called. A step ends with the
+step of the last optimizer; the next one begins with the next forward or backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.core.errors import as_result, brief
+from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.closures import globals_of
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.reachable import Reached, reach
+from ampcheck.torchtools.source import is_users, users_place
+from ampcheck.training.gradients.watch import GradientWatch
+from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
+from ampcheck.training.observed import Following, Observation, Observed
+from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.recorder import Recorder
+
+_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
+
+_SEARCHES = 8
+"""Forwards whose variables are searched for an optimizer; after them only the step of an optimizer begins a search."""
+
+
+class EnoughSteps(BaseException):
+    """Ends code after the last step that is observed. `except Exception` does not catch it."""
+
+
+class RunningLoop(TrainingLoop):
+    """The parts of a loop that runs. It has no `step` that could be called, so nothing of it can be repeated."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shape = name, {}
+        self.step = self.save = self.load = None
+        self.settled = lambda taken: taken
+        self._roots: dict[str, Any] = {}
+        self._called: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self.reached = Reached()
+
+    def look(self, frame: FrameType | None, end: int) -> None:
+        """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`."""
+        roots: dict[str, Any] = {}
+        while frame is not None and id(frame) != end:
+            if is_users(frame.f_code.co_filename):
+                variables = {**frame.f_locals, **globals_of(frame.f_code, frame.f_globals)}
+                for name, value in variables.items():
+                    if not name.startswith("__") and _lives_on(value):
+                        roots.setdefault(name, value)
+            frame = frame.f_back
+        reached = reach(roots)
+        inside = {id(part) for module in reached.modules.values() for part in module.modules()}
+        inside |= set(map(id, reached.optimizers.values()))
+        missing = {name: part for name, part in self._called.items() if id(part) not in inside}
+        self._roots = {**missing, **roots}
+        self.reached = reach(self._roots) if missing else reached
+
+    def note(self, name: str, part: object) -> None:
+        """Remember a part that was called, for where no variable leads to it."""
+        if any(part is known for known in self._called.values()):
+            return
+        number = sum(known.partition("#")[0] == name for known in self._called)
+        self._called[f"{name}#{number + 1}" if number else name] = part
+
+
+class TrainingWatch:
+    """Observes the training that runs inside a block.
+
+    name: what findings call it. steps: how many are observed; the first pass after them raises `EnoughSteps`, which
+    `run` catches. None observes all. shadow: follows every op of the block. lossless: whether a step ended whose loss
+    is not known, as no backward pass began at a number.
+    """
+
+    def __init__(self, name: str, steps: int | None = None, shadow: LoopShadow | None = None) -> None:
+        self.loop = RunningLoop(name)
+        self.recorder = Recorder(self.loop)
+        self.shadow = LoopShadow() if shadow is None else shadow
+        self._gradients = GradientWatch(self.loop, self.recorder)
+        self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
+        self.lossless = False
+        self._steps, self._searches = steps, _SEARCHES
+        self._seen: Observation | None = None
+        self._step = ExitStack()
+        self._is_open = self._is_ended = False
+        self._inside = self._since = self._end = 0
+        self._turns: list[str] = []
+        self._last = ""
+        self._loss: float | None = None
+
+    @property
+    def stats(self) -> Observed | None:
+        """What the loop did in the steps so far; None where no optimizer was stepped."""
+        seen = self._seen
+        return seen.result() if seen is not None and (seen.losses or seen.stopped is not None) else None
+
+    def run(self, function: Callable[[], object]) -> object:
+        """Call a function under observation, up to its last observed step; None where it was ended there."""
+        try:
+            with self.watching(sys._getframe()):
+                return function()
+        except EnoughSteps:
+            return None
+
+    @contextmanager
+    def watching(self, outside: FrameType | None) -> Iterator[None]:
+        """Observe what runs inside. outside: the frame around that of the user's code."""
+        self.recorder.on_backward = self._before_backward
+        self.following.lineage.begin(())
+        self._end = id(outside)
+        with ExitStack() as stack:
+            stack.enter_context(self.recorder.listening())
+            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            stack.callback(register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(self.shadow)
+            stack.enter_context(self.following.lineage)
+            try:
+                yield
+            except EnoughSteps:
+                raise
+            except BaseException as error:
+                self._finish(as_result(error))
+                raise
+            self._finish()
+
+    def _enter(self, module: torch.nn.Module, args: object) -> None:
+        self._inside += 1
+        if self._inside == 1 and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            with _disable_current_modes():
+                self.loop.note("model", module)
+                self._advance(sys._getframe(1), searches=True)
+
+    def _leave(self, module: torch.nn.Module, args: object, output: object) -> None:
+        self._inside = max(0, self._inside - 1)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        with _disable_current_modes():
+            self.loop.note("optimizer", optimizer)
+            self._begin(sys._getframe(1), len(self.recorder.events) - 1)  # the event of this step is there already
+
+    def _before_backward(self, roots: object, scale: float | None) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            self._advance(sys._getframe(1))
+            loss = next((t.detach() for _, t in tensors(roots) if t.numel() == 1 and t.is_floating_point()), None)
+            if loss is not None:
+                self._loss = float(loss) / (scale or 1.0)
+                if has_companions(loss):
+                    self.following.exact[self.recorder.step] = float(self.shadow.exact(loss)) / (scale or 1.0)
+
+    def _advance(self, frame: FrameType, *, searches: bool = False) -> None:
+        """End the open step where its optimizers were stepped, and begin the next. searches: also without a step."""
+        if self._is_over():
+            self._finish()
+            self._is_ended = self._steps is not None and self._count() >= self._steps
+        if self._is_ended:
+            self._inside = 0
+            raise EnoughSteps
+        if self._seen is not None or (searches and self._searches):
+            self._searches -= self._seen is None
+            self._begin(frame, len(self.recorder.events))
+
+    def _is_over(self) -> bool:
+        """Whether all optimizers that take turns have been stepped, up to the last of them."""
+        events = (event for event in self.recorder.events[self._since :] if event.act in _STEPS)
+        names = list(dict.fromkeys(event.optimizers[0] if event.optimizers else event.who for event in events))
+        if not self._is_open or not names:
+            return False
+        for name in names if not self._last else ():
+            if name in self._turns and self._turns[-1] != name:
+                self._last = self._turns[-1]  # the turn of the first one again
+                break
+            self._turns.append(name)
+        return not self._last or self._last in names
+
+    def _begin(self, frame: FrameType, since: int) -> None:
+        """Begin a step, unless one is open or no optimizer is known yet."""
+        if self._is_open:
+            return
+        self.loop.look(frame, self._end)
+        if not self.loop.optimizers:
+            return
+        self.recorder.name_parts()
+        if self._seen is None:
+            self._gradients.outputs, self._gradients.wanted = not self.loop.reached.compiled, not self.loop.sharded
+            self._seen = Observation(self.loop, self.recorder, self.following)
+            since = 0
+        self.recorder.step, self._since, self._loss = self._count(), since, None
+        self._step.enter_context(self.following.begun(self.recorder.step))
+        self._is_open = True
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        """End the open step. One in which no optimizer was stepped does not count."""
+        if self._seen is None or not self._is_open:
+            return
+        self._is_open = False
+        with _disable_current_modes(), torch.no_grad():
+            self._step.close()
+            if error is not None:
+                file, line = users_place(error)
+                self._seen.ended(StepError(self.recorder.step, "raised", brief(error), file, line))
+            elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
+                self.lossless = self.lossless or self._loss is None
+                self._seen.ended(self._loss or 0.0)
+        self.recorder.forget_graphs()
+
+    def _count(self) -> int:
+        return len(self._seen.losses) if self._seen is not None else 0
+
+
+def _lives_on(value: object) -> bool:
+    """Whether a variable may be a part of a loop; results of a graph are not kept alive."""
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is None
+    return not isinstance(value, (ModuleType, str, bytes, bool, int, float, complex, type(None)))
