@@ -38,6 +38,7 @@ from ampcheck.shadow.suspects import (
     CONTRACTIONS,
     ILL,
     MASKED,
+    MEASURES,
     SUMS,
     VANISHED,
     Suspects,
@@ -247,6 +248,8 @@ class Judge:
         seen = examine(
             tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
         )  # fmt: skip
+        if seen.masked and (whole or call.name in MEASURES):
+            seen = replace(seen, masked=False)
         if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
             seen = replace(seen, flagged=rows, error=1.0)
         if makes_nonfinite(call, seen, self._store):

@@ -24,6 +24,7 @@ from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
+from ampcheck.shadow.norms import follow_noise
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
@@ -165,7 +166,12 @@ class Shadow(TorchDispatchMode):
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.reach({}, _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}))
+        gradients = _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)})
+        self.reach({}, gradients)
+        with _aside():
+            for gradient in map(local, gradients.values()):
+                if has_companions(gradient):
+                    follow_noise(gradient.detach(), self.store)
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""

@@ -27,11 +27,11 @@ class Classifier(nn.Module):
 
 def get_dataloaders():
     generator = torch.Generator().manual_seed(3)
-    labels = torch.randint(CLASSES, (512,), generator=generator)
-    tokens = torch.randint(VOCAB, (512, LENGTH), generator=generator)
+    labels = torch.randint(CLASSES, (448,), generator=generator)
+    tokens = torch.randint(VOCAB, (448, LENGTH), generator=generator)
     tokens[:, ::3] = labels[:, None] * 7 + tokens[:, ::3] % 7
     data = TensorDataset(tokens, labels)
-    train, test = torch.utils.data.random_split(data, [448, 64], generator=generator)
+    train, test = torch.utils.data.random_split(data, [416, 32], generator=generator)
     return DataLoader(train, batch_size=BATCH_SIZE, shuffle=True), DataLoader(test, batch_size=BATCH_SIZE)
 
 

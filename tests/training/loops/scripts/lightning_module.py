@@ -69,7 +69,7 @@ def main():
         accelerator="cpu",
         devices=1,
         precision=PRECISION,
-        max_steps=32,
+        max_steps=26,
         gradient_clip_val=1.0,
         accumulate_grad_batches=1,
         logger=False,
@@ -77,7 +77,7 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, make_data(256, 0), make_data(64, 1))
+    trainer.fit(module, make_data(208, 0), make_data(32, 1))
     print(f"mean loss {module.mean_loss.item():.3f}, accuracy {module.correct / module.seen:.3f}")
 
 

@@ -62,9 +62,9 @@ def main():
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
         max_position_embeddings=32,
     )
     model = LlamaForCausalLM(config)
@@ -72,7 +72,7 @@ def main():
         output_dir="out",
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
-        max_steps=28,
+        max_steps=26,
         learning_rate=3e-3,
         lr_scheduler_type="cosine",
         warmup_steps=4,

@@ -12,8 +12,8 @@ PRECISION = "float16"  # float32, bfloat16, float16, or pure bfloat16 with maste
 
 OUT_DIR = Path("out")
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
-BLOCK_SIZE, BATCH_SIZE, ACCUMULATION = 16, 4, 4
-MAX_ITERS, EVAL_INTERVAL, EVAL_ITERS = 32, 12, 2
+BLOCK_SIZE, BATCH_SIZE, ACCUMULATION = 16, 8, 2
+MAX_ITERS, EVAL_INTERVAL, EVAL_ITERS = 26, 12, 1
 LEARNING_RATE, MIN_LR, WARMUP_ITERS = 3e-3, 3e-4, 4
 GRAD_CLIP = 1.0
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocab, width=32, heads=2, layers=2):
+    def __init__(self, vocab, width=32, heads=2, layers=1):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(BLOCK_SIZE, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -63,7 +63,7 @@ class GPT(nn.Module):
         decay = [p for p in parameters if p.dim() >= 2]
         plain = [p for p in parameters if p.dim() < 2]
         groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
+        return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
 
 
 def get_batch(data):
@@ -145,7 +145,7 @@ def main():
             with torch.no_grad():
                 for master, weight in zip(masters, weights, strict=True):
                     weight.copy_(master)
-    print(f"iter {iter_num}: loss {running_loss / MAX_ITERS:.4f}, best val loss {best_val_loss:.4f}")
+    print(f"iter {iter_num}: mean loss {float(running_loss) / MAX_ITERS:.4f}, best val loss {best_val_loss:.4f}")
 
 
 if __name__ == "__main__":

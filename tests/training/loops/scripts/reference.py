@@ -131,8 +131,8 @@ def evaluate(model, criterion, data_loader):
 def main():
     torch.manual_seed(0)
     OUTPUT_DIR.mkdir(exist_ok=True)
-    data_loader = DataLoader(generate(320, 0), batch_size=BATCH_SIZE, shuffle=True)
-    data_loader_test = DataLoader(generate(64, 1), batch_size=BATCH_SIZE)
+    data_loader = DataLoader(generate(288, 0), batch_size=BATCH_SIZE, shuffle=True)
+    data_loader_test = DataLoader(generate(32, 1), batch_size=BATCH_SIZE)
 
     model = ConvNet()
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
