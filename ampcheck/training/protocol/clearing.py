@@ -1,0 +1,37 @@
+"""Gradients that are stepped with again and again because nothing clears them. Pure: judged from events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ampcheck.training.protocol.events import Act, Event
+
+_REPEATED = 2
+"""Steps with gradients of earlier ones as well, from which they count as never cleared."""
+
+
+def never_cleared(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """The first backward pass that added to gradients of a step before, for each optimizer that goes on with them.
+
+    A GAN leaves such gradients behind, and clears them before it uses them. A scaler need not be in use.
+    """
+    stepped, added = set[str](), dict[str, Event]()
+    repeated = Counter[str]()
+    for event in events:
+        if event.act is Act.BACKWARD:
+            stepped -= set(event.cleared)
+            for name in event.cleared:
+                added.pop(name, None)
+            for name in stepped.intersection(event.optimizers):
+                added.setdefault(name, event)
+        elif event.act is Act.OPTIMIZER_STEP:
+            stepped.add(event.who)
+            repeated[event.who] += event.who in added
+    for name, event in added.items():
+        if repeated[name] >= _REPEATED:
+            message = (
+                f"gradients must be cleared after the step that used them; those of {name} went into {repeated[name]} "
+                "more steps, each time with those of all steps before"
+            )
+            yield event, message
