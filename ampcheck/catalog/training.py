@@ -56,7 +56,8 @@ SCALER_PROTOCOL = Check(
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
     "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, float16 parameters under a scaler, and float16 gradients without a loss scale where they vanish. "
+    "scaled, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss "
+    "scale where they vanish. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
@@ -71,7 +72,7 @@ SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
-    "skipped the optimizer.",
+    "skipped the optimizer; warns when a new one steps before its optimizer did for the first time.",
     "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",

@@ -151,7 +151,8 @@ class Judge:
             if companions is None:
                 continue
             self._reach([companions], name)
-            for suspect in self._suspects.of([companions], ILL):
+            ill = () if isinstance(tensor, torch.nn.Parameter) else (ILL,)  # what data leave open of one is of no use
+            for suspect in self._suspects.of([companions], *ill):
                 if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
@@ -248,8 +249,7 @@ class Judge:
         seen = examine(
             tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
         )  # fmt: skip
-        if seen.masked and (whole or call.name in MEASURES):
-            seen = replace(seen, masked=False)
+        seen = replace(seen, masked=seen.masked and not (whole or call.name in MEASURES))
         if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
             seen = replace(seen, flagged=rows, error=1.0)
         if makes_nonfinite(call, seen, self._store):

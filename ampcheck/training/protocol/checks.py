@@ -17,8 +17,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import same_loss
-from ampcheck.training.protocol.clearing import never_cleared
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+from ampcheck.training.protocol.order import never_cleared, stepped_first
 
 _LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
@@ -96,8 +96,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
     skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
     if not steps:
         return [SCHEDULER_SKIP.skip(stats.subject, "no scheduler stepped")]
-    if not skips:
-        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
+    early = stepped_first(stats.events)
     since: dict[str, list[Event]] = defaultdict(list)
     wrong: list[tuple[Event, Event]] = []
     for event in stats.events:
@@ -108,6 +107,11 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
             before = since.pop(event.who, [])
             if before and all(step.skipped for step in before):
                 wrong.append((event, before[-1]))
+    if not wrong and early is not None:
+        hint = "call scheduler.step() after optimizer.step()"
+        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=_where(early[0]), hint=hint)]
+    if not skips:
+        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
     if not wrong:
         text = f"{len(skips)} optimizer steps were skipped, and no scheduler stepped for one of them"
         return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]

@@ -203,6 +203,7 @@ class Recorder:
         )
 
     def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
+        begins = getattr(scheduler, "last_epoch", None) == 0
         result = original(scheduler, *args, **kwargs)
         caller: FrameType | None = sys._getframe(1)
         while caller is not None and caller.f_code.co_filename in (__file__, patching.__file__):
@@ -211,7 +212,7 @@ class Recorder:
         nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
         if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
             optimizers = (self._path(optimizer, "optimizer"),)
-            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers, begins=begins)
         return result
 
     def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:

@@ -50,7 +50,10 @@ _FROM_MASTERS = """        if pure:
                     weight.copy_(master)
 """
 _WITHOUT_MASTERS = (
-    ("masters = [weight.detach().float().requires_grad_() for weight in weights] if pure else weights", "masters = weights"),
+    (
+        "masters = [weight.detach().float().requires_grad_() for weight in weights] if pure else weights",
+        "masters = weights",
+    ),
     (_TO_MASTERS, ""),
     (_FROM_MASTERS, ""),
 )
@@ -101,7 +104,7 @@ SCALER = (
         "no scaler in float16",
         "nanogpt",
         "float16",
-        (('enabled=PRECISION == "float16"', "enabled=False"), ("loss / ACCUMULATION", "1e-3 * loss / ACCUMULATION")),
+        (('enabled=PRECISION == "float16"', "enabled=False"), ("loss / ACCUMULATION", "1e-4 * loss / ACCUMULATION")),
         "scaler-protocol",
         "scaler.scale(loss).backward()",
         ("gradient-underflow", "loss-scale", "flush", "silent-zero"),
@@ -164,7 +167,12 @@ SCHEDULER = (
         "a schedule that steps first, under accelerate",
         "accelerated",
         "bf16",
-        (("                optimizer.step()\n                lr_scheduler.step()\n", "                lr_scheduler.step()\n                optimizer.step()\n"),),
+        (
+            (
+                "                optimizer.step()\n                lr_scheduler.step()\n",
+                "                lr_scheduler.step()\n                optimizer.step()\n",
+            ),
+        ),
         "scheduler-skip",
         "lr_scheduler.step()",
     ),
@@ -197,9 +205,9 @@ SCOPE = (
         "the loss by hand in bfloat16",
         "nanogpt",
         "pure bfloat16",
-        ((_GPT_LOSS, "-(logits.softmax(-1) + 1e-8).log().gather(-1, targets[..., None]).mean()"),),
+        ((_GPT_LOSS, "-logits.log_softmax(-1).gather(-1, targets[..., None]).mean()"),),
         "loss-dtype",
-        "x",
+        "scaler.scale(loss).backward()",
     ),
     Plant(
         "the loss by hand in float16",
@@ -207,18 +215,18 @@ SCOPE = (
         "float16",
         (
             ("        logits = self.lm_head(self.ln_f(x))\n", "        logits = 16 * self.lm_head(self.ln_f(x))\n"),
-            (_GPT_LOSS, "-(logits.softmax(-1).half() + 1e-8).log().gather(-1, targets[..., None]).mean()"),
+            (_GPT_LOSS, "-(logits.softmax(-1).half() + 1e-8).log().gather(-1, targets[..., None]).float().mean()"),
         ),
         "silent-zero",
-        "return -(logits.softmax(-1).half() + 1e-8).log().gather(-1, targets[..., None]).mean()",
-        ("overflow", "precision-loss", "flush"),
+        "return -(logits.softmax(-1).half() + 1e-8).log().gather(-1, targets[..., None]).float().mean()",
+        ("overflow", "precision-loss", "flush", "loss-dtype"),
     ),
     Plant(
         "the loss by hand in float16, under a Trainer",
         "llama_trainer",
         "bfloat16",
         (
-            ("outputs.logits[:, :-1].float()", "20 * outputs.logits[:, :-1]"),
+            ("outputs.logits[:, :-1].float()", "400 * outputs.logits[:, :-1]"),
             (
                 '        loss = F.cross_entropy(logits.reshape(-1, 64), targets, label_smoothing=0.05, reduction="sum")\n',
                 "        chosen = logits.softmax(-1).half().reshape(-1, 64).gather(1, targets[:, None])\n"
@@ -227,7 +235,7 @@ SCOPE = (
         ),
         "silent-zero",
         "chosen = logits.softmax(-1).half().reshape(-1, 64).gather(1, targets[:, None])",
-        ("overflow", "precision-loss", "flush"),
+        ("overflow", "precision-loss", "flush", "loss-dtype"),
     ),
 )
 
@@ -239,12 +247,19 @@ DTYPE = (
         (("    criterion = nn.CrossEntropyLoss(", "    model.half()\n    criterion = nn.CrossEntropyLoss("),),
         "scaler-protocol",
         "scaler.unscale_(optimizer)",
+        ("master-weights", "overflow"),
     ),
     Plant(
         "pure bfloat16 without master weights",
         "nanogpt",
         "pure bfloat16",
-        (*_WITHOUT_MASTERS, ("LEARNING_RATE, MIN_LR, WARMUP_ITERS = 3e-3, 3e-4, 4", "LEARNING_RATE, MIN_LR, WARMUP_ITERS = 1e-4, 1e-5, 4")),
+        (
+            *_WITHOUT_MASTERS,
+            (
+                "LEARNING_RATE, MIN_LR, WARMUP_ITERS = 3e-3, 3e-4, 4",
+                "LEARNING_RATE, MIN_LR, WARMUP_ITERS = 1e-4, 1e-5, 4",
+            ),
+        ),
         "stagnation",
         "scaler.step(optimizer)",
     ),
@@ -252,7 +267,7 @@ DTYPE = (
         "eps too small for float16",
         "nanogpt",
         "pure bfloat16",
-        (*_WITHOUT_MASTERS, ("model.to(torch.bfloat16)", "model.half()")),
+        (*_WITHOUT_MASTERS, ("model.to(torch.bfloat16)", "model.half()"), (", fused=True", "")),
         "stagnation",
         "scaler.step(optimizer)",
         ("overflow", "scaler-protocol", "silent-zero", "flush", "precision-loss", "gradient-underflow"),
@@ -289,7 +304,10 @@ DTYPE = (
         "nanogpt",
         "pure bfloat16",
         (
-            ("        self.apply(self._init_weights)\n", "        self.apply(self._init_weights)\n        self.register_buffer('tokens_seen', torch.zeros(()))\n"),
+            (
+                "        self.apply(self._init_weights)\n",
+                "        self.apply(self._init_weights)\n        self.register_buffer('tokens_seen', torch.zeros(()))\n",
+            ),
             ("        x = self.wte(idx) +", "        self.tokens_seen += idx.numel()\n        x = self.wte(idx) +"),
         ),
         "stagnation",
@@ -303,9 +321,7 @@ CONSTRUCTION = (
         "an optimizer of another model",
         "accelerated",
         "bf16",
-        (
-            ("    steps = EPOCHS", "    model = Classifier()\n    steps = EPOCHS"),
-        ),
+        (("    steps = EPOCHS", "    model = Classifier()\n    steps = EPOCHS"),),
         "coverage",
         "optimizer.step()",
     ),
@@ -337,7 +353,7 @@ ACCUMULATION = (
         "a loss that takes no count of the micro-batches, under a Trainer",
         "llama_trainer",
         "bfloat16",
-        ((", reduction=\"sum\")\n        loss = loss / num_items_in_batch", ")"),),
+        ((', reduction="sum")\n        loss = loss / num_items_in_batch', ")"),),
         "?",
         "result = trainer.train()",
     ),
@@ -354,14 +370,31 @@ ACCUMULATION = (
         "reference",
         "bfloat16",
         (("        optimizer.zero_grad()\n", ""),),
-        "?",
+        "scaler-protocol",
         "loss.backward()",
+    ),
+    Plant(
+        "gradients are cleared before the step",
+        "reference",
+        "bfloat16",
+        (
+            ("        optimizer.zero_grad()\n", ""),
+            ("            optimizer.step()\n", "            optimizer.zero_grad()\n            optimizer.step()\n"),
+        ),
+        "coverage",
+        "optimizer.step()",
     ),
     Plant(
         "gradients are cleared before each micro-batch",
         "nanogpt",
         "float16",
-        ((_GPT_ZERO, ""), ("            x, y = get_batch(data)\n            with ctx:\n                loss = model(x, y)\n                loss", "            optimizer.zero_grad()\n            x, y = get_batch(data)\n            with ctx:\n                loss = model(x, y)\n                loss")),
+        (
+            (_GPT_ZERO, ""),
+            (
+                "            x, y = get_batch(data)\n            with ctx:\n                loss = model(x, y)\n                loss",
+                "            optimizer.zero_grad()\n            x, y = get_batch(data)\n            with ctx:\n                loss = model(x, y)\n                loss",
+            ),
+        ),
         "?",
         "optimizer.zero_grad()",
     ),
@@ -369,7 +402,11 @@ ACCUMULATION = (
         "many micro-batches accumulate in bfloat16",
         "accelerated",
         "no",
-        (("EPOCHS, BATCH_SIZE, ACCUMULATION = 2, 8, 2", "EPOCHS, BATCH_SIZE, ACCUMULATION = 2, 4, 52"), ("model = Classifier()", "model = Classifier().bfloat16()"), ("torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)", "torch.optim.SGD(model.parameters(), lr=0.5)")),
+        (
+            ("EPOCHS, BATCH_SIZE, ACCUMULATION = 2, 8, 2", "EPOCHS, BATCH_SIZE, ACCUMULATION = 2, 4, 52"),
+            ("model = Classifier()", "model = Classifier().bfloat16()"),
+            ("torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)", "torch.optim.SGD(model.parameters(), lr=0.5)"),
+        ),
         "reduce-precision",
         "accelerator.backward(loss)",
         steps=2,
@@ -381,7 +418,16 @@ AVERAGES = (
         "weights averaged in bfloat16",
         "reference",
         "float32",
-        (("get_ema_multi_avg_fn(EMA_DECAY), use_buffers=True)", "get_ema_multi_avg_fn(EMA_DECAY), use_buffers=True).bfloat16()"),),
+        (
+            (
+                "AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY), use_buffers=True)",
+                "AveragedModel(\n"
+                "        model,\n"
+                "        avg_fn=lambda ema, weight, _: ema + (1 - EMA_DECAY) * (weight.to(ema.dtype) - ema),\n"
+                "        use_buffers=True,\n"
+                "    ).bfloat16()",
+            ),
+        ),
         "stagnation",
         "model_ema.update_parameters(model)",
     ),
@@ -390,8 +436,15 @@ AVERAGES = (
         "nanogpt",
         "bfloat16",
         (
-            ("    best_val_loss = float", "    ema = [weight.detach().bfloat16() for weight in weights]\n    best_val_loss = float"),
-            (_GPT_ZERO, _GPT_ZERO + "        for average, weight in zip(ema, weights, strict=True):\n            average.lerp_(weight.detach().bfloat16(), 0.001)\n"),
+            (
+                "    best_val_loss = float",
+                "    ema = [weight.detach().bfloat16() for weight in weights]\n    best_val_loss = float",
+            ),
+            (
+                _GPT_ZERO,
+                _GPT_ZERO
+                + "        for average, weight in zip(ema, weights, strict=True):\n            average.lerp_(weight.detach().bfloat16(), 0.001)\n",
+            ),
         ),
         "stagnation",
         "average.lerp_(weight.detach().bfloat16(), 0.001)",
@@ -401,8 +454,14 @@ AVERAGES = (
         "accelerated",
         "no",
         (
-            ("    for epoch in range(EPOCHS):\n", "    ema = {name: weight.detach().half() for name, weight in model.named_parameters()}\n    for epoch in range(EPOCHS):\n"),
-            ("                optimizer.zero_grad()\n", "                optimizer.zero_grad()\n                for name, weight in model.named_parameters():\n                    ema[name].mul_(0.9995).add_(weight.detach().half(), alpha=0.0005)\n"),
+            (
+                "    for epoch in range(EPOCHS):\n",
+                "    ema = {name: weight.detach().half() for name, weight in model.named_parameters()}\n    for epoch in range(EPOCHS):\n",
+            ),
+            (
+                "                optimizer.zero_grad()\n",
+                "                optimizer.zero_grad()\n                for name, weight in model.named_parameters():\n                    ema[name].mul_(0.9995).add_(weight.detach().half(), alpha=0.0005)\n",
+            ),
         ),
         "stagnation",
         "ema[name].mul_(0.9995).add_(weight.detach().half(), alpha=0.0005)",
@@ -483,27 +542,30 @@ METRICS = (
         "32-true",
         (
             ("        self.correct = 0\n", "        self.correct = torch.zeros((), dtype=torch.float16)\n"),
-            ("self.correct += (logits.argmax(1) == target).sum().item()", "self.correct += (logits.argmax(1) == target).half().sum()"),
+            (
+                "self.correct += (logits.argmax(1) == target).sum().item()",
+                "self.correct += (logits.argmax(1) == target).half().sum()",
+            ),
         ),
         "stagnation",
         "self.correct += (logits.argmax(1) == target).half().sum()",
         steps=24,
     ),
     Plant(
-        "the norm of the gradients in float16",
-        "reference",
-        "float32",
+        "the norm of scaled gradients in float16",
+        "nanogpt",
+        "float16",
         (
             (
-                "            optimizer.step()\n",
-                "            squares = [weight.grad.half().pow(2).sum() for weight in model.parameters()]\n"
-                "            metric_logger.update(grad_norm=torch.stack(squares).sum().sqrt().item())\n"
-                "            optimizer.step()\n",
+                _UNSCALE,
+                "        squares = [weight.grad.half().pow(2).sum() for weight in weights]\n"
+                "        grad_norm = torch.stack(squares).sum().sqrt().item() / scaler.get_scale()\n"
+                "        lr = lr if grad_norm < 1e6 else 0.5 * lr\n" + _UNSCALE,
             ),
         ),
-        "flush",
-        "squares = [weight.grad.half().pow(2).sum() for weight in model.parameters()]",
-        ("precision-loss", "reduce-precision", "silent-zero"),
+        "overflow",
+        "squares = [weight.grad.half().pow(2).sum() for weight in weights]",
+        ("reduce-precision",),
     ),
     Plant(
         "a sum of squares in float16",
@@ -518,16 +580,6 @@ METRICS = (
         ),
         "overflow",
         "energy = (16 * image).half().pow(2).sum() / image.numel()",
-    ),
-    Plant(
-        "an accuracy from counts in bfloat16",
-        "accelerated",
-        "bf16",
-        (("        correct = 0\n", "        correct = torch.zeros((), dtype=torch.bfloat16)\n"), ("correct += (predictions == labels).sum().item()", "correct += 0.3 * (predictions == labels).sum()")),
-        "precision-loss",
-        "correct += 0.3 * (predictions == labels).sum()",
-        ("stagnation",),
-        steps=24,
     ),
 )
 

@@ -38,15 +38,14 @@ class ConvModule(lightning.LightningModule):
         loss = F.cross_entropy(logits, target)
         with torch.no_grad():
             self.mean_loss.lerp_(loss.float(), 0.01)
+        self.correct += (logits.argmax(1) == target).sum().item()
+        self.seen += len(target)
         self.log("train_loss", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
         image, target = batch
-        logits = self(image)
-        self.correct += (logits.argmax(1) == target).sum().item()
-        self.seen += len(target)
-        self.log("val_loss", F.cross_entropy(logits, target))
+        self.log("val_loss", F.cross_entropy(self(image), target))
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)

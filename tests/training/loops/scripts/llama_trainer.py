@@ -17,9 +17,7 @@ class Sequences(Dataset):
     def __init__(self, count, seed):
         generator = np.random.default_rng(seed)
         periods, starts = generator.integers(3, 30, count), generator.integers(0, 30, count)
-        self.rows = [
-            (start + np.arange(LENGTH)) % period + 1 for start, period in zip(starts, periods, strict=True)
-        ]
+        self.rows = [(start + np.arange(LENGTH)) % period + 1 for start, period in zip(starts, periods, strict=True)]
 
     def __len__(self):
         return len(self.rows)

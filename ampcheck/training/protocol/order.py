@@ -1,4 +1,4 @@
-"""Gradients that are stepped with again and again because nothing clears them. Pure: judged from events."""
+"""The order that training needs with or without a scaler: clear, backward, step, schedule. Pure: judged from events."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def never_cleared(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
                 "more steps, each time with those of all steps before"
             )
             yield event, message
+
+
+def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
+    """A new schedule that moves on before its optimizer was stepped for the first time: its first rate is not used."""
+    stepped = set[str]()
+    for event in events:
+        if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP):
+            stepped.update(event.optimizers or (event.who,))
+        elif event.act is Act.SCHEDULER_STEP and event.begins and not stepped.intersection(event.optimizers):
+            message = (
+                f"a scheduler must step after its optimizer; {event.who} moved on before {event.optimizers[0]} was "
+                "stepped for the first time, so that no step uses its first learning rate"
+            )
+            return event, message
+    return None
