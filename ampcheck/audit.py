@@ -14,12 +14,14 @@ from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.catalog.selection import select_checks, with_skips
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.beside import beside_run, measure_beside
+from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
-from ampcheck.core.arguments import DType, parse_dtypes, parse_integer, parse_names
+from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
+from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
@@ -36,6 +38,7 @@ from ampcheck.numerics import (
     native_format,
     tables,
 )
+from ampcheck.numerics.run import COMPILED
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
@@ -111,29 +114,32 @@ def audit(
     - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
       its use of autocast and of compiler caches.
 
-    A loop and a callable run unchanged: only `device`, `checks`, `limits` and `steps` apply. If the model is already
+    A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
+    followed, as `coverage` then says. Only `device`, `checks`, `limits` and `steps` apply. If the model is already
     compiled, eager runs use the original module and compiled runs keep its compile options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
     16-bit weights or inputs runs without autocast, in its own dtype. compile: also run under `torch.compile`, which
     resets Dynamo. checks: names of checks, all by default; `coverage`, `nonfinite-reference` and whether the subject
-    ran at all are always reported. limits: by default those of `[tool.ampcheck]` of the working directory. name: the
-    subject's name in findings.
+    ran at all are always reported; one that does not apply is skipped, with the reason. limits: by default those of
+    `[tool.ampcheck]` of the working directory. name: the subject's name in findings.
 
-    Raises `UsageError` for a subject that cannot be judged, an unknown check, and an unknown device or dtype.
+    Raises `UsageError` for a subject that cannot be judged, an unknown check, a selection of none or of such that judge
+    other kinds of subjects alone, and an unknown device or dtype.
     """
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
     if steps is not None:
         parse_integer(steps, "steps")
         if resolved.kind is not Kind.TRAINING:
             raise UsageError(f"steps applies to training loops; {resolved.name} is of kind '{resolved.kind.value}'")
-    known = dict.fromkeys(slug for kind in Kind for slug in for_kind(kind))
-    selected = None if checks is None else parse_names(checks, "checks", known)
+    parse_flag(compile, "compile")
+    selected = select_checks(checks, resolved)
     placement = place(device)
     if resolved.kind in (Kind.TRAINING, Kind.CALL):
         with placement.entered():
             run = _audit_unchanged(resolved, selected, limits, steps, placement.device, progress)
+        run = with_skips(run, resolved, selected, compiles=True)
         return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
     native = None if autocast else native_format(resolved)
     if autocast is False and native is None:
@@ -156,7 +162,8 @@ def audit(
     )
     with placement.entered():
         runs = _run_stages(context, list(_stages(context)), progress)
-    return replace(merge(runs), environment=_environment(placement), title=f"audit of {resolved.name}")
+    run = with_skips(merge(runs), resolved, selected, compiles=compile)
+    return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
 def _stages(context: AuditContext) -> Iterator[Stage]:
@@ -231,9 +238,9 @@ class _Numerics:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
             return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        compiled = measure_beside(subject, eager, dtype)
+        compiled = measure_compiled_run(subject, eager, dtype)
         del self._eager  # with its exact values
-        return [beside_run(compiled, context.bounds, context.checks)]
+        return [judge_compiled_run(compiled, context.bounds, context.checks)]
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
@@ -252,15 +259,13 @@ def _audit_unchanged(
     """Judge a training loop, or a callable without arguments, which cannot be copied."""
     if subject.kind is Kind.TRAINING:
         return judge_training(subject, checks, limits, steps=steps, device=device, progress=progress)
-    own = (*callable_checks.CHECKS, CACHE_ARTIFACTS.slug, COVERAGE.slug)
-    guards = None if checks is None else [slug for slug in checks if slug not in own]
-    if guards and not set(guards) & set(judge.GUARD_CHECKS):
-        judge.judge_use(subject, guards)  # raises, and names what can be judged
+    guards = None if checks is None else [slug for slug in checks if slug in judge.GUARD_CHECKS]
     caches = checks is None or CACHE_ARTIFACTS.slug in checks
-    if checks is not None and caches and set(checks) <= {CACHE_ARTIFACTS.slug, COVERAGE.slug}:
+    if checks is not None and set(checks) & set(for_kind(Kind.CALL)) - {COVERAGE.slug} == {CACHE_ARTIFACTS.slug}:
         run = judge_graph(subject)
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
+    graphs: list[GraphStats | None] = []
 
     def call(returned: Callable[[object], None]) -> None:
         def shape() -> object:
@@ -274,22 +279,53 @@ def _audit_unchanged(
     def call_with_caches(returned: Callable[[object], None]) -> None:
         with GraphObservation(subject.name) as seen:
             call(returned)
+        graphs.append(seen.stats)
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
             findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
         runs.append(Run(findings=tuple(findings)))
 
-    bounds = resolve_limits(limits)
+    bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
-    counted = [finding for run in runs for finding in run.findings if finding.check == COVERAGE.slug]
-    ops = sum(run.coverage.seen.get("ops", 0) for run in runs)
-    unseen = any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in values.findings)
-    if not counted and ops and unseen:  # ops on integers alone are evidence: they round nothing
-        counted = [COVERAGE.passed(name, f"looked at {ops:,} ops", ops)]
-        runs.append(Run(findings=tuple(counted)))
-    if counted:
-        values = replace(values, findings=tuple(f for f in values.findings if f.check != COVERAGE.slug))
+    own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
+    if own_caches and COMPILED in values.coverage.unseen:
+        runs = _with_caches_compiled(runs, subject)
+    return _with_one_coverage(runs, values)
+
+
+def _with_caches_compiled(runs: Sequence[Run], subject: Subject) -> list[Run]:
+    """The runs of a call whose compiled functions ran in eager mode, with the caches of another call that compiles."""
+    again = judge_graph(subject)
+    caches = tuple(finding for finding in again.findings if finding.check == CACHE_ARTIFACTS.slug)
+    ended = not any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in again.findings)
+
+    def corrected(finding: Finding) -> Finding:
+        if finding.check != COVERAGE.slug or finding.verdict is not Verdict.FAIL or not ended:
+            return finding
+        text = f"not followed to its end with compiled functions in eager mode: {finding.message}"
+        hint = "leave saving and loading caches out of the callable; it comes to its end where it compiles"
+        return replace(finding, verdict=Verdict.INCOMPLETE, message=text, hint=hint)
+
+    findings = (tuple(corrected(f) for f in run.findings if f.check != CACHE_ARTIFACTS.slug) for run in runs)
+    judged = [replace(run, findings=kept) for run, kept in zip(runs, findings, strict=True)]
+    return [*judged, Run(findings=caches)]
+
+
+def _with_one_coverage(runs: Sequence[Run], values: Run) -> Run:
+    """The runs of one call as one, in which `coverage` says what its values rest on, and what ended or hid the call."""
+    ends = [f for run in runs for f in run.findings if f.check == COVERAGE.slug and f.verdict is not Verdict.PASS]
+    followed = [f for f in values.findings if f.check == COVERAGE.slug]
+    lacks = [f for f in followed if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)]
+    kept = {id(f) for f in ([*ends, *lacks] if ends else followed)}
+    if "ops" in values.coverage.seen:
+        runs = [replace(run, coverage=run.coverage.without("ops")) for run in runs]
+    if followed:
+
+        def keep(run: Run) -> Run:
+            return replace(run, findings=tuple(f for f in run.findings if f.check != COVERAGE.slug or id(f) in kept))
+
+        runs, values = list(map(keep, runs)), keep(values)
     return merge([*runs, values])
 
 

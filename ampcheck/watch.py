@@ -19,7 +19,7 @@ from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.arguments import parse_choice, parse_flag, parse_integer, parse_names
+from ampcheck.core.arguments import parse_checks, parse_choice, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, resolve_limits
@@ -306,7 +306,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
     if checks is None:
         return default
     known = dict.fromkeys(slug for family in applicable.values() for slug in family)
-    names = set(parse_names(checks, "checks", known)) - {COVERAGE.slug}
+    names = set(parse_checks(checks, known) or ()) - {COVERAGE.slug}
     return [family for family, members in applicable.items() if names & set(members)] or default
 
 

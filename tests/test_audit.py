@@ -278,7 +278,7 @@ def test_the_use_of_autocast_in_a_callable_is_judged() -> None:
     run = audit(leaks, checks=["autocast-state"])
     assert _checks(run, Verdict.FAIL) == {"autocast-state"}
     assert not torch.is_autocast_enabled("cpu")
-    with pytest.raises(UsageError, match="the use of autocast is judged"):
+    with pytest.raises(UsageError, match="of kind 'call', which is judged by"):
         audit(leaks, checks=["resume"])
 
 

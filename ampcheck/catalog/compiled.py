@@ -36,11 +36,12 @@ COMPILED_EXCEPTION = Check(
 COMPILED_ERROR = Check(
     "compiled-error",
     "compile",
-    "Outputs, loss, updated weights and buffers of compiled code are as close to float64 as rounding allows. A "
-    "difference to eager mode is no failure: fused kernels round less often. Where eager mode is beyond the bound as "
-    "well, compiled code fails only if it is far worse. Warns where a decision near a tie explains the excess, where "
-    "eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in eager "
-    "mode alone.",
+    "Outputs, loss, updated weights, buffers and overwritten arguments of compiled code are as close to float64 as "
+    "rounding allows, and integers are those of eager mode. A difference to eager mode is no failure: fused kernels "
+    "round less often. Where eager mode is beyond the bound as well, compiled code fails only if it is far worse. "
+    "Warns where a decision near a tie explains the excess (ties of values that were never rounded do not turn), "
+    "where eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in "
+    "eager mode alone.",
     "An eager run under a shadow gives the exact value of each result, and what moving the data by a rounding does to "
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
     "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
@@ -54,7 +55,8 @@ COMPILED_GRADIENT = Check(
     "compiled-gradient",
     "compile",
     "Gradients of weights and inputs of compiled code are as close to float64 as rounding allows.",
-    "As compiled-error, each gradient as a whole; what is small beside the norm of the whole gradient is no error. "
+    "As compiled-error, each gradient as a whole; of one that the data hardly determine, what is small beside the norm "
+    "of the whole gradient is no error. "
     "Gradients may differ by the few elements on whose side of a kink (relu) a rounding decides.",
     "AOTAutograd traces the backward pass under the autocast of the forward call, which eager mode has left by "
     "then: code that the author runs in float32 is differentiated in 16 bits (pytorch/pytorch#153044, #179804). A "

@@ -36,7 +36,7 @@ PROPERTY_COMPILED = Check(
     "Compiled code keeps the bounds that eager mode keeps on the inputs of a strategy. Skipped if nothing can be "
     "compiled.",
     "The model is compiled once, with dynamic shapes, for at most four kinds of shapes. Its outputs are compared with "
-    "the float64 values of the eager run.",
+    "the float64 values of the eager run; integers and dtypes must be those of eager mode, near ties aside.",
     "A kernel that is wrong in one dtype or at one value, an approximation in Inductor.",
     "Reproduce with torch.compile(model, backend='aot_eager') to separate Inductor from tracing, and report it.",
 )

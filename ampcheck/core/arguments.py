@@ -61,6 +61,16 @@ def parse_names(values: str | Iterable[str] | None, name: str, choices: Collecti
     return tuple(dict.fromkeys(parse_choice(value, name, choices) for value in items))
 
 
+def parse_checks(values: str | Iterable[str] | None, choices: Collection[str]) -> tuple[str, ...] | None:
+    """The names of the selected checks, None for all. Raises `UsageError` for an empty selection."""
+    if values is None:
+        return None
+    names = parse_names(values, "checks", choices)
+    if not names:
+        raise UsageError("checks selects nothing: name a check, or leave it out to judge by all")
+    return names
+
+
 def parse_dtypes(values: DType | Iterable[DType], choices: Collection[str] = LOW) -> list[str]:
     """The names of one floating-point dtype or several, each once: `float16`, `torch.float16`, `half`."""
     several = isinstance(values, (list, tuple, set, frozenset))

@@ -208,6 +208,10 @@ class Coverage:
 
         return Coverage(add(self.seen, other.seen), add(self.unseen, other.unseen))
 
+    def without(self, sort: str) -> Coverage:
+        """The coverage but for one sort, which another counts as well."""
+        return Coverage({name: count for name, count in self.seen.items() if name != sort}, self.unseen)
+
     @property
     def total(self) -> int:
         """The number of examined items of all sorts."""

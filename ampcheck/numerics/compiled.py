@@ -29,14 +29,14 @@ def measure_graphs() -> Iterator[Graphs]:
     """Count the graphs that are compiled inside.
 
     Dynamo is reset on the way in and out: copies of one model share their code object, whose cache would fill up and
-    then fall back to eager without a word. Functions that the caller had compiled are compiled again when next called.
-    Dynamo's log is still inside.
+    silently fall back to eager. Functions that the caller had compiled are compiled again when next called.
+    Dynamo's warnings are suppressed inside the block.
     """
     reset()
     before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
     graphs = Graphs()
     try:
-        with dynamo_still():
+        with dynamo_warnings_suppressed():
             yield graphs
     finally:
         since = {group: counters(group) - known for group, known in before.items()}
@@ -48,7 +48,7 @@ def measure_graphs() -> Iterator[Graphs]:
 
 
 @contextmanager
-def dynamo_still() -> Iterator[None]:
+def dynamo_warnings_suppressed() -> Iterator[None]:
     """Make Dynamo log errors alone inside: findings report graph breaks and limits.
 
     A level that somebody asked for (`TORCH_LOGS`, `torch._logging.set_logs`) stays as it is.

@@ -13,8 +13,42 @@ from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import passed, who
+from ampcheck.numerics.run import COMPILED
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.unsupported import cannot_run
+
+_UNFOLLOWED = (
+    (
+        OTHER_INFINITIES,
+        Verdict.WARN,
+        "another thread made an infinity or a NaN of finite values",
+        "run what the other thread computes in this one, which shows the op",
+    ),
+    (
+        COMPILED,
+        Verdict.WARN,
+        "compiled code was not judged",
+        "judge compiled code by itself: audit((model, inputs)) compares it with eager code, watch(compiled_model) "
+        "measures the values inside its graphs",
+    ),
+    (
+        OTHER_THREADS,
+        Verdict.INCOMPLETE,
+        "ops of other threads were not judged",
+        "run what the other threads compute in the thread that is watched",
+    ),
+)
+"""What a shadow does not follow: its verdict, what that means, and a hint."""
+
+
+def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | None:
+    """Verdict, message and hint for a run of which compiled code, or other threads, were not judged; else None."""
+    lacks = [lack[1:] for lack in _UNFOLLOWED if unseen.get(lack[0])]
+    if not lacks:
+        return None
+    verdicts, messages, hints = zip(*lacks, strict=True)
+    return verdicts[0], ", and ".join(messages), "; ".join(hints)
 
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -120,12 +154,18 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
         verdict = Verdict.WARN if total else Verdict.FAIL
         return [check.finding(verdict, who(stats), message, observed=0, limit=1, unit="ops", hint=hint)]
-    if not total:
+    unjudged = None if stats.judged else judge_unfollowed(stats.coverage.unseen)
+    if not total and unjudged is None:
         message = "a verdict needs evidence; no op, tensor or gradient was looked at"
         hint = "give inputs with which the model computes something"
+        if not stats.judged:
+            hint = "let this thread run an op on tensors inside the block"
         return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     text += _own_casts(stats)
+    if unjudged is not None:
+        verdict, lack, hint = unjudged
+        return [check.finding(verdict, who(stats), f"{text}; {lack}", hint=hint)]
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
     return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]

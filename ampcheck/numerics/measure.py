@@ -21,7 +21,8 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.run import NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.record import Recorded, run_plan
+from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
@@ -29,14 +30,13 @@ from ampcheck.shadow.companions import roundoff
 from ampcheck.shadow.compare import (
     LOST,
     Key,
-    Result,
     ResultError,
     compare_shadowed,
     examine_value,
-    result_of,
     with_totals,
 )
 from ampcheck.shadow.freedom import Freedom
+from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
 from ampcheck.torchtools.pytree import is_plain, tensors
 from ampcheck.torchtools.source import users_place
@@ -50,11 +50,11 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The statistics of an eager run, and, where compiled code is compared, its results and their freedom."""
+    """The statistics of an eager run, and, where compiled code is compared, what it gave and its freedom."""
 
     stats: NumericsStats
     plan: Plan
-    results: Mapping[Key, Result]
+    recorded: Recorded | None
     masked: Collection[Key]
     freedom: Freedom | None
 
@@ -88,7 +88,7 @@ def measure_numerics(
         )
     raised = _raised(subject, run) if run.outcome.error is not None else None
     stats = replace(run.stats(subject, dtype, native), raised=raised)
-    return Measured(stats, run.plan, run.results, run.masked, run.shadow.freedom)
+    return Measured(stats, run.plan, run.recorded, run.masked, run.shadow.freedom)
 
 
 class _ShadowedRun:
@@ -97,7 +97,7 @@ class _ShadowedRun:
     def __init__(self, prepared: Prepared, plan: Plan, compared: bool) -> None:
         self.prepared, self.plan = prepared, plan
         self.shadow = Shadow(prepared.root, freedom=compared)
-        self.results: dict[Key, Result] = {}
+        self.recorded: Recorded | None = None
         self.masked: set[Key] = set()
         self.errors: list[ResultError] = []
         self.missing = MissingKernels()
@@ -109,14 +109,14 @@ class _ShadowedRun:
     def execute(self) -> None:
         """Run it, and see what is left of the faults."""
         around: list[AbstractContextManager[Any]] = [self.missing] if active() is not None else []
-        self.outcome = run_subject(
-            self.prepared,
-            self.plan,
-            self._receive,
-            around=[*around, self.shadow],
-            masked=self.masked,
-            module_output=self._module_output,
-        )
+        watched: dict[str, Any] = {"masked": self.masked, "module_output": self._module_output}
+        if self.shadow.freedom is None:
+            around.append(self.shadow)
+            self.outcome = run_subject(self.prepared, self.plan, self._receive, around=around, **watched)
+        else:
+            watched |= {"receive": self._receive, "limited": False}  # the shadow holds more than the results
+            self.recorded = run_plan(self.plan, self.prepared, shadow=self.shadow, around=around, **watched)
+            self.outcome = self.recorded.ran
         if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
             self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
         buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
@@ -125,11 +125,9 @@ class _ShadowedRun:
 
     def _receive(self, key: Key, tensor: torch.Tensor) -> None:
         kind, name, _ = key
-        if kind != "gradient" and not comparable(tensor):
+        if not comparable(tensor):
             self._unseen[UNCOMPARED] += kind == "output" and is_floating(tensor) and tensor.numel() > 0
             return
-        if self.shadow.freedom is not None:
-            self.results[key] = result_of(self.shadow, tensor)
         error = compare_shadowed(key, tensor, self.shadow.reference(tensor))
         self.errors.append(error)
         if kind == "gradient":
@@ -222,7 +220,15 @@ def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
 def unruled(shadow: Shadow) -> dict[str, int]:
     """What the shadow could not follow, for the coverage."""
     partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
-    return {f"{reason} (followed from its results on)": n for reason, n in shadow.unruled.items()} | partly
+    known = unfollowed(shadow)
+    restarted = {reason: count for reason, count in shadow.unruled.items() if reason not in known}
+    return {f"{reason} (followed from its results on)": n for reason, n in restarted.items()} | partly | known
+
+
+def unfollowed(shadow: Shadow) -> dict[str, int]:
+    """The parts of a run that a shadow does not follow at all: compiled code, and ops of other threads."""
+    threads = {reason: shadow.unruled[reason] for reason in (OTHER_THREADS, OTHER_INFINITIES)}
+    return positive({COMPILED: shadow.compiled, **threads})
 
 
 def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:

@@ -20,6 +20,8 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
     assert judge is not None
     formats = {dtype for _, dtype in judge.largest} | {fault.dtype for fault in faults}
     ends = (companions for companions in shadow.store if companions.written and not companions.consumed)
+    seen = {"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}
+    seen["ops on integers alone"] = 0 if shadow.ops else shadow.whole  # evidence too: they round nothing
     return NumericsStats(
         subject=subject,
         arm="",
@@ -36,9 +38,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
         low=judge.low,
         whole=judge.whole,
         casts=dict(judge.casts),
-        coverage=Coverage(
-            positive({"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}), unruled(shadow)
-        ),
+        coverage=Coverage(positive(seen), unruled(shadow)),
     )
 
 

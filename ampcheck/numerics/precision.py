@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
@@ -16,6 +18,7 @@ from ampcheck.numerics.findings import (
     source_text,
     who,
 )
+from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
@@ -27,7 +30,7 @@ KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, 
 _STORIES = {
     faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
     faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
-    faults.ABSORPTION: "what is added is too small for the digits that it is added to",
+    faults.ABSORPTION: "the addend is too small relative to the sum",
     faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
     faults.DECISION: "float64 decides otherwise by more than rounding explains",
 }
@@ -66,7 +69,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
     if named := _named(stats):
-        text = f"what is lost begins as {named[0].kind} at {op_text(named[0].where)}: see there"
+        text = f"the loss starts with {named[0].kind} at {op_text(named[0].where)}: see that finding"
         return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
@@ -77,9 +80,8 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
     worst = max(judged, key=lambda error: error.times)
-    text = f"at most {worst.error:.2g} from float64, in {worst}"
     limit = worst.limit * limits.precision / PRECISION
-    return [passed(stats, check, text, len(judged), worst.error, limit, "relative error")]
+    return [passed(stats, check, within_text(worst), len(judged), worst.error, limit, "relative error")]
 
 
 def _counts(fault: Fault, limits: Limits) -> bool:
@@ -97,7 +99,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
-            f"{how or 'no mere near ties'}"
+            f"{how or 'more than near ties explain'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
@@ -141,7 +143,7 @@ def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
         if not excess or _named(stats):
             continue
         worst = max(excess, key=lambda error: error.times)
-        findings.append(_beyond(stats, worst, len(excess), len(errors), limits))
+        findings.append(_beyond(stats, worst, excess, errors, limits))
     return findings
 
 
@@ -150,7 +152,13 @@ def _named(stats: NumericsStats) -> list[Fault]:
     return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
 
 
-def _beyond(stats: NumericsStats, worst: ResultError, count: int, total: int, limits: Limits) -> Finding:
+def _beyond(
+    stats: NumericsStats,
+    worst: ResultError,
+    beyond: Sequence[ResultError],
+    judged: Sequence[ResultError],
+    limits: Limits,
+) -> Finding:
     module = gradient_module(worst.name) if worst.kind == "gradient" else ""
     limit = worst.limit * limits.precision / PRECISION
     hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
@@ -160,10 +168,7 @@ def _beyond(stats: NumericsStats, worst: ResultError, count: int, total: int, li
             f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
         )
     where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
-    message = (
-        f"{worst.kind}s must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {count} of "
-        f"{total} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
-    )
+    message = beyond_text(worst, beyond, judged, limit)
     return PRECISION_LOSS.fail(
         who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
     )

@@ -20,6 +20,7 @@ from ampcheck.numerics.findings import (
     who,
     wider,
 )
+from ampcheck.numerics.results import finite_gradients_text, lost_gradients_text, lost_text
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 
@@ -102,11 +103,7 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
     findings = []
     for error in stats.of("output", "loss"):
         if error.nonfinite:
-            name = "the loss" if error.kind == "loss" else f"output {error.name or '(the only one)'}"
-            message = (
-                f"outputs must be finite where float64's are; {error.nonfinite:,} elements of {name} are inf or NaN "
-                f"in {error.dtype}"
-            )
+            message = lost_text(error)
             if cause is not None:
                 where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
                 message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
@@ -137,13 +134,10 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
         count = sum(error.seen.exact_nan + error.seen.exact_inf < error.seen.numel for error in gradients)
         if not count:
             return [incomplete(stats, check, "no gradient is finite in float64: see nonfinite-reference")]
-        text = f"{count} gradients are finite where float64's are, at loss scale {stats.scale:g}"
+        text = finite_gradients_text(count, stats.scale)
         return [passed(stats, check, text, count, 0, 0, "gradients"), *_cut_off(stats)]
     first = bad[-1]  # backward runs from the last parameter to the first
-    message = (
-        f"gradients must be finite where float64's are; {len(bad)} of {len(gradients)} are not, at loss scale "
-        f"{stats.scale:g}, nearest to the loss {first.name}"
-    )
+    message = lost_gradients_text(bad, gradients, stats.scale)
     where = Where(phase="backward", module=gradient_module(first.name))
     hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
     return [check.fail(who(stats), message, where=where, observed=len(bad), limit=0, unit="gradients", hint=hint)]

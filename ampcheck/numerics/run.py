@@ -25,6 +25,9 @@ from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import hookable
 
 NO_GRADIENT = "the loss has no gradient"
+COMPILED = "calls of compiled functions, which ran in eager mode"
+"""What stays unseen of code under a shadow that the user has compiled."""
+
 UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"
 """Floating outputs whose values are not compared, and of which the default loss makes nothing."""
 

@@ -24,12 +24,12 @@ _DRAWS = "the model draws random numbers, other ones in compiled code"
 class Compiled:
     """`torch.compile(model, dynamic=True)`.
 
-    examples: how many it ran. left_out: those of a kind beyond the first `KINDS`. integers: outputs of integers that
-    differ from those of eager mode, which have no bounds. missing: what this machine lacks to run it.
+    examples: how many it ran. left_out: those of a kind beyond the first `KINDS`. ties: outputs that decisions near a
+    tie explain. missing: what this machine lacks to run it.
     """
 
     def __init__(self, runner: Runner) -> None:
-        self.examples = self.left_out = self.integers = 0
+        self.examples = self.left_out = self.ties = 0
         self.missing = ""
         self._graphs = Graphs()
         self._kinds: set[Any] = set()

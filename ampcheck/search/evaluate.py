@@ -20,7 +20,7 @@ from ampcheck.search.stats import COMPILED, INVARIANCE, RAISES, Look, Problem
 from ampcheck.search.verdict import Judged
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import SLACK
-from ampcheck.shadow.compare import INTEGERS, compare_results
+from ampcheck.shadow.compare import INTEGERS, TIE, compare_results
 from ampcheck.torchtools.source import users_place
 
 
@@ -70,13 +70,15 @@ class Evaluator:
             values = {("output", path, 0): value for path, value in result.outputs.items()}
             for error in compare_results(eager.results, values, eager.freedom):
                 value, expected = result.outputs.get(error.name), eager.results[error.key].value
-                if value is None or error.absent:
+                if value is None or error.absent or value.dtype is not expected.dtype:
                     other = "no output" if value is None else f"an output of {value.dtype} {list(value.shape)}"
                     form = f"{expected.dtype} {list(expected.shape)}"
                     return [_worse(f"it gives {other} {error.name}, where eager mode gives {form}")]
-                if error.dtype in INTEGERS:
-                    compiled.integers += error.apart > 0
-                elif error.at_fault and (problem := eager.problem(error.name, value)):
+                compiled.ties += error.verdict == TIE
+                if error.dtype in INTEGERS and error.at_fault:
+                    share = f"{100 * error.apart:.3g}% of output {error.name}".rstrip()
+                    return [_worse(f"it gives other integers than eager mode, {share}, and no near tie explains it")]
+                if error.at_fault and (problem := eager.problem(error.name, value)):
                     return [replace(problem, kind=COMPILED, detail=problem.kind, where=Where(phase="compile"))]
         return []
 

@@ -155,7 +155,7 @@ def _stats(search: Search, options: SearchOptions) -> PropertyStats:
     if compiled is not None:
         asked.append("property-compiled")
         unseen[f"examples of shapes beyond the {KINDS} kinds that are compiled for"] = compiled.left_out
-        unseen["integers that compiled code decides otherwise, for which there is no bound"] = compiled.integers
+        unseen["outputs of compiled code beyond their bounds that a decision near a tie explains"] = compiled.ties
         if reason := compiled.not_judged():
             skipped["property-compiled"] = reason
     if evaluator.invariances:

@@ -116,6 +116,19 @@ def _pooled(spread: torch.Tensor, size: torch.Tensor) -> float:
     return float((spread[known] / size[known]).clamp(max=1.0).square().mean().sqrt()) if bool(known.any()) else 0.0
 
 
+def _noise_bound(spread: torch.Tensor, off: torch.Tensor) -> torch.Tensor:
+    """The bound of groups that the data do not determine: of their spread, of which one sample says least, and of the
+    error that another run has there."""
+    known = spread > 0
+    pooled = float((off[known] / spread[known]).square().mean().sqrt()) if bool(known.any()) else 0.0
+    return slack_of(1) * torch.maximum(spread * max(1.0, pooled), off)
+
+
+def _grouped(values: torch.Tensor, dims: tuple[int, ...], single: bool) -> torch.Tensor:
+    """The norms of groups, flat."""
+    return (values.abs() if single else torch.linalg.vector_norm(values, dim=dims)).reshape(-1)
+
+
 class Look(NamedTuple):
     """within: the value is within its bound. emptier: more of its elements are zero than of exact. smallest, largest:
     the magnitudes of a value of 16 bits, NaN where there is one. ill: the bound excuses nearly everything."""
@@ -211,16 +224,18 @@ def examine(
     digits: bool | None = None,
     single: bool = False,
     strict: bool = False,
+    other: torch.Tensor | None = None,
 ) -> Examination:
     """Compare a value with its companions in float64.
 
     form: the format of the value. whole: take the tensor as one group, as gradients are. floor: see `FLOOR`. digits:
     whether to judge more than what is not finite, by default where a format coarser than float32 is in the history.
     single: take each element as a group. strict: the value was made of one that is beyond its bound: what the data do
-    not determine is no excuse.
+    not determine is no excuse. other: the value in another run; what the data do not determine may be off as far.
     """
     if value.is_complex():
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
+        other = torch.view_as_real(other.resolve_conj()) if other is not None else None
     wide, moved = value.double(), moved.double()
     finite, known = wide.isfinite(), exact.isfinite()
     lost_here = ~finite & known
@@ -236,11 +251,7 @@ def examine(
     reference = torch.where(both, exact, 0.0)
     apart = torch.where(both & moved.isfinite(), moved - exact, 0.0) * (unit / MOVE)
     dims = tuple(range(value.dim())) if whole else () if single else group_dims(value.shape)
-    norms = [
-        (t.abs() if single else torch.linalg.vector_norm(t, dim=dims)).reshape(-1)
-        for t in (reference, difference, apart)
-    ]
-    size, error, spread = norms
+    size, error, spread = (_grouped(t, dims, single) for t in (reference, difference, apart))
     elements = max(1, value.numel() // max(1, size.numel()))
     known_well = spread <= UNKNOWABLE * size
     if strict:
@@ -253,6 +264,10 @@ def examine(
         least = SLACK * (spread + floor * unit * size)
         bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
     flags = (error > bound) & known_well
+    if other is not None:
+        off = _grouped(torch.where(both, other.double() - exact, 0.0), dims, single)
+        bound = torch.where(known_well, bound, _noise_bound(spread, off) + SLACK * floor * unit * size)
+        flags = error > bound
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
     total = float(torch.linalg.vector_norm(size))

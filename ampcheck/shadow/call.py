@@ -31,6 +31,9 @@ _RESETS = frozenset(
 )
 """Writes that do not build on the previous value."""
 
+SHAPED = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty".split())
+"""Ops that take nothing but the shape and the format of a tensor."""
+
 _EXACT = frozenset(
     "add sub rsub mul add_ sub_ mul_ arange linspace floor round ceil trunc cumsum sum max min amax amin maximum "
     "mm bmm mv dot addmm baddbmm "
@@ -55,9 +58,10 @@ _UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
-    """What the schema of an overload says. writes: positions and names of the arguments that it writes.
-    exact: whole numbers give whole numbers. keeps: its rule needs the argument that it overwrites. checks: it returns
-    integers that may come out otherwise on companions, such as pivots. title: as `op_name` has it."""
+    """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
+    `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
+    the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
+    pivots. title: as `op_name` has it."""
 
     name: str
     namespace: str
@@ -66,6 +70,7 @@ class OpSchema:
     writes: tuple[tuple[int, str], ...]
     random: bool
     moves: bool
+    adds: bool
     unset: bool
     resets: bool
     exact: bool
@@ -90,6 +95,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
         writes=tuple(writes),
         random=torch.Tag.nondeterministic_seeded in op.tags,
         moves=short in MOVES,
+        adds=any(a.name in ("accumulate", "reduce") for a in schema.arguments),
         unset=short in _UNSET,
         resets=short in _RESETS,
         exact=short in MOVES or short in _EXACT,
@@ -124,6 +130,12 @@ class Call:
     def name(self) -> str:
         """Short for an ATen op (`topk`), else with its namespace."""
         return self.schema.name
+
+    @property
+    def moves(self) -> bool:
+        """Whether its results are elements of its inputs: not where the elements of one index are added up."""
+        added = self.schema.adds and bool(self.argument("accumulate") or self.argument("reduce"))
+        return self.schema.moves and not added
 
     @property
     def widens(self) -> bool:

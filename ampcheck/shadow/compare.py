@@ -9,190 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, examine
-from ampcheck.shadow.companions import MOVE, has_companions, roundoff
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, Examination, examine
+from ampcheck.shadow.companions import has_companions, roundoff
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.reference import Reference
-
-Key: TypeAlias = tuple[str, str, int]
-"""What a result is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, number of the call."""
-
-WHOLE = frozenset(("gradient", "update"))
-"""Kinds that are judged as one group: their rows flip with the kinks of forward."""
-
-PRECISION = 2.0
-"""The default of `Limits.precision`, with which the bounds of `ampcheck.shadow` apply as they are."""
-
-LOST = 0.25
-"""Relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
-
-FLOAT32 = format_of("float32").unit_roundoff
-
-INTEGERS = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"))
-
-WITHIN, BEYOND, CAST, TIE, EDGE = "within", "beyond", "cast", "tie", "edge"
-"""Verdicts: within its bound; beyond it; a cast that the author means is left out; a decision near a tie explains it;
-inf and NaN that eager mode has about as many of: the edge of overflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One result of the shadowed run.
-
-    reference: None for integers, which have no companions. terms: of the longest sum that it was made with, whose order
-    is free: float32 shows it, and no format of 16 bits. roundings: to 16 bits in a row, at the most.
-    """
-
-    value: torch.Tensor = field(repr=False)
-    reference: Reference | None = field(repr=False)
-    terms: int = 1
-    roundings: int = 8
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the value and its companions."""
-        known = () if self.reference is None else (self.reference.exact, self.reference.moved)
-        return self.value.nbytes + sum(tensor.nbytes for tensor in known)
-
-
-@dataclass(frozen=True, slots=True)
-class ResultError:
-    """How far a run lies from the exact value of one result.
-
-    seen: the value beside its exact one; eager: that of the shadowed run, where another run was compared. dtype: of the
-    shadowed run. unit, floor: what both were judged by. norm, eager_norm: of the errors; size: the norm of exact;
-    total: that of all results of this kind in this call. apart: the norm of the difference of the two runs, relative
-    to exact; of integers, the share of elements that differ. misplaced: infinities of exact in whose place stands
-    another value. lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements
-    that are inf or NaN in eager mode alone; nan: NaN in exact and in the run alike. judged: elements of which something
-    is known. absent: the run gave no such result, or one of another shape. verdict: one of the constants above.
-    """
-
-    key: Key
-    dtype: str
-    seen: Examination
-    unit: float = 0.0
-    norm: float = 0.0
-    size: float = 1.0
-    total: float = 1.0
-    misplaced: int = 0
-    absent: bool = False
-    eager: Examination | None = None
-    eager_norm: float = 0.0
-    floor: float = FLOOR
-    apart: float = 0.0
-    lost: int = 0
-    hidden: int = 0
-    nan: int = 0
-    judged: int = 0
-    verdict: str = WITHIN
-
-    @property
-    def kind(self) -> str:
-        """The first of its key."""
-        return self.key[0]
-
-    @property
-    def name(self) -> str:
-        """The second of its key."""
-        return self.key[1]
-
-    @property
-    def step(self) -> int:
-        """The number of the call."""
-        return self.key[2]
-
-    @property
-    def error(self) -> float:
-        """The relative error, Euclidean norms: of the worst group beyond its bound, else of the whole."""
-        return math.inf if self.absent else self.seen.error
-
-    @property
-    def limit(self) -> float:
-        """The bound of that group, or of the whole."""
-        return self.seen.limit or SLACK * (self.seen.spread + self.floor * self.unit)
-
-    @property
-    def times(self) -> float:
-        """How near it is to its limit; beyond 1 it is past it."""
-        return self.error / self.limit if self.limit else 0.0
-
-    @property
-    def whole(self) -> float:
-        """The relative error of the whole."""
-        return self.norm / (self.size or self.total or 1.0)
-
-    @property
-    def eager_error(self) -> float:
-        """The relative error of the whole in eager mode."""
-        return self.eager_norm / (self.size or self.total or 1.0)
-
-    @property
-    def share(self) -> float:
-        """The norm of the error over that of all exact results of this kind in this call."""
-        return self.norm / (self.total or 1.0)
-
-    @property
-    def nonfinite(self) -> int:
-        """Elements that are not finite although exact is."""
-        return self.seen.lost
-
-    @property
-    def noise(self) -> bool:
-        """Whether the data determine nothing of the result: a gradient that is zero by mathematics."""
-        return self.seen.spread > UNKNOWABLE
-
-    @property
-    def known(self) -> bool:
-        """Whether the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
-        return self.seen.flagged > 0 or not self.noise
-
-    @property
-    def ruined(self) -> bool:
-        """Whether nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
-        return self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
-
-    @property
-    def at_fault(self) -> bool:
-        """Whether the run lies beyond its bound where eager mode does not, and nothing explains it."""
-        return self.verdict in (BEYOND, CAST)
-
-    def fails(self, precision: float) -> bool:
-        """Whether the run is at fault beside eager mode, under another `Limits.precision` than the usual 2.
-
-        Larger values scale every bound but equality, smaller ones those of whole results.
-        """
-        scale, eager = precision / PRECISION, self.eager
-        if self.at_fault:
-            equal = self.absent or self.lost > 0 or self.verdict == CAST or self.dtype in INTEGERS
-            return equal or self.error > self.limit * scale
-        if scale >= 1 or self.verdict != WITHIN or eager is None or not self.beyond(precision):
-            return False
-        return eager.error <= scale * SLACK * (eager.spread + self.floor * self.unit)
-
-    def beyond(self, precision: float) -> bool:
-        """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient.
-
-        precision: as in `Limits`; larger values scale the bounds. It does not ask whether eager mode is at fault, too.
-        """
-        if self.nonfinite or self.misplaced or self.absent or self.ruined:
-            return True
-        if self.eager is not None and self.unit < JUDGED_UNIT:
-            return self.at_fault  # digits of float32, of which the rows are judged beside eager mode
-        if not self.known or self.error <= self.limit * precision / PRECISION:
-            return False
-        return self.kind != "gradient" or self.share > FLOOR * self.unit
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")
+from ampcheck.shadow.result import BEYOND as BEYOND
+from ampcheck.shadow.result import CAST as CAST
+from ampcheck.shadow.result import EDGE as EDGE
+from ampcheck.shadow.result import FLOAT32 as FLOAT32
+from ampcheck.shadow.result import INTEGERS as INTEGERS
+from ampcheck.shadow.result import LOST as LOST
+from ampcheck.shadow.result import PRECISION as PRECISION
+from ampcheck.shadow.result import TIE as TIE
+from ampcheck.shadow.result import WHOLE as WHOLE
+from ampcheck.shadow.result import WITHIN as WITHIN
+from ampcheck.shadow.result import Key as Key
+from ampcheck.shadow.result import Result as Result
+from ampcheck.shadow.result import ResultError as ResultError
 
 
 def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
@@ -213,13 +53,16 @@ def examine_value(
     floor: float = FLOOR,
     whole: bool = False,
     digits: bool | None = None,
+    other: torch.Tensor | None = None,
 ) -> Examination:
     """A value of any run beside its exact one. The keywords are those of `ampcheck.shadow.bounds.examine`."""
     form = format_of(torch.float32 if value.is_complex() else value.dtype)
     unit = max(reference.unit, roundoff(value.dtype)) if unit is None else unit
     exact, moved = reference.exact, reference.moved
     with torch.no_grad():
-        return examine(value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=digits)
+        return examine(
+            value.detach(), exact, moved, unit, form=form, whole=whole, floor=floor, digits=digits, other=other
+        )
 
 
 def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> ResultError:
@@ -243,8 +86,8 @@ def compare_results(
     """Compare the values of another run with the results of the shadowed run, in their order.
 
     freedom: of honest runs to differ. casts: casts alone round to 16 bits, in a model that is float32 otherwise: its
-    author means them. Gradients have the same loss scale in both runs; what is small beside all gradients of a call
-    together is no error.
+    author means them. Gradients have the same loss scale in both runs; what the data hardly determine is no error while
+    it is small beside all gradients of a call together.
     """
     errors = with_totals(_compare(key, result, values.get(key)) for key, result in results.items())
     return tuple(with_verdict(error, freedom or Freedom(), casts=casts) for error in errors)
@@ -270,12 +113,31 @@ def with_verdict(error: ResultError, freedom: Freedom, *, casts: bool = False) -
         edge = error.eager is not None and error.lost <= 4 * error.eager.lost and not error.seen.flagged
         verdict = EDGE if edge else BEYOND
     elif error.dtype in INTEGERS and not error.absent:
-        verdict = TIE if error.apart * error.seen.numel <= 2 * freedom.near_ties else BEYOND
-    elif not error.absent and error.kind in WHOLE and error.share <= math.sqrt(freedom.kinks_at(error.step)):
+        turned = max(freedom.near_ties, freedom.ties)
+        verdict = TIE if error.apart * error.seen.numel <= 2 * turned else BEYOND
+    elif not error.absent and error.kind in WHOLE and _is_kinked(error, freedom.kinks_at(error.step)):
         verdict = WITHIN
-    elif not error.absent and freedom.near_ties and error.whole <= 2 * math.sqrt(freedom.share):
+    elif not error.absent and freedom.near_ties and _is_turned(error, freedom):
         verdict = TIE
     return replace(error, verdict=verdict)
+
+
+def _is_kinked(error: ResultError, kinks: float) -> bool:
+    """Whether elements on the other side of a kink explain the error of a gradient.
+
+    They move a gradient by their share of it, and one whose terms cancel by more, as a rounding of the data does.
+    """
+    own = SLACK * math.sqrt(kinks) * max(1.0, error.seen.spread / (error.unit or 1.0))
+    return error.share <= math.sqrt(kinks) and (error.whole <= own or not error.determined)
+
+
+def _is_turned(error: ResultError, freedom: Freedom) -> bool:
+    """Whether decisions that turn explain an error: they put other values in place of some, and scale none of the rest.
+
+    Along exact they take away about their share of it, and the rest of the error is at random.
+    """
+    along = 4 * freedom.share + SLACK * error.seen.spread + FLOOR * error.unit
+    return error.whole <= 2 * math.sqrt(freedom.share) and abs(error.along) <= along
 
 
 def at_the_edge(value: torch.Tensor, exact: torch.Tensor, form: FloatFormat, error: torch.Tensor) -> torch.Tensor:
@@ -297,7 +159,9 @@ def _is_worse(error: ResultError) -> bool:
         return worse
     beside = error.total > 2 * error.size  # there are others, beside which what is noise must stay small
     least = max(error.eager_norm / (error.total or 1.0), FLOOR * error.unit)
-    return (beside and error.noise and error.share > SLACK * least) or (worse and error.share > FLOOR * error.unit)
+    return (beside and error.noise and error.share > SLACK * least) or (
+        worse and (error.determined or error.share > FLOOR * error.unit)
+    )
 
 
 def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultError:
@@ -310,7 +174,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         return replace(plain, norm=math.inf, apart=math.inf, absent=True)
     if reference is None:
         return replace(plain, apart=float((value != eager).double().mean()) if eager.numel() else 0.0)
-    unit = max(reference.unit, roundoff(value.dtype))
+    unit = max(reference.unit, roundoff(eager.dtype))  # a coarser dtype of the other run widens no bound
     floor = FLOOR
     if unit < JUDGED_UNIT:
         unit *= 1 + math.sqrt(result.terms) / 12
@@ -318,7 +182,8 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         floor = min(FLOOR, 0.25 + result.roundings / 2)
     whole = key[0] in WHOLE
     seen, before = (
-        examine_value(v, reference, unit=unit, floor=floor, whole=whole, digits=True) for v in (value, eager)
+        examine_value(v, reference, unit=unit, floor=floor, whole=whole, digits=True, other=other)
+        for v, other in ((value, eager), (eager, None))
     )
     exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
@@ -328,6 +193,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     both = mine.isfinite() & eagers.isfinite() & exact.isfinite()
     errors = [torch.where(both, a - b, 0.0) for a, b in ((mine, exact), (eagers, exact), (mine, eagers))]
     norm, eager_norm, apart = map(_norm, errors)
+    along = float((errors[0] * torch.where(both, exact, 0.0)).sum()) / (plain.size or 1.0) / (plain.size or 1.0)
     return replace(
         plain,
         seen=seen,
@@ -336,6 +202,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         misplaced=_misplaced(key, mine, exact, seen),
         eager=before,
         eager_norm=eager_norm,
+        along=along,
         floor=floor,
         apart=apart / (plain.size or 1.0),
         lost=int(wrong.sum()),

@@ -16,18 +16,23 @@ _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "
 _KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "hardtanh_backward", "sgn", "sign", "abs"))
 """Ops whose derivative jumps at zero of their last floating input."""
 
+_UNORDERED = frozenset(("topk", "sort", "kthvalue", "median"))
+"""Ops that give the indices of equal values in any order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """What honest runs may decide otherwise.
 
     near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
-    share. kinks: the share of elements that lie as near to where a derivative jumps; kinked: all elements of the op
-    with the fewest of them, 0 where no derivative jumps. terms: of the longest sum, whose order is free.
+    share. ties: the indices and integers of all ops that turn, equal values without an order of their own among them.
+    kinks: the share of elements that lie as near to where a derivative jumps; kinked: all elements of the op with the
+    fewest of them, 0 where no derivative jumps. terms: of the longest sum, whose order is free.
     """
 
     near_ties: int = 0
     decided: int = 1
+    ties: int = 0
     kinks: float = 0.0
     kinked: int = 0
     terms: int = 1
@@ -51,25 +56,56 @@ def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
     if (terms := _terms(call, inputs)) > freedom.terms:
         freedom = replace(freedom, terms=terms)
     if call.name in _KINKS:
-        exact = store.exact(inputs[-1]).abs().double()
-        share = 2 * _turned(exact[exact > 0], inputs[-1:], exact, store) / exact.numel()
+        known = _Known(store, inputs[-1])
+        exact = known.exact(inputs[-1]).abs()
+        share = 2 * _turned(exact, known.error(inputs[-1]).where(exact > 0, 0.0)) / exact.numel()
         kinked = min(exact.numel(), freedom.kinked or exact.numel())
         return replace(freedom, kinks=max(freedom.kinks, share), kinked=kinked)
     if (near := _GAPS.get(call.name)) is not None:
-        sides = [store.exact(t).double() for t in inputs]
-        gaps = near(call, sides)
-        turned = _turned(gaps, inputs, sides[0], store)
+        gaps, errors = near(call, _Known(store, inputs[0]))
+        turned = _turned(gaps, errors)
+        equal = int((gaps == 0).sum()) if call.name in _UNORDERED and not call.argument("stable") else 0
+        freedom = replace(freedom, ties=freedom.ties + max(turned, equal))
         if turned / max(1, gaps.numel()) > freedom.share:
             return replace(freedom, near_ties=turned, decided=gaps.numel())
     return freedom
 
 
-def _turned(gaps: torch.Tensor, sources: list[torch.Tensor], exact: torch.Tensor, store: CompanionStore) -> int:
+class _Known:
+    """What is known of the arguments of an op: exact values, and how far an honest run may lie from them.
+
+    scale: the argument whose typical magnitude the errors are relative to.
+    """
+
+    def __init__(self, store: CompanionStore, scale: torch.Tensor) -> None:
+        self._store = store
+        known = self.exact(scale)
+        known = known[known.isfinite()]
+        self._typical = float(known.square().mean().sqrt()) if known.numel() else 0.0
+
+    def exact(self, value: object) -> torch.Tensor:
+        """The exact values of an argument, float64; integers and numbers as they are."""
+        if has_companions(value):
+            return self._store.exact(value).double()  # type: ignore[arg-type]
+        return value.double() if isinstance(value, torch.Tensor) else torch.tensor(float(value))  # type: ignore[arg-type]
+
+    def error(self, value: object) -> torch.Tensor:
+        """The honest error of each element.
+
+        What equals its exact value was never rounded: data, masks, positions and whole numbers are the same in every
+        run. A zero may be a value that relu cut off, unless the data that move leave it zero.
+        """
+        exact = self.exact(value)
+        if not isinstance(value, torch.Tensor) or not has_companions(value):
+            return torch.zeros_like(exact)
+        error = doubt(value, self._store, self._store.of(value).unit, FLOOR) * self._typical
+        same = (value.detach().double() == exact) & ((exact != 0) | (self._store.moved(value) == 0))
+        return torch.where(same, 0.0, error)
+
+
+def _turned(gaps: torch.Tensor, errors: torch.Tensor) -> int:
     """How many gaps an honest error closes."""
-    known = exact[exact.isfinite()]
-    typical = float(known.square().mean().sqrt()) if known.numel() else 0.0
-    error = sum(doubt(t, store, store.of(t).unit, FLOOR) for t in sources)
-    return int((gaps <= error * typical).sum())
+    return int(((gaps <= errors) & (errors > 0)).sum())
 
 
 def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
@@ -84,51 +120,65 @@ def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
     if name == "convolution":
         return max(1, inputs[1].numel() // inputs[1].shape[0])
     results = [t.numel() for t in leaves(call.out) if has_companions(t) and t.numel()]
-    return max(t.numel() for t in inputs) // min(results) if results and not call.schema.moves else 1
+    return max(t.numel() for t in inputs) // min(results) if results and not call.moves else 1
 
 
-_Gaps = Callable[[Call, "list[torch.Tensor]"], torch.Tensor]
+_Near = Callable[[Call, _Known], "tuple[torch.Tensor, torch.Tensor]"]
+"""Gives how far each decision of an op lies from a tie, and how far an honest error may move it."""
 
 
-def _between(call: Call, exact: list[torch.Tensor]) -> torch.Tensor:
+def _between(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     """Between the two sides of a comparison."""
-    other = exact[1] if len(exact) > 1 else call.args[1]
-    return (exact[0] - other).abs()
+    left, right = call.args[:2]
+    gaps = (known.exact(left) - known.exact(right)).abs()
+    return gaps, (known.error(left) + known.error(right)).expand(gaps.shape)
 
 
-def _runner_up(call: Call, exact: list[torch.Tensor]) -> torch.Tensor:
+def _runner_up(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     """Between neighbours of the values in their order, of which only those that decide count."""
+    exact, errors = known.exact(call.args[0]), known.error(call.args[0])
     if call.name in ("max", "min", "median") and isinstance(call.out, torch.Tensor):
-        return exact[0].new_empty(0)  # no index is taken
+        return exact.new_empty(0), exact.new_empty(0)  # no index is taken
     dim = call.argument("dim", -1)
-    x = exact[0].reshape(-1) if dim is None or not exact[0].dim() else exact[0].movedim(dim, -1)
-    ordered = x.sort(-1, descending=call.name not in ("argmin", "min")).values
+    flat = dim is None or not exact.dim()
+    exact, errors = (t.reshape(-1) if flat else t.movedim(dim, -1) for t in (exact, errors))
+    ordered, order = exact.sort(-1, descending=call.name not in ("argmin", "min"))
+    errors = errors.gather(-1, order)
     if call.name in ("argmax", "argmin", "max", "min"):
-        ordered = ordered[..., :2]
+        ordered, errors = ordered[..., :2], errors[..., :2]
     elif call.name == "topk":
-        ordered = ordered[..., : call.args[1] + 1]
-    return ordered.diff(dim=-1).abs()
+        ordered, errors = (t[..., : call.args[1] + 1] for t in (ordered, errors))
+    return ordered.diff(dim=-1).abs(), torch.maximum(errors[..., 1:], errors[..., :-1])
 
 
-def _to_integer(call: Call, exact: list[torch.Tensor]) -> torch.Tensor:
-    """To the next integer, or half of one."""
-    return (exact[0] - exact[0].round()).abs() if call.name != "round" else ((exact[0] % 1) - 0.5).abs()
+def _to_integer(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
+    """To the next integer, or half of one; of a quotient, where one is taken."""
+    exact, errors = known.exact(call.args[0]), known.error(call.args[0])
+    if call.name == "floor_divide":
+        divisor = known.exact(call.args[1])
+        exact = exact / divisor
+        errors = (errors + exact.abs() * known.error(call.args[1])) / divisor.abs()
+    gaps = (exact - exact.round()).abs() if call.name != "round" else ((exact % 1) - 0.5).abs()
+    return gaps, errors.expand(gaps.shape)
 
 
-def _cast(call: Call, exact: list[torch.Tensor]) -> torch.Tensor:
+def _cast(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = call.kwargs.get("dtype")
     whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-    return _to_integer(call, exact) if whole else exact[0].new_empty(0)
+    return _to_integer(call, known) if whole else (torch.empty(0), torch.empty(0))
 
 
-def _edges(call: Call, exact: list[torch.Tensor]) -> torch.Tensor:
+def _edges(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     """To the nearest edge of a bucket."""
-    first, second = (v.double() if isinstance(v, torch.Tensor) else torch.tensor(float(v)) for v in call.args[:2])
-    edges, values = (first, second) if call.name == "searchsorted" else (second, first)
-    return (values.reshape(-1, 1) - edges.reshape(1, -1)).abs().amin(1) if edges.numel() else values.new_empty(0)
+    edges, values = call.args[:2] if call.name == "searchsorted" else call.args[1::-1]
+    exact = known.exact(edges).reshape(1, -1)
+    if not exact.numel():
+        return exact.new_empty(0), exact.new_empty(0)
+    gaps, nearest = (known.exact(values).reshape(-1, 1) - exact).abs().min(1)
+    return gaps, known.error(values).reshape(-1) + known.error(edges).reshape(-1)[nearest]
 
 
-_GAPS: Mapping[str, _Gaps] = {
+_GAPS: Mapping[str, _Near] = {
     **dict.fromkeys(("lt", "le", "gt", "ge"), _between),
     **dict.fromkeys(("argmax", "argmin", "topk", "sort", "max", "min", "median", "kthvalue"), _runner_up),
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "floor_divide"), _to_integer),

@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.call import SHAPED, Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     float32_keeps,
@@ -32,6 +32,7 @@ from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
+from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
@@ -91,6 +92,7 @@ class Judge:
         self._faults: dict[Key, Fault] = {}
         self._suspects = Suspects()
         self._reached = Reached()
+        self._recurrence = Recurrence()
 
     @staticmethod
     def looks_at(call: Call) -> bool:
@@ -100,8 +102,8 @@ class Judge:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        known = {key: fault for key, fault in self._faults.items() if not self._reached.retried(key)}
-        recorded = (replace(fault, reaches=self._reached.of(key)) for key, fault in known.items())
+        counts = [key for key in self._faults if self._recurrence.recurs(key) and not self._reached.retried(key)]
+        recorded = (replace(self._faults[key], reaches=self._reached.of(key)) for key in counts)
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
@@ -136,7 +138,7 @@ class Judge:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
             return
-        if not inherited and not call.written and (call.schema.moves or call.widens):
+        if not inherited and not call.written and (call.moves or call.widens):
             return
         statistics = call.name.startswith("native_") and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
@@ -186,13 +188,13 @@ class Judge:
     ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         depth = max([c.depth for c in before], default=0)
-        pass_on(before, after)
+        pass_on(before if call.name not in SHAPED else (), after)
         for tensor, companions in zip(results, after, strict=True):
-            rounds = tensor.dtype.itemsize <= 2 and not call.schema.moves
+            rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
             summed = call.name in SUMS and all(c.whole for c in before)
             if COLLIDED in companions.suspects and (
-                summed or not (companions.whole or call.schema.moves or self._is_position(companions))
+                summed or not (companions.whole or call.moves or self._is_position(companions))
             ):
                 drop(companions, COLLIDED)  # a measurement
             if call.name in CONTRACTIONS:
@@ -217,6 +219,7 @@ class Judge:
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
+        self._recurrence.count(where, tuple(tensor.shape))
         self.low += low
         self.whole += low and companions.whole
         if companions.whole:
@@ -269,6 +272,7 @@ class Judge:
             self._add(fault)
             return
         fault = self._attributed(fault, call, tensor, before)
+        self._recurrence.note(fault, accumulates=accumulates)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
@@ -335,8 +339,7 @@ class Judge:
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
     ) -> None:
         blurred = next(self._suspects.of(before, BLURRED, ILL), None)
-        decided = examine_decision(call, self._store, blurred=blurred is not None)
-        if decided is None:
+        if (decided := examine_decision(call, self._store, blurred=blurred is not None)) is None:
             return
         name = f"a decision of {where.op}"
         for key in inherited:

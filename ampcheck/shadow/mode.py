@@ -29,6 +29,7 @@ from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.threads import watched_threads
+from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -59,13 +60,16 @@ class Shadow(TorchDispatchMode):
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
-    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled regions run in eager mode.
+    `ormqr`, and `linalg.cond`, `matrix_norm`, `matrix_rank` and `norm` with `out=`. Compiled functions run in eager
+    mode, where ops can be followed and `torch.compiler.is_compiling()` is False; `compiled` counts their calls. What
+    was compiled before the block is used again after it.
 
     Companions are kept while their tensors live, also after the block. Ops that have neither a rule nor a float64
     kernel restart from their real results; `unruled` counts them by name, and ops of threads that are started inside,
     whose results enter as data. Large matrices are followed by the rows that ops have read, the others restart;
     `partly` counts such ops. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
-    pickles): what comes back is data. `failed` is the place of the op that raised, None where the last op succeeded.
+    pickles): what comes back is data. `whole` counts ops without floating results, which round nothing. `failed` is the
+    place of the op that raised, None where the last op succeeded.
     """
 
     supports_higher_order_operators = True
@@ -81,11 +85,19 @@ class Shadow(TorchDispatchMode):
         self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = 0
+        self.compiled = 0
+        self.whole = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
-        self._scopes = Scopes(model, everywhere=model is None, on_step=self._before_step, on_output=self._after_root)
+        self._scopes = Scopes(
+            model,
+            everywhere=model is None,
+            on_step=self._before_step,
+            on_stepped=self._after_step,
+            on_output=self._after_root,
+        )
         self._origins = Origins(self._scopes)
         self._exchange = Exchange(self.store)
         self._open = ExitStack()
@@ -93,7 +105,8 @@ class Shadow(TorchDispatchMode):
     def __enter__(self) -> Shadow:
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
-        for context in (self._scopes.watched(), escapes, threads, eager_flex_attention(), eager_cond(_traces)):
+        eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
+        for context in (self._scopes.watched(), escapes, threads, *eager):
             self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -164,14 +177,39 @@ class Shadow(TorchDispatchMode):
         self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = _gradients({names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)})
+        gradients = _gradients(self._weights(optimizer))
         self.reach({}, gradients)
         with _aside():
             for gradient in map(local, gradients.values()):
                 if has_companions(gradient):
                     follow_noise(gradient.detach(), self.store)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let weights and states of 32 bits or more begin the next step with the values that they really have.
+
+        Training amplifies roundings: after thousands of steps the weights of an exact run would be others, and no
+        yardstick. What the update itself did to them is recorded here. Weights of 16 bits go on: their losses add up.
+        """
+        weights = self._weights(optimizer)
+        states = (value for state in optimizer.state.values() for value in getattr(state, "values", tuple)())
+        named = {id(tensor): (name, local(tensor)) for name, tensor in weights.items()}
+        named |= {id(t): ("", local(t)) for t in states if isinstance(t, torch.Tensor)}
+        for name, tensor in named.values():
+            known = self.store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None
+            if known is None or known.whole:
+                continue
+            if known.faults:
+                if name and any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
+                    self.reach({name: tensor})
+                if not bool(tensor.isfinite().all()):
+                    continue
+            self.renew(tensor)
+
+    def _weights(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The parameters of an optimizer by their names in the modules that ran."""
+        names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
@@ -233,6 +271,7 @@ class Shadow(TorchDispatchMode):
         decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
+            self.whole += 1
             return out
         self.ops += 1
         for companions in before:
@@ -327,6 +366,9 @@ class Shadow(TorchDispatchMode):
                     self.store.watch_memory(values, self.store.of(values))
                 origin = self._origins.current(sys._getframe(1))
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
+
+    def _ran_eagerly(self) -> None:
+        self.compiled += 1
 
     def _entered(self, tensor: torch.Tensor) -> None:
         """Follow an array that NumPy may write later; not where comparing it before every use takes long."""

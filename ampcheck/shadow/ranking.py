@@ -33,9 +33,9 @@ def hides_ranking(
 
     accumulates: it is a sum over many ops, each of which adds to the error.
     """
-    if not call.schema.moves and call.name in _SUMS and tensor.numel() > 1 and _absorbs(call, tensor, store):
+    if not call.moves and call.name in _SUMS and tensor.numel() > 1 and _absorbs(call, tensor, store):
         return True
-    if not 0.0 < magnitudes.largest <= _OFFSET * magnitudes.smallest or call.schema.moves:
+    if not 0.0 < magnitudes.largest <= _OFFSET * magnitudes.smallest or call.moves:
         return False
     exact = store.exact(tensor)
     widths = [(_width(exact, dim), _width(tensor - exact, dim)) for dim in range(tensor.dim())]

@@ -1,16 +1,18 @@
-"""Other threads: their ops are counted and not followed; the tensors that they write become data."""
+"""Other threads: their floating ops are counted and not followed; the tensors that they write become data."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    _disable_current_modes,
     _get_current_dispatch_mode_stack,
     _pop_mode,
     _push_mode,
@@ -20,13 +22,19 @@ from ampcheck.shadow.call import floating_values, op_schema
 from ampcheck.shadow.companions import CompanionStore
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
-_REASON = "ops of other threads"
+OTHER_THREADS = "ops of other threads"
+OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
 
 
 class OtherThread(TorchDispatchMode):
     """Counts the ops of another thread, and forgets the companions of what they write."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A thread may outlive the block, and compiles then as without the mode."""
+        return True
 
     def __init__(self, watch: _Threads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,9 +46,13 @@ class OtherThread(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types or ()):
             return NotImplemented
+        if not self._watch.active or not isinstance(func, torch._ops.OpOverload) or op_schema(func).view:
+            return func(*args, **kwargs)
+        inputs = floating_values((args, tuple(kwargs.values())))
+        finite = all(map(_is_finite, inputs))  # before the op, which may overwrite them
         out = func(*args, **kwargs)
-        if self._watch.active and isinstance(func, torch._ops.OpOverload):
-            self._watch.note(func, args, kwargs)
+        if self._watch.active:
+            self._watch.note(func, args, kwargs, [*inputs, *floating_values(out)], finite)
         return out
 
 
@@ -49,12 +61,22 @@ class _Threads:
         self.active = True
         self._store, self._counts = store, counts
 
-    def note(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        schema = op_schema(op)
-        if schema.view:
+    def note(
+        self,
+        op: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: Sequence[torch.Tensor],
+        finite: bool,
+    ) -> None:
+        """Count an op. values: its floating inputs and results; finite: whether its inputs were."""
+        if not values:
             return
-        self._counts[_REASON] += 1
-        for position, name in schema.writes:
+        self._counts[OTHER_THREADS] += 1
+        infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
+        if finite and not infinite and not all(map(_is_finite, values)):
+            self._counts[OTHER_INFINITIES] += 1
+        for position, name in op_schema(op).writes:
             for tensor in floating_values(args[position] if position < len(args) else kwargs.get(name)):
                 self._store.forget(tensor)
 
@@ -71,6 +93,14 @@ class _Threads:
                 _pop_mode()
 
         return follow
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values of a dense tensor are finite; of others they are not looked at."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype.itemsize == 1:
+        return True
+    with _disable_current_modes():
+        return bool(tensor.isfinite().all())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools import dynamo
 
 COMPILATIONS = 256
@@ -39,7 +39,7 @@ def many_compilations(device: str = "cpu") -> Iterator[None]:
     limit = dynamo.recompile_limit()
     total = limit.replace("config.", "config.accumulated_")
     limits = {limit: COMPILATIONS, total: max(COMPILATIONS, dynamo.setting(total))}
-    with dynamo_still(), dynamo.configured(limits):
+    with dynamo_warnings_suppressed(), dynamo.configured(limits):
         _warm_up_compiler(device)
         try:
             yield

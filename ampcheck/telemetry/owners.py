@@ -124,5 +124,5 @@ def path_of(owner: Owner, base: str, module: str) -> str:
 def _address(value: Any) -> int:
     try:
         return int(value.data_ptr())
-    except (AttributeError, RuntimeError, NotImplementedError):  # a number, or a subclass without memory of its own
+    except (AttributeError, RuntimeError, NotImplementedError, ValueError):  # a number, or a tensor without memory
         return id(value)

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import UsageError
+from ampcheck.torchtools.patching import replaced
 
 # Settings and caches ---------------------------------------------------------------------------------------------
 
@@ -72,6 +73,40 @@ def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     if "torch._dynamo" in sys.modules:  # whose import takes a second
         torch.compiler.reset()
+
+
+@contextmanager
+def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
+    """Whatever is compiled runs in eager mode inside, also under `fullgraph=True`; `called` is called at each call.
+
+    Dynamo is not asked, so that the caches of what was compiled before and the stance of the user stay as they are. An
+    older Dynamo (before 2.6) meets the mode, remembers that it skipped code, and is reset on the way out.
+    """
+    eval_frame = importlib.import_module("torch._dynamo.eval_frame")  # the first op under a mode imports it as well
+    if not hasattr(eval_frame, "_callback_from_stance"):
+        try:
+            yield
+        finally:
+            reset()
+        return
+    in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", lambda: False)
+    count_frames = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
+
+    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def choose(callback: Any) -> Any:
+            exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
+            if callback is None or callback is False or exports:  # `torch.compiler.disable`, and every op of a mode
+                return original(callback)
+            if not in_operator():
+                called()
+            if count_frames is not None:
+                count_frames(-1)  # fullgraph counts the compiled frames of the call, and raises for none
+            return None
+
+        return choose
+
+    with replaced(eval_frame, "_callback_from_stance", make):
+        yield
 
 
 def without_autograd_cache() -> AbstractContextManager[None]:

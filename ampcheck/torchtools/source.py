@@ -45,8 +45,8 @@ class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
-    optimizers, whose steps are of phase `update`. on_step: called with an optimizer before its step; on_output: with
-    an outermost module and its output. roots: the outermost modules that ran.
+    optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
+    step; on_output: with an outermost module and its output. roots: the outermost modules that ran.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class Scopes:
         *,
         everywhere: bool = False,
         on_step: Callable[[torch.optim.Optimizer], None] | None = None,
+        on_stepped: Callable[[torch.optim.Optimizer], None] | None = None,
         on_output: Callable[[torch.nn.Module, object], None] | None = None,
     ) -> None:
         self.roots: WeakSet[torch.nn.Module] = WeakSet()
-        self._on_step, self._on_output = on_step, on_output
+        self._on_step, self._on_stepped, self._on_output = on_step, on_stepped, on_output
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -111,8 +112,10 @@ class Scopes:
                 self._on_step(optimizer)
             self._stack.updates += 1
 
-        def stop(*_: object) -> None:
+        def stop(optimizer: torch.optim.Optimizer, *_: object) -> None:
             self._stack.updates = max(0, self._stack.updates - 1)
+            if self._on_stepped is not None:
+                self._on_stepped(optimizer)
 
         hooks.callback(register_module_forward_pre_hook(enter).remove)
         hooks.callback(register_module_forward_hook(leave, always_call=True).remove)

@@ -8,6 +8,11 @@ from ampcheck.core.formats import FloatFormat
 
 
 def spacing(values: torch.Tensor, form: FloatFormat) -> torch.Tensor:
-    """The distance between neighbours of a format at float64 `values`, element by element."""
-    _, exponent = torch.frexp(values)  # of a mantissa in [0.5, 1)
-    return torch.ldexp(torch.ones_like(values), exponent.clamp(min=form.min_exponent + 1) - 1 - form.mantissa_bits)
+    """The distance between neighbours of a format at float64 `values`, element by element.
+
+    At zero and among subnormals it is the smallest subnormal number.
+    """
+    _, exponent = torch.frexp(values)  # of a mantissa in [0.5, 1); 0 for zero itself
+    least = form.min_exponent + 1
+    exponent = torch.where(values == 0, least, exponent).clamp(min=least)
+    return torch.ldexp(torch.ones_like(values), exponent - 1 - form.mantissa_bits)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, TF32
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Coverage, Run, Verdict
 from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.execution import judge_unfollowed
+from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.shadow import Shadow
 from ampcheck.torchtools.pytree import tensors
@@ -40,9 +42,15 @@ def judge_call(
 
     sums = measure_reductions(call, subject, shadow)
     judged = [*check_reductions(sums, limits), *(f for stats in products for f in check_operands(stats, limits))]
+    coverage = Coverage(unseen=unfollowed(shadow))
     if shadow.judge is not None:
         block = block_run(measure_block(shadow, subject), limits, values)
+        coverage = block.coverage
         judged = [*(f for f in block.findings if f.check in OBSERVABLE), *judged]
-    findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in (checks or ())]
+    elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
+        verdict, text, hint = unjudged
+        judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
+    wanted = (*(checks or ()), COVERAGE.slug)
+    findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
-    return Run(findings=tuple(findings), tables=(table,) if table and findings else ())
+    return Run(findings=tuple(findings), coverage=coverage, tables=(table,) if table and findings else ())

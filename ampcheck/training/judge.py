@@ -13,7 +13,7 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.catalog import for_kind
 from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
-from ampcheck.core.arguments import parse_integer, parse_names
+from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
@@ -105,6 +105,7 @@ def observe_steps(context: Context) -> Run:
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
+    unseen |= seen.unfollowed
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
     return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
 
@@ -112,9 +113,9 @@ def observe_steps(context: Context) -> Run:
 def _gradients(context: Context) -> Run:
     """Gradients compared with float64, and the loss scales that keep them."""
     limits, seen = context.limits, context.seen
-    stats = seen.gradients
-    if stats is None:
+    if seen.gradients is None:
         return Run()
+    stats = of_gradients.judged_step(seen.gradients, limits)
     skipped = of_scales.first_skipped(seen.events)
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
@@ -318,7 +319,7 @@ def assert_training(
     loop = as_subject(subject)
     if loop.kind is not Kind.TRAINING:
         raise UsageError(f"{loop.name} is of kind '{loop.kind.value}'; a training loop is a mapping with 'step'")
-    slugs = None if checks is None else parse_names(checks, "checks", for_kind(Kind.TRAINING))
+    slugs = parse_checks(checks, for_kind(Kind.TRAINING))
     loop = replace(loop, name=name or loop.name)
     return verify(judge_training(loop, slugs, limits, steps=steps, device=device))
 

@@ -80,12 +80,12 @@ class TrainingLoop:
     `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). Other objects that the step reaches
     (its closure, the objects of the user's classes) belong to it as well. Optional: `steps`, how many steps are
     observed; `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
-    `DtypePolicy`; `world_size`, how many processes it is meant for.
+    `DtypePolicy`; `world_size`, how many processes it is meant for; `horizon`, how many steps are planned.
 
-    Raises `UsageError` for another subject and for `steps` that are no number of steps.
+    Raises `UsageError` for another subject, and for `steps` or a `horizon` that are no number of steps.
     """
 
-    RESERVED = ("step", "steps", "save", "load", "policy", "run", "world_size")
+    RESERVED = ("step", "steps", "save", "load", "policy", "run", "world_size", "horizon")
 
     def __init__(self, subject: Subject) -> None:
         if subject.kind is not Kind.TRAINING:
@@ -103,8 +103,9 @@ class TrainingLoop:
         parts = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
         self._roots: dict[str, Any] = {**parts, "step": self.step, "save": self.save, "load": self.load}
         self.reached = reach(self._roots)
-        if shape.get("steps") is not None:
-            parse_integer(shape["steps"], f"steps of {self.name}")
+        for key in ("steps", "horizon"):
+            if shape.get(key) is not None:
+                parse_integer(shape[key], f"{key} of {self.name}")
 
     @property
     def empty(self) -> bool:

@@ -19,6 +19,8 @@ from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.numerics.execution import judge_unfollowed
+from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.gradients.watch import GradientStats, GradientWatch
@@ -48,6 +50,11 @@ _OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
 _BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
 
 _OPTIMIZER = "let the mapping name the optimizer that steps these weights, and the model that it was built for"
+
+_STILL = (
+    "look at the learning rate, and at what happens to gradients between backward and step: zeros and replaced "
+    "infinities teach nothing; updates that are too small for a 16-bit weight are reported by stagnation"
+)
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
@@ -123,7 +130,7 @@ class Following:
             self.shadow.judge.largest.clear()
         self.lineage.active = number < self._steps
         if self.lineage.active:
-            self.updates.begin(residents)
+            self.updates.begin(residents, self._loop)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
@@ -134,7 +141,7 @@ class Following:
             self.places[number] = place
 
     def ended(self, number: int, value: float) -> None:
-        """Book a step that came to its end and returned a value."""
+        """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
         if number < self._steps:
             self.updates.end(residents)
@@ -164,9 +171,10 @@ class Observed:
     """What a loop did when it ran by itself.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
-    model. changed: whether any weight changed. narrow: whether backward ran in 16 bits; None where
-    compiled code hides it. disabled: scalers that do nothing; unused: enabled scalers that no step uses. empty: whether
-    there is nothing that a step could change.
+    model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
+    whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused:
+    enabled scalers that no step uses. empty: whether there is nothing that a step could change. unfollowed: compiled
+    code and other threads, which were not judged.
     """
 
     subject: str
@@ -175,6 +183,7 @@ class Observed:
     stopped: StepError | None = None
     residency: StateDtypeStats | None = None
     replaced: tuple[str, ...] = ()
+    stepped: bool = True
     changed: bool = True
     narrow: bool | None = None
     disabled: tuple[str, ...] = ()
@@ -185,6 +194,7 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    unfollowed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -218,7 +228,7 @@ class Observation:
         self._before = measure_state_dtypes(loop, after_step=False)
 
     def ended(self, taken: float | StepError) -> None:
-        """Book what a step returned, or the error that it ended with."""
+        """Record what a step returned, or the error that it ended with."""
         if isinstance(taken, StepError):
             self.stopped = taken
             return
@@ -236,6 +246,7 @@ class Observation:
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
         stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        before = _weights(self._before)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
         disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
@@ -248,6 +259,7 @@ class Observation:
                 "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
                 "places": following.places,
                 "exact": following.exact,
+                "unfollowed": unfollowed(following.shadow),
             }
         return Observed(
             loop.name,
@@ -256,7 +268,8 @@ class Observation:
             stopped,
             residency=residency,
             replaced=replaced,
-            changed=stepped or bool(replaced) or _weights(residency) != _weights(self._before),
+            stepped=stepped,
+            changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
             narrow=True if low else None if loop.reached.compiled else False,
             disabled=disabled,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
@@ -320,7 +333,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
-        return f"{why}no weight changed in {seen.steps} steps", _SKIPPED if seen.all_skipped else _OPTIMIZER
+        hint = _SKIPPED if seen.all_skipped else _STILL if seen.stepped else _OPTIMIZER
+        return f"{why}no weight changed in {seen.steps} steps", hint
     if seen.unused and check == SCALER_PROTOCOL.slug:
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
@@ -354,7 +368,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
         findings.append(COVERAGE.warn(subject, text))
     elif not seen.changed:
-        why, hint = "no optimizer stepped a gradient and no weight changed", _OPTIMIZER
+        why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
+        if seen.stepped:
+            why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
         if seen.all_skipped:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
         findings.append(COVERAGE.warn(subject, f"{steps} steps ran backward, and {why}", hint=hint))
@@ -362,6 +378,9 @@ def check_observed(seen: Observed) -> list[Finding]:
         names = ", ".join(seen.disabled)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
+    if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:
+        verdict, text, hint = unjudged
+        findings.append(COVERAGE.finding(verdict, subject, f"{steps} steps ran; {text}", hint=hint))
     if not findings:
         text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
         findings.append(COVERAGE.passed(subject, text, steps))

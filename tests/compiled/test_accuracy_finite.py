@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcheck.compiled.accuracy import run as running
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.numerics import record
 
 
 def multiplied(by: float) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def test_one_infinity_in_eager_mode_leaves_the_other_elements_compared() -> None
 
 
 def test_what_float64_could_not_keep_is_counted_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "KEPT_BYTES", 3000)  # of a value with its companions, 16 bytes for each element
+    monkeypatch.setattr(record, "KEPT_BYTES", 3000)  # of a value with its companions, 16 bytes for each element
     subject = (lambda x: (x.sin(), x.cos()), [(torch.rand(128, requires_grad=True),)])
     run = judge_accuracy(subject, options=CompileOptions("aot_eager"))
     assert run.coverage.seen["outputs"] == 1
@@ -90,7 +90,7 @@ def test_what_float64_could_not_keep_is_counted_and_not_passed_over(monkeypatch:
 def test_nan_in_float64_eager_mode_and_compiled_code_alike_is_no_pass() -> None:
     made = judge_accuracy((lambda x: torch.log(-x.abs() - 1), [(torch.randn(8),)]), options=CompileOptions("aot_eager"))
     assert [f.verdict for f in found(made, "compiled-error")] == [Verdict.INCOMPLETE]
-    assert "8 elements of output are NaN in float64 and compiled code alike" in found(made, "compiled-error")[0].message
+    assert "8 elements of output are NaN in both runs and in float64" in found(made, "compiled-error")[0].message
     assert found(made, "coverage")[0].verdict is Verdict.INCOMPLETE
 
 

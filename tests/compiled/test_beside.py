@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ampcheck.compiled.accuracy.beside import CHECKS, check_beside
+from ampcheck.compiled.accuracy.beside import CHECKS, check_compiled_run
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Verdict
@@ -29,7 +29,7 @@ HEALTHY = AccuracyStats(
 
 
 def verdicts(stats: AccuracyStats, limits: Limits | None = None) -> dict[str, Verdict]:
-    return {f.check: f.verdict for f in check_beside(stats, limits or Limits())}
+    return {f.check: f.verdict for f in check_compiled_run(stats, limits or Limits())}
 
 
 def judged(error: ResultError) -> AccuracyStats:
@@ -39,7 +39,7 @@ def judged(error: ResultError) -> AccuracyStats:
 def test_every_check_says_something_and_a_healthy_run_passes() -> None:
     assert set(verdicts(HEALTHY)) == set(CHECKS)
     assert set(verdicts(HEALTHY).values()) == {Verdict.PASS, Verdict.SKIP}
-    assert {f.check for f in check_beside(HEALTHY, Limits(), ["overflow"])} == {
+    assert {f.check for f in check_compiled_run(HEALTHY, Limits(), ["overflow"])} == {
         "overflow", "compiled-exception", "coverage"
     }  # fmt: skip
 

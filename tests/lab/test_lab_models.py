@@ -20,7 +20,7 @@ from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Call
 from ampcheck.demo import CharTransformer
 from ampcheck.lab import compiling, confounders, flow, policy
-from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.report.charts import chart_svg
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 from ampcheck.training.tf32.settings import ConfounderStats
@@ -283,7 +283,7 @@ class Broken(CharTransformer):
 
 def test_a_graph_break_under_fullgraph_is_a_failure_and_no_lack_of_a_tool() -> None:
     whole = tuple(mode for mode in compiling.MODES if mode.name in (compiling.EAGER, "compiled, fullgraph"))
-    with dynamo_still():
+    with dynamo_warnings_suppressed():
         seen = compiling.measure_compiling(
             modes=whole, model=Broken(layers=1, width=16, heads=2), budget=0.05, startup=False
         )
@@ -308,7 +308,7 @@ def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:
-    with dynamo_still():
+    with dynamo_warnings_suppressed():
         seen = compiling.measure_compiling(
             model=CharTransformer(layers=1, width=16, heads=2), budget=0.05, startup=False
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy.beside import measure_beside
+from ampcheck.compiled.accuracy.beside import measure_compiled_run
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_numerics
@@ -22,7 +22,9 @@ def test_the_exact_values_are_those_of_a_float64_copy() -> None:
     wide = copy.deepcopy(model).double()
     out = wide(x.double())
     out.square().mean().backward()
-    exact = {key: result.reference.exact for key, result in measured.results.items() if result.reference is not None}
+    assert measured.recorded is not None
+    results = measured.recorded.results
+    exact = {key: result.reference.exact for key, result in results.items() if result.reference is not None}
     assert torch.allclose(exact["output", "", 0], out, rtol=1e-12)
     for name, parameter in wide.named_parameters():
         assert torch.allclose(exact["gradient", name, 0], parameter.grad, rtol=1e-12)  # type: ignore[arg-type]
@@ -92,7 +94,7 @@ def test_compiled_code_draws_as_eager_mode_does_and_is_compared(drop: nn.Module)
     torch.manual_seed(0)
     subject = Subject((nn.Sequential(nn.Linear(16, 16), drop, nn.Linear(16, 4)).train(), torch.randn(8, 16)))
     eager = measure_numerics(subject, torch.bfloat16, compared=True)
-    compiled = measure_beside(subject, eager, torch.bfloat16)
+    compiled = measure_compiled_run(subject, eager, torch.bfloat16)
     assert compiled.graphs
     assert [(e.kind, e.name) for e in compiled.errors] == [(e.kind, e.name) for e in eager.stats.errors]
     assert not any(error.beyond(2.0) or error.at_fault for error in compiled.errors)

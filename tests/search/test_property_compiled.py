@@ -47,6 +47,43 @@ def test_compiled_code_that_is_worse_than_eager_mode_fails() -> None:
     assert (problem.kind, problem.detail) == ("compiled", "accuracy")
 
 
+def best(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, (x * 2).argmax(-1)
+
+
+def other_index(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scores, index = best(x)
+    return scores, (index + 1) % 2
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    return smooth(x) * (torch.tensor([1.0, 0.0]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "text"),
+    [
+        (best, other_index, "it gives other integers than eager mode, 100% of output 1"),
+        (smooth, lambda x: smooth(x).bfloat16(), "an output of torch.bfloat16"),
+        (masked, lambda x: masked(x) * 1.4, "accuracy"),
+    ],
+)
+def test_wrong_integers_another_dtype_and_what_a_mask_leaves_are_faults_of_compiled_code(
+    function: Any, wrong: Any, text: str
+) -> None:
+    example = Example((torch.tensor([1.0, 2.0], dtype=torch.float16),))
+    (problem,) = evaluator(function, wrong)[0].look(example).problems
+    assert problem.kind == "compiled"
+    assert text in problem.detail
+    assert evaluator(function, function)[0].look(example).problems == []
+
+
+def test_an_index_that_turns_at_a_near_tie_is_counted() -> None:
+    judge, compiled = evaluator(lambda x: (x * 1.01).argmax(-1), lambda x: 1 - (x * 1.01).argmax(-1))
+    assert judge.look(Example((torch.tensor([1.001, 1.0], dtype=torch.float16),))).problems == []
+    assert compiled.ties == 1
+
+
 def test_what_eager_mode_gets_wrong_too_is_no_finding_about_compiled_code() -> None:
     def offset(x: torch.Tensor) -> torch.Tensor:
         return (x + 2048) - 2048

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import Key, Result, ResultError, compare_results, result_of
+from ampcheck.shadow.freedom import Freedom
 
 U32, U16 = 2.0**-24, 2.0**-11
 OUT: Key = ("output", "", 0)
@@ -91,15 +92,33 @@ def test_integers_are_equal_or_they_are_not() -> None:
     assert compared(whole, torch.tensor([0, 1, 2, 4])).apart == 0.25
 
 
-def test_a_gradient_counts_by_its_share_of_all_of_them() -> None:
-    large, small = X, X * 1e-9
+def test_a_gradient_that_the_data_hardly_determine_counts_by_its_share_of_all_of_them() -> None:
     keys: list[Key] = [("gradient", "a", 0), ("gradient", "b", 0)]
-    results = dict(zip(keys, (result(large), result(small)), strict=True))
-    values = dict(zip(keys, (large.float(), small.float() * 2), strict=True))
+    large, small = result(X), result(X * 1e-9, spread=2e6)
+    results = dict(zip(keys, (large, small), strict=True))
+    values = dict(zip(keys, (X.float(), X.float() * 3e-9), strict=True))
     assert [e.at_fault for e in compare_results(results, values)] == [False, False]
-    assert compared(result(small), small.float() * 2, keys[1]).at_fault
-    values[keys[0]] = large.float() * 1.01
+    assert compared(small, values[keys[1]], keys[1]).at_fault
+    values[keys[0]] = X.float() * 1.01
     assert [e.at_fault for e in compare_results(results, values)] == [True, False]
+
+
+def test_a_gradient_that_the_data_determine_has_its_own_bound_however_small_it_is() -> None:
+    keys: list[Key] = [("gradient", "a", 0), ("gradient", "b", 0)]
+    for unit, honest in ((U32, 1e-7), (2.0**-8, 0.003)):
+        results = dict(zip(keys, (result(X, unit=unit), result(X * 1e-9, unit=unit)), strict=True))
+        for factor, at_fault in ((1 + honest, False), (-1.0, True)):
+            values = dict(zip(keys, (X.float(), X.float() * 1e-9 * factor), strict=True))
+            error = compare_results(results, values)[1]
+            assert (error.at_fault, error.beyond(2.0)) == (at_fault, at_fault)
+
+
+def test_sides_of_kinks_excuse_no_gradient_of_the_opposite_sign() -> None:
+    keys: list[Key] = [("gradient", "a", 0), ("gradient", "b", 0)]
+    results = dict(zip(keys, (result(X, unit=2.0**-8), result(X * 1e-3, unit=2.0**-8)), strict=True))
+    for factor, at_fault in ((1.3, False), (-1.0, True)):
+        values = dict(zip(keys, (X.float(), X.float() * 1e-3 * factor), strict=True))
+        assert compare_results(results, values, Freedom(kinks=0.005, kinked=100))[1].at_fault is at_fault
 
 
 def test_a_gradient_that_is_zero_by_mathematics_is_noise_that_must_stay_small_beside_the_others() -> None:
@@ -120,3 +139,18 @@ def test_results_of_a_shadowed_run_keep_the_values_of_their_time() -> None:
     assert not compared(kept, (x * 3.3).sin()).at_fault
     assert compared(kept, y).at_fault
     assert result_of(shadow, torch.arange(3)).reference is None
+
+
+def test_what_the_data_do_not_determine_is_wrong_where_it_lies_far_from_its_spread_and_from_eager_mode() -> None:
+    exact = torch.full((8, 64), 1e-12, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, 8, 64, generator=generator) * 1e-8
+    moved = (exact + noise[0] * 2.0**13).float()  # a step of float32 moves it by about 1e-8
+    ill = Result(noise[1], Reference(exact, moved, U32))
+    for key in (OUT, ("gradient", "a", 0)):
+        for value, at_fault in ((-noise[1], False), (noise[1] * 10, False), (torch.full((8, 64), 1e-3), True)):
+            error = compared(ill, value, key)
+            assert (error.at_fault, error.known) == (at_fault, at_fault)
+    row = noise[1].clone()
+    row[3] = 1e6
+    assert compared(ill, row).at_fault

@@ -14,8 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 import ampcheck
-from ampcheck.core.run import Verdict
+from ampcheck.core.run import Verdict, Where
 from ampcheck.shadow import Shadow
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.faults import CANCELLATION, Fault
+from ampcheck.shadow.recurrence import Recurrence
 
 STEPS = 300
 
@@ -144,3 +147,36 @@ def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -
     with ampcheck.watch(raises=False) as watched:
         function(torch.float32)
     assert not [f for f in watched.run.findings if f.verdict is Verdict.FAIL]
+
+
+def test_an_error_of_one_execution_in_a_thousand_is_an_accident_and_one_that_recurs_is_not() -> None:
+    def faulty(often: int, runs: int, error: float = 1.0) -> bool:
+        recurrence, where = Recurrence(), Where("forward", op="aten::sum")
+        fault = Fault(CANCELLATION, where, "bfloat16", Examination(4, error=error, limit=0.5), (4,))
+        for number in range(1, runs + 1):
+            recurrence.count(where, (4,))
+            if number % often == 0:
+                recurrence.note(fault, accumulates=False)
+        return recurrence.recurs(fault.key)
+
+    assert faulty(1, 3)
+    assert faulty(20, 40)
+    assert faulty(50, 3000)
+    assert faulty(1000, 1000, error=100.0)
+    assert not faulty(1000, 5000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_that_has_converged_to_zero_is_silent_after_thousands_of_steps(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with ampcheck.watch(raises=False) as watched:
+        for _ in range(3000):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(16, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+    assert not watched.run.failed

@@ -53,6 +53,9 @@ def test_this_release_is_supported() -> None:
         ("torch._dynamo", "OptimizedModule"),
         ("torch._dynamo", "lookup_backend"),
         ("torch._dynamo.utils", "counters"),
+        ("torch._dynamo.eval_frame", "_callback_from_stance"),
+        ("torch._dynamo.eval_frame", "set_fullgraph_compiled_frame_count"),
+        ("torch._higher_order_ops.utils", "_in_hop_compile"),
         ("torch._logging._internal", "trace_log"),
     ],
 )

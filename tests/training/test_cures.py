@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 
 from ampcheck.core.formats import format_of
 from ampcheck.training.lineage import NARROW
-from ampcheck.training.stagnation.cures import AS_IS, KAHAN, STOCHASTIC, WIDE, measure_cures, round_stochastically
+from ampcheck.training.stagnation.cures import KAHAN, STOCHASTIC, UNCURED, WIDE, measure_cures, round_stochastically
 
 B16 = torch.bfloat16
 
 
-def samples(value: float, update: float, count: int = 64) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    old = torch.full((count,), value, dtype=torch.float64)
-    return [(old, torch.full((count,), update, dtype=torch.float64))] * 4
+def replay(value: float, update: float, count: int = 64, **options):
+    """Four equal steps of `count` equal elements."""
+    start = torch.full((count,), value, dtype=torch.float64)
+    return measure_cures(start, [torch.full((count,), update, dtype=torch.float64)] * 4, B16, **options)
 
 
 def by_name(cures):
@@ -25,43 +26,43 @@ def by_name(cures):
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.4])
 def test_updates_below_half_a_spacing_arrive_by_every_cure_and_not_as_they_are(share):
-    told = by_name(measure_cures(samples(1.0, share * 2**-7), B16))
-    assert (told[AS_IS].arrives, told[AS_IS].error) == (0.0, pytest.approx(1.0))
+    told = by_name(replay(1.0, share * 2**-7))
+    assert (told[UNCURED].arrives, told[UNCURED].error) == (0.0, pytest.approx(1.0))
     assert told[WIDE].arrives == pytest.approx(1.0, abs=1e-3)
     assert told[KAHAN].arrives == pytest.approx(1.0, abs=0.2)
     assert told[STOCHASTIC].arrives == pytest.approx(1.0, abs=0.1)
-    assert max(told[WIDE].error, told[KAHAN].error) < told[STOCHASTIC].error < told[AS_IS].error
+    assert max(told[WIDE].error, told[KAHAN].error) < told[STOCHASTIC].error < told[UNCURED].error
 
 
 def test_updates_of_many_spacings_arrive_as_they_are():
-    told = by_name(measure_cures(samples(1.0, 0.5), B16))
-    assert told[AS_IS].arrives == pytest.approx(1.0, abs=0.01)
+    told = by_name(replay(1.0, 0.5))
+    assert told[UNCURED].arrives == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_steps_are_those_in_which_the_typical_element_moves_by_four_spacings():
-    assert measure_cures(samples(1.0, 2**-7 / 16), B16)[0].steps == 64
-    assert measure_cures(samples(1.0, 1e-9), B16)[0].steps == 512
+    assert replay(1.0, 2**-7 / 16)[0].steps == 64
+    assert replay(1.0, 1e-9)[0].steps == 512
 
 
 def test_a_decay_that_rounds_back_is_cured():
-    told = by_name(measure_cures(samples(0.25, 0.0), B16, factor=0.999))
-    assert told[AS_IS].arrives == 0.0
-    assert told[AS_IS].steps == 512
+    told = by_name(replay(0.25, 0.0, gain=0.999))
+    assert told[UNCURED].arrives == 0.0
+    assert told[UNCURED].steps == 512
     for name in (WIDE, KAHAN, STOCHASTIC):
         assert told[name].arrives == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_counter_in_bfloat16_counts_to_256_and_with_kahan_summation_on():
-    told = by_name(measure_cures(samples(0.0, 1.0, 1), B16, steps=512))
-    assert told[AS_IS].arrives == 0.5
+    told = by_name(replay(0.0, 1.0, 1, steps=512))
+    assert told[UNCURED].arrives == 0.5
     assert told[KAHAN].arrives == pytest.approx(1.0, abs=0.01)
     assert told[WIDE].arrives == 1.0
 
 
 def test_what_does_not_move_and_what_is_not_finite_has_no_cure():
-    assert measure_cures([], B16) == ()
-    assert measure_cures(samples(1.0, 0.0), B16) == ()
-    assert measure_cures(samples(math.nan, 1.0), B16) == ()
+    assert measure_cures(torch.zeros(1), [], B16) == ()
+    assert replay(1.0, 0.0) == ()
+    assert replay(math.nan, 1.0) == ()
 
 
 @pytest.mark.parametrize("dtype", sorted(NARROW, key=str))

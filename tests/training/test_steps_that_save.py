@@ -12,7 +12,7 @@ from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.gradients.watch import captured
+from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording
 from ampcheck.training.protocol.events import Act

@@ -1,7 +1,8 @@
-"""The compiled run of an audit: compared with the results of its eager run, and looked into by telemetry."""
+"""Compares the compiled run of an audit with its eager run, and measures values inside the graphs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.catalog.compiled import COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
+from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import (
     COVERAGE,
     FLUSH,
@@ -23,6 +24,7 @@ from ampcheck.catalog.numerics import (
 from ampcheck.compiled.accuracy.checks import (
     GRADIENTS,
     VALUES,
+    check_compiled_dtype,
     check_compiled_exception,
     check_coverage,
     compared,
@@ -30,10 +32,19 @@ from ampcheck.compiled.accuracy.checks import (
     not_comparable,
     passed,
     tables,
+    where_of,
     who,
 )
-from ampcheck.compiled.accuracy.run import Recorded
-from ampcheck.compiled.accuracy.stats import EQUAL_STREAMS, AccuracyStats, Exceptions
+from ampcheck.compiled.accuracy.comparison import compare_runs
+from ampcheck.compiled.accuracy.stats import (
+    EQUAL_STREAMS,
+    NOISE,
+    OTHER_STREAMS,
+    AccuracyStats,
+    Exceptions,
+    counted_errors,
+    unknown,
+)
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
@@ -42,9 +53,10 @@ from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.compiled import measure_graphs
-from ampcheck.numerics.measure import Measured, counted_results, positive
-from ampcheck.numerics.run import run_subject
-from ampcheck.shadow.compare import PRECISION, compare_results
+from ampcheck.numerics.measure import Measured
+from ampcheck.numerics.record import Recorded, run_plan
+from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
+from ampcheck.shadow.compare import INTEGERS, PRECISION, ResultError
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
@@ -53,58 +65,66 @@ from ampcheck.torchtools.dynamo import configured
 _REPEATABLE = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
 
 
-def measure_beside(subject: Subject, eager: Measured, dtype: torch.dtype) -> AccuracyStats:
+def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) -> AccuracyStats:
     """Run the same under `torch.compile`, or as the subject is compiled already.
 
-    Outputs, loss and gradients are compared with the exact values of the eager run, at its loss scale, and what each
-    cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
+    Outputs, loss, gradients, and what the calls change are compared with the exact values of the eager run, at its loss
+    scale, and what each cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
     """
     plan, native = eager.plan, eager.stats.native
     arm, name = arm_name(dtype, native, compiled=True), format_of(dtype).name
-    stats = AccuracyStats(subject.name, arm, name, plan.device, autocast=not native)
+    stats = AccuracyStats(subject.name, arm, name, plan.device, autocast=not native, scale=plan.scale)
     if is_scripted(subject):
         return replace(stats, unsupported=NO_SCRIPT)
-    prepared, compiled = prepare(subject, device=plan.device), Recorded()
+    expected = eager.recorded
+    assert expected is not None, "the eager run keeps its results only with compared=True"
+    prepared = prepare(subject, device=plan.device)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
     with measure_graphs() as graphs, telemetry.watching(), configured({EQUAL_STREAMS: True}):
-        ran = run_subject(prepared, plan, compiled.keep, transform=partial(recompiled, subject), masked=eager.masked)
-    raised, inside, error = Exceptions(), telemetry.read(), ran.error
-    if error is not None and not (eager.stats.prevented and ran.phase == "backward"):
+        recorded = run_plan(plan, prepared, compiled=partial(recompiled, subject), masked=eager.masked)
+    raised, inside, error = Exceptions(), telemetry.read(), recorded.ran.error
+    if error is not None and not (eager.stats.prevented and recorded.ran.phase == "backward"):
         raised = Exceptions(compiled=brief(error), missing=lacking(error), where=Where("compile"))
-    results = {key: r for key, r in eager.results.items() if not raised.compiled or key in compiled.values}
-    errors = compare_results(results, compiled.values, eager.freedom)
-    incomparable = "" if results else "the calls give no floating tensor"
-    if any(e.beyond(PRECISION) for e in errors) and not _repeats(subject, eager):
-        incomparable = "two eager runs with equal seeds differ: nothing to compare compiled code with"
-    seen = {"graphs": graphs.count, "values inside graphs": len(inside.sites), **counted_results(errors)}
+    compared = compare_runs(expected, recorded, eager.freedom)
+    incomparable = "" if compared.errors else "the calls give no tensor"
+    if any(e.at_fault or e.beyond(PRECISION) for e in compared.errors):
+        incomparable = _not_repeatable(subject, eager, expected, recorded)
+    seen, noise = counted_errors(compared.errors)
+    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + compared.left_out + noise
+    seen += Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)})
     return replace(
         stats,
         incomparable=incomparable,
-        errors=errors,
+        steps=plan.steps * len(subject.calls),
+        errors=compared.errors,
         exceptions=raised,
+        eager_shapes=expected.ran.shapes,
+        compiled_shapes=recorded.ran.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         no_gradients=eager.stats.no_backward,
         inside=inside,
-        coverage=Coverage(positive(seen), {**graphs.unseen, **inside.unseen, **ran.unseen}),
+        coverage=Coverage(dict(seen), dict(unseen)),
     )
 
 
-def _repeats(subject: Subject, eager: Measured) -> bool:
-    """Whether a second eager run, without a shadow, gives what the first gave."""
-    again = Recorded()
-    run_subject(prepare(subject, device=eager.plan.device), eager.plan, again.keep, masked=eager.masked)
-    return not any(error.at_fault for error in compare_results(eager.results, again.values, eager.freedom))
+def _not_repeatable(subject: Subject, eager: Measured, expected: Recorded, recorded: Recorded) -> str:
+    """Why runs with equal seeds differ by themselves; "" where a second eager run gives what the first gave."""
+    if expected.random and recorded.streams != expected.streams and recorded.ran.error is None:
+        return OTHER_STREAMS
+    again = run_plan(eager.plan, prepare(subject, device=eager.plan.device), masked=eager.masked)
+    differs = compare_runs(expected, again, eager.freedom).at_fault
+    return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
 
 
-def beside_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
+def judge_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
     """The findings about the compiled run of an audit, with its tables."""
     inside = telemetry_tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
-    findings = tuple(check_beside(stats, limits, checks))
+    findings = tuple(check_compiled_run(stats, limits, checks))
     return Run(findings=findings, coverage=stats.coverage, tables=(*tables(stats), *inside))
 
 
-def check_beside(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
+def check_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
     """The findings of the named checks, all by default; exceptions and coverage are always among them."""
     names = CHECKS if checks is None else {*checks, COMPILED_EXCEPTION.slug, COVERAGE.slug}
     return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
@@ -114,10 +134,9 @@ def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, l
     """What compiled code gives is within the bounds wherever what eager mode gives is."""
     if skipped := not_comparable(stats, check, kinds):
         return [skipped]
-    judged = [error for error in stats.comparable if error.kind in kinds]
-    if not judged:
+    if all(unknown(error) not in ("", NOISE) for error in stats.of(kinds)):
         return [check.skip(who(stats), "not comparable: nothing is known of what eager mode gives")]
-    return [compared(stats, check, kinds, judged, limits)]
+    return [compared(stats, check, kinds, [e for e in stats.comparable if e.kind in kinds], limits)]
 
 
 def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -125,7 +144,7 @@ def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     lost = [
         OVERFLOW.fail(
             who(stats),
-            f"outputs must be finite where float64's are; {error.nonfinite:,} elements of {error} are inf or NaN",
+            lost_text(error),
             where=Where("forward"),
             observed=error.nonfinite,
             limit=0,
@@ -154,17 +173,15 @@ def _check_inside(check: Check, stats: AccuracyStats, limits: Limits) -> list[Fi
 
 def check_nonfinite_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Every gradient that is finite in float64 is finite here, at the loss scale of the eager run."""
-    if skipped := not_comparable(stats, NONFINITE_GRADIENT, GRADIENTS):
+    check = NONFINITE_GRADIENT
+    if skipped := not_comparable(stats, check, GRADIENTS):
         return [skipped]
-    gradients = [error for error in stats.errors if error.kind == "gradient"]
+    gradients = stats.of(GRADIENTS)
     bad = [error for error in gradients if error.nonfinite]
-    count = len(bad)
     if not bad:
-        text = f"{len(gradients)} gradients are finite where float64's are"
-        return [passed(stats, NONFINITE_GRADIENT, text, len(gradients))]
-    message = f"gradients must be finite where float64's are; {count} of {len(gradients)} are not, first {bad[0]}"
-    where = Where("backward", module_of(bad[0]))
-    return [NONFINITE_GRADIENT.fail(who(stats), message, where=where, observed=count, limit=0, unit="gradients")]
+        return [passed(stats, check, finite_gradients_text(len(gradients), stats.scale), len(gradients))]
+    message, where = lost_gradients_text(bad, gradients, stats.scale), Where("backward", module_of(bad[-1]))
+    return [check.fail(who(stats), message, where=where, observed=len(bad), limit=0, unit="gradients")]
 
 
 def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -176,24 +193,24 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if any(error.nonfinite for error in stats.errors):
         return [check.skip(who(stats), "values that are inf or NaN have no error: see overflow and nonfinite-gradient")]
-    judged = [error for error in stats.errors if error.kind != "loss" and (error.known or error.absent)]
+    judged = [error for error in stats.of(("output", "gradient")) if _has_digits(error)]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
     beyond = [error for error in judged if error.beyond(limits.precision)]
     worst = max(beyond or judged, key=lambda error: error.times)
     limit = worst.limit * limits.precision / PRECISION
     if not beyond:
-        return [
-            passed(stats, check, f"at most {worst.error:.2g} from float64, in {worst}", len(judged), worst.error, limit)
-        ]
-    message = (
-        f"results must lie within {limit:.2g} of float64; {worst} lies {worst.error:.2g} away, and {len(beyond)} of "
-        f"{len(judged)} are beyond their limits; the data's own rounding explains {worst.seen.spread:.2g}"
-    )
-    where = Where("backward" if worst.kind == "gradient" else "forward", module_of(worst))
+        return [passed(stats, check, within_text(worst), len(judged), worst.error, limit)]
+    excess, alike = ([error for error in errors if error.kind == worst.kind] for errors in (beyond, judged))
+    message, where = beyond_text(worst, excess, alike, limit), where_of(worst)
     hint = "if the eager audit fails as well, it names the op; otherwise see compiled-error"
     unit = "relative error"
     return [check.fail(who(stats), message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
+
+
+def _has_digits(error: ResultError) -> bool:
+    """Whether it is a floating result that the data determine, or that is missing."""
+    return error.absent or (error.known and error.dtype not in INTEGERS)
 
 
 CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
@@ -203,6 +220,7 @@ CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = Mapping
         NONFINITE_GRADIENT.slug: check_nonfinite_gradient,
         PRECISION_LOSS.slug: check_precision_loss,
         **{check.slug: partial(_check_inside, check) for check in (SILENT_ZERO, FLUSH, HEADROOM)},
+        COMPILED_DTYPE.slug: check_compiled_dtype,
         COMPILED_ERROR.slug: partial(_check_results, COMPILED_ERROR, VALUES),
         COMPILED_GRADIENT.slug: partial(_check_results, COMPILED_GRADIENT, GRADIENTS),
         COVERAGE.slug: check_coverage,

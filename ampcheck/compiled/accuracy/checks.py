@@ -7,6 +7,7 @@ float64. It fails where it lies further from float64 than rounding explains, and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
@@ -16,6 +17,7 @@ from ampcheck.compiled.accuracy.stats import (
     BACKWARD_AUTOCAST,
     EMULATE,
     EMULATED,
+    NOISE,
     AccuracyStats,
     unknown,
 )
@@ -24,15 +26,17 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.numerics.record import CHANGES
 from ampcheck.shadow.bounds import FLOOR, SLACK
 from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, WITHIN, ResultError
 from ampcheck.torchtools.unsupported import cannot_run
 
-VALUES = ("output", "loss", "update", "buffer")
+VALUES = ("output", "loss", "update", "buffer", "input")
 GRADIENTS = ("gradient",)
 LISTED = 4
 ROWS = 60
-_PHASES = {"output": "forward", "loss": "forward", "buffer": "forward", "gradient": "backward", "update": "update"}
+_PHASES = {"gradient": "backward", "update": "update"}
+"""Of a result, by its kind; forward by default."""
 
 
 def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -108,7 +112,7 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     raised, subject = stats.exceptions, who(stats)
     if raised.eager and raised.compiled and not raised.missing:
-        message = f"what is judged must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
+        message = f"the subject must run to its end; eager mode raises {raised.eager}, and compiled code raises too"
         hint = "give inputs with which the model runs, and an optimizer that takes its parameters"
         return [COVERAGE.fail(subject, message, where=raised.where, hint=hint)]
     if raised.eager or raised.compiled:
@@ -116,7 +120,7 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     if not stats.graphs and stats.unsupported:
         return [COVERAGE.skip(subject, f"nothing was compiled, and so nothing judged: {stats.unsupported}")]
     if not stats.graphs:
-        message = "a compiled run must compile something; torch.compile made no graph and everything ran eager"
+        message = "the subject must compile at least one graph; torch.compile made none and everything ran eager"
         hint = "see TORCH_LOGS=graph_breaks, and whether the model is excluded by torch._dynamo.disable"
         where = Where("compile")
         return [COVERAGE.fail(subject, message, where=where, observed=0.0, limit=1.0, unit="graphs", hint=hint)]
@@ -177,8 +181,9 @@ def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -
         return skipped
     if stats.incomparable:
         return check.skip(who(stats), f"not comparable: {stats.incomparable}")
-    if not any(e.kind in kinds for e in stats.errors):
-        reason = stats.no_gradients if kinds == GRADIENTS else "the calls give no tensor"
+    if not stats.of(kinds):
+        dropped = [reason for reason in stats.coverage.unseen if reason.startswith(tuple(kinds))]
+        reason = (stats.no_gradients if kinds == GRADIENTS else "") or listed(dropped) or "the calls give no tensor"
         return check.skip(who(stats), f"nothing to compare: {reason}")
     return None
 
@@ -186,19 +191,23 @@ def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -
 def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
     judged = [e for e in stats.comparable if e.kind in kinds]
     others = _unknown(stats, check, kinds)
-    return [compared(stats, check, kinds, judged, limits), *others] if judged else others
+    return [compared(stats, check, kinds, judged, limits), *others] if judged or not others else others
 
 
 def compared(
     stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
 ) -> Finding:
     """What the comparison with exact results and with eager mode found in results of these kinds."""
+    if not judged:
+        return check.skip(who(stats), f"not comparable: {listed(map(str, stats.of(kinds)))}: {NOISE}")
     if failures := [e for e in judged if e.fails(limits.precision)]:
         return _worse(stats, check, failures, judged, Verdict.FAIL)
     if excess := [e for e in stats.excess(kinds) if not e.at_fault]:
         return _worse(stats, check, excess, judged, Verdict.WARN)
-    worst = max([e for e in judged if not e.noise] or judged, key=lambda e: e.times)
+    worst = max(judged, key=lambda e: (e.dtype not in INTEGERS, e.times))
     text = f"at most {worst.whole:.2g} from float64, in {worst}, where eager mode lies {worst.eager_error:.2g} away"
+    if worst.dtype in INTEGERS:
+        text = "the integers are those of eager mode"
     return passed(stats, check, text, len(judged), worst.whole, worst.limit)
 
 
@@ -206,19 +215,20 @@ def _unknown(stats: AccuracyStats, check: Check, kinds: tuple[str, ...]) -> list
     """A skip for the results of which nothing is known, by its reason; NaN on all sides leaves the check incomplete."""
     reasons: dict[str, list[str]] = {}
     for e in stats.errors:
-        if e.kind in kinds and not e.judged and e.verdict == WITHIN and not e.nan:
-            reasons.setdefault(unknown(e), []).append(str(e))
+        reason = unknown(e)
+        if e.kind in kinds and reason not in ("", NOISE) and not e.nan:
+            reasons.setdefault(reason, []).append(str(e))
     skips = [check.skip(who(stats), f"not comparable: {listed(names)}: {reason}") for reason, names in reasons.items()]
     spoiled = [e for e in stats.errors if e.kind in kinds and e.nan]
     if not spoiled:
         return skips
     count = sum(e.nan for e in spoiled)
     text = (
-        f"what is compared must be a number; {count:,} elements of {listed(map(str, spoiled))} are NaN in float64 and "
-        "compiled code alike, so nothing is known of them"
+        f"results must be numbers to be compared; {count:,} elements of {listed(map(str, spoiled))} are NaN in both "
+        "runs and in float64"
     )
     hint = "an audit names the op that makes the first NaN, or the input that holds one: see nonfinite-reference"
-    where = Where(_PHASES[spoiled[0].kind], module_of(spoiled[0]))
+    where = where_of(spoiled[0])
     evidence = check.incomplete(who(stats), text, where=where, observed=count, limit=0.0, unit="elements", hint=hint)
     return [*skips, evidence]
 
@@ -241,8 +251,14 @@ def _worse(
     elif worst.dtype in INTEGERS:
         observed, limit = worst.apart, 0.0
         message = (
-            f"integers of compiled code must be those of eager mode; {worst.apart:.2g} of the elements of {worst} "
-            f"differ; {tail}"
+            f"integers of compiled code must be those of eager mode; {100 * worst.apart:.3g}% of the elements of "
+            f"{worst} differ; {tail}"
+        )
+    elif worst.kind in CHANGES and not worst.size:
+        observed, limit, unit = worst.norm, 0.0, "Euclidean norm"
+        message = (
+            f"compiled code must change what eager mode changes, and nothing else; it changes {worst} by "
+            f"{worst.norm:.2g} (Euclidean norm), and eager mode does not; {tail}"
         )
     elif worst.verdict == CAST:
         observed, limit = worst.apart, worst.eager_error / 2
@@ -260,14 +276,14 @@ def _worse(
         message += f"; up to step {first.step - 1} they agree"
     if verdict is Verdict.WARN and worst.lost:
         message += f"; eager mode overflows itself on such data, in {worst.eager.lost if worst.eager else 0:,} elements"
-        hint = "it is the edge of overflow: see overflow of an audit"
+        hint = "values are close to the maximum of the format; run `ampcheck audit` and see `overflow`"
     elif verdict is Verdict.WARN:
         message += "; a decision near a tie explains it, which turns when the data are rounded"
         hint = "compute the scores that are decided upon in float32"
     else:
         stage, hint = _stage(stats)
         message += stage
-    where = Where(_PHASES[worst.kind], module_of(worst), step=first.step if stats.steps > 1 else None)
+    where = replace(where_of(worst), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )
@@ -312,7 +328,7 @@ def _hidden_overflow(stats: AccuracyStats) -> list[Finding]:
         f"eager mode alone; {len(hidden)} results are so"
     )
     hint = "the overflow is there and fusion hides it: a graph break brings it back; see overflow of an audit"
-    where = Where(_PHASES[worst.kind], module_of(worst))
+    where = where_of(worst)
     return [
         COMPILED_ERROR.warn(
             who(stats), message, where=where, observed=worst.hidden, limit=0.0, unit="elements", hint=hint
@@ -348,9 +364,14 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
     ]
 
 
+def where_of(error: ResultError) -> Where:
+    """The phase and module of a result."""
+    return Where(_PHASES.get(error.kind, "forward"), module_of(error))
+
+
 def module_of(error: ResultError) -> str:
     """The module of a weight or buffer; outputs and inputs belong to the root."""
-    if error.kind in ("output", "loss") or error.name.startswith("input "):
+    if error.kind in ("output", "loss", "input") or error.name.startswith("input "):
         return ""
     return error.name.rpartition(".")[0]
 
@@ -361,7 +382,7 @@ def tables(stats: AccuracyStats) -> tuple[Table, ...]:
         return ()
     rows: list[Sequence[Scalar]] = []
     for e in sorted(stats.errors, key=lambda e: e.times, reverse=True)[:ROWS]:
-        verdict = "beyond" if e.verdict != WITHIN else "within" if e.judged else "not comparable"
+        verdict = "beyond" if e.verdict != WITHIN else "not comparable" if unknown(e) else "within"
         rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.whole, e.limit, verdict))
     note = "relative to float64, Euclidean norms"
     if len(stats.errors) > ROWS:

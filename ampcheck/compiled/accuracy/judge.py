@@ -5,7 +5,6 @@ is at fault. Other stages and settings of the compiler are tried then.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,8 +16,8 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
+from ampcheck.compiled.accuracy.comparison import Comparison, compare_runs
 from ampcheck.compiled.accuracy.plans import plans
-from ampcheck.compiled.accuracy.run import Recorded, run_plan
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -27,10 +26,11 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATED,
     EQUAL_STREAMS,
     INDUCTOR,
+    OTHER_STREAMS,
     AccuracyStats,
     Exceptions,
     Trial,
-    unknown,
+    counted_errors,
 )
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
@@ -40,10 +40,10 @@ from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
+from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import Blocks, Plan
-from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.companions import MOVE
-from ampcheck.shadow.compare import FLOAT32, WITHIN, Result, ResultError, compare_results
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.compare import ResultError
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import (
     NO_SCRIPT,
@@ -82,12 +82,14 @@ class EagerRun:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRun:
-    """A compiled run: its results beside the exact ones, the exception that ended it, and its graphs."""
+    """A compiled run: its results beside the exact ones, the exception that ended it, its graphs, and what of the
+    results was left out."""
 
     outcome: Recorded
     graphs: Graphs
     errors: tuple[ResultError, ...] = ()
     raised: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def measure_accuracy(
@@ -191,12 +193,13 @@ def run_compiled(
         stack.enter_context(configured(changed))
         around = [eagerly()] if stage == EAGER else []
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
-    errors: tuple[ResultError, ...] = ()
+    compared = Comparison()
     if eager.outcome.random and outcome.streams != eager.outcome.streams and outcome.ran.error is None:
-        eager.incomparable = "the model draws random numbers, and compiled code draws others than eager mode does"
+        eager.incomparable = OTHER_STREAMS
     if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
-        errors = compare_results(*_comparable(eager, outcome), eager.freedom, casts=eager.casts)
-    return CompiledRun(outcome, graphs, errors, _describe(outcome.ran.error))
+        own = eager.plan.optimizer is not None
+        compared = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
+    return CompiledRun(outcome, graphs, compared.errors, _describe(outcome.ran.error), compared.left_out)
 
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
@@ -207,53 +210,6 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
     if stage == AOT_EAGER:
         options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
     return [torch.compile(block, **options) for block in prepared.blocks]
-
-
-_Comparable = tuple[dict[Any, Result], dict[Any, torch.Tensor]]
-
-
-def _comparable(eager: EagerRun, compiled: Recorded) -> _Comparable:
-    """The results of both runs that can be compared; what one of the two alone has changed, the other changed by zero.
-
-    A weight under an optimizer of the user's may be as far off as its gradient, element by element: one that divides by
-    the gradient's size makes a full step of what is zero but for rounding, and such elements are left out.
-    """
-    results, values = dict(eager.outcome.results), dict(compiled.values)
-    for key in [key for key in (*results, *values) if key[0] in ("update", "buffer")]:
-        if key in results and key not in values and key not in compiled.dropped:
-            values[key] = torch.zeros_like(results[key].value)
-        if key in values and key not in results and key not in eager.outcome.dropped:
-            zero, value = torch.zeros_like(values[key]), values[key]
-            exactly = Reference(zero.double(), zero.float(), FLOAT32) if value.is_floating_point() else None
-            results[key] = Result(zero, exactly)
-    for key in compiled.dropped:
-        results.pop(key, None)
-    if eager.plan.optimizer is not None:
-        errors = _gradient_errors(eager.outcome, compiled)
-        for key in [key for key in results if key[0] == "update" and key[1] in errors and key in values]:
-            off, reference = errors[key[1]], results[key].reference
-            if reference is None or not bool((off < 0.5).any()):
-                del results[key]
-                continue
-            values[key] = torch.where(off < 0.5, values[key], reference.exact)
-            moved = reference.moved + reference.exact * off.clamp_max(0.5) * MOVE / reference.unit
-            results[key] = replace(results[key], reference=replace(reference, moved=moved))
-    return results, values
-
-
-def _gradient_errors(eager: Recorded, compiled: Recorded) -> dict[str, torch.Tensor]:
-    """The largest relative error of the elements of the gradients of each parameter, of both runs and all steps."""
-    largest: dict[str, torch.Tensor] = {}
-    for key, result in eager.results.items():
-        value, reference = compiled.values.get(key), result.reference
-        if key[0] != "gradient" or reference is None or value is None or value.shape != reference.exact.shape:
-            continue
-        for run in (value, result.value):
-            error = (run.double() - reference.exact).abs()
-            error = torch.maximum(error, error.square().mean().sqrt()) / reference.exact.abs()
-            error = error.nan_to_num(math.inf)
-            largest[key[1]] = torch.maximum(largest[key[1]], error) if key[1] in largest else error
-    return largest
 
 
 # The record ---------------------------------------------------------------------------------------------------------
@@ -280,6 +236,7 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         incomparable=incomparable,
         autocast=plan.autocast is not None,
         steps=plan.steps * len(eager.subject.calls),
+        scale=plan.scale,
         errors=() if incomparable else compiled.errors,
         exceptions=_exceptions(eager, compiled),
         eager_shapes=eager.outcome.ran.shapes,
@@ -338,14 +295,9 @@ def _describe(error: BaseException | None) -> str:
 
 
 def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
-    seen: Counter[str] = Counter({"compiled graphs": compiled.graphs.count})
-    unseen = Counter(compiled.graphs.unseen) + Counter((eager.outcome.dropped | compiled.outcome.dropped).values())
-    for error in compiled.errors:
-        if error.judged or error.verdict != WITHIN:
-            seen["losses" if error.kind == "loss" else f"{error.kind}s"] += 1
-        else:
-            unseen[f"{error.kind}s of which nothing is known: {unknown(error)}"] += 1
-    return Coverage(dict(seen), dict(unseen))
+    seen, unknown = counted_errors(compiled.errors)
+    seen["compiled graphs"] = compiled.graphs.count
+    return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))
 
 
 def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> str:

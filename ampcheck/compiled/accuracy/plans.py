@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.compiled.accuracy.run import run_plan
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES
+from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan, input_names
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.pytree import tensors
@@ -43,7 +43,7 @@ def plans(
 
 
 def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
-    """The plan with what a plain eager run tells: the loss scale without overflow, the rate, whether all is finite."""
+    """The plan, completed by a plain eager run: the loss scale without overflow, the rate, whether all is finite."""
     for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
         probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
         prepared = prepare(subject, device=plan.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.core.run import Coverage, Where
@@ -17,6 +18,8 @@ eager mode does; Inductor as torch.compile runs by default."""
 EMULATE = "torch._inductor.config.emulate_precision_casts"
 EQUAL_STREAMS = "torch._inductor.config.fallback_random"
 BACKWARD_AUTOCAST = "torch._functorch.config.backward_pass_autocast"
+
+OTHER_STREAMS = "the model draws random numbers, and compiled code draws others than eager mode does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class AccuracyStats:
 
     arm: `bfloat16, compiled`, see `arm_name`. format: the narrowest format that the run computes in. incomparable:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
-    stages and settings that were tried after a failure. inside: what telemetry saw in the graphs of an audit.
+    stages and settings that were tried after a failure. inside: what telemetry saw in the graphs of an audit. scale: of
+    the loss; gradients contain it.
     """
 
     subject: str
@@ -60,6 +64,7 @@ class AccuracyStats:
     incomparable: str = ""
     autocast: bool = False
     steps: int = 1
+    scale: float = 1.0
     errors: tuple[ResultError, ...] = ()
     exceptions: Exceptions = field(default_factory=Exceptions)
     eager_shapes: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +79,11 @@ class AccuracyStats:
     @property
     def comparable(self) -> tuple[ResultError, ...]:
         """The results of which something is known."""
-        return tuple(error for error in self.errors if error.judged or error.verdict != WITHIN)
+        return tuple(error for error in self.errors if not unknown(error))
+
+    def of(self, kinds: Collection[str]) -> tuple[ResultError, ...]:
+        """The results of these kinds."""
+        return tuple(error for error in self.errors if error.kind in kinds)
 
     def failures(self, kinds: tuple[str, ...] = ()) -> tuple[ResultError, ...]:
         """What is beyond its limit and not explained, of these kinds or of all."""
@@ -85,6 +94,24 @@ class AccuracyStats:
         return tuple(e for e in self.errors if (not kinds or e.kind in kinds) and e.verdict != WITHIN)
 
 
+NOISE = "the data determine no digit of it"
+
+
 def unknown(error: ResultError) -> str:
-    """Why no element of a result can be judged."""
+    """Why a result cannot be judged; "" where it can, or is at fault all the same."""
+    if error.verdict != WITHIN or (error.judged and error.known):
+        return ""
+    if error.judged:
+        return NOISE
     return "it is NaN in float64 too" if error.nan else "eager and compiled, it is not finite where float64 is"
+
+
+def counted_errors(errors: Iterable[ResultError]) -> tuple[Counter[str], Counter[str]]:
+    """For the coverage: results by kind of which something is known, and the others by their reason."""
+    seen, unseen = Counter[str](), Counter[str]()
+    for error in errors:
+        if reason := unknown(error):
+            unseen[f"{error.kind}s of which nothing is known: {reason}"] += 1
+        else:
+            seen["losses" if error.kind == "loss" else f"{error.kind}s"] += 1
+    return seen, unseen

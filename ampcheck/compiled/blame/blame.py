@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.device import place
-from ampcheck.compiled.accuracy.beside import check_beside, measure_beside
+from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
 from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.blame.case import (
@@ -197,9 +197,9 @@ class Search:
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
         case = self.case
-        stats = measure_beside(subject, eager, case.low)
+        stats = measure_compiled_run(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
-        failures = case.blamed(check_beside(stats, case.limits))
+        failures = case.blamed(check_compiled_run(stats, case.limits))
         raised = stats.exceptions.missing or stats.exceptions.compiled
         graphs = Graphs(stats.graphs, stats.unsupported)
         return _stage_result(INDUCTOR, stats.errors, bool(failures), raised=raised, graphs=graphs)

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.numerics.run import total_loss
 from ampcheck.torchtools.copying import forward_through, prepare
 from ampcheck.torchtools.seeds import seeded
@@ -69,7 +69,7 @@ def measure_cost(
     dtype: what autocast casts to, None for none. compile: under torch.compile; the first runs are not timed.
     """
     steps = [_step(subject, dtype, device, compile) for subject in (plain, changed)]
-    with seeded(device), warnings.catch_warnings(), dynamo_still():
+    with seeded(device), warnings.catch_warnings(), dynamo_warnings_suppressed():
         warnings.simplefilter("ignore")  # shown when the subject was judged
         for step in (*steps, *steps):
             step()

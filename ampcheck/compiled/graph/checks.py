@@ -159,7 +159,7 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
             continue
         names = fallback.names
         what = f"{names[0] or 'the model'} silently falls" if len(names) == 1 else f"{len(names)} modules silently fall"
-        message = f"what is compiled must run compiled; {what} back to eager"
+        message = f"compiled code must not fall back to eager; {what} back"
         message += f" ({_listed(names)})" if len(names) > 1 else ""
         message += f": {fallback.reason}" if fallback.cause == "unseen" else f": {fallback.cause}: {fallback.reason}"
         where = fallback.where if len(names) > 1 else _in_module(fallback)
@@ -283,7 +283,7 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
         return [] if failed else [COVERAGE.skip(stats.subject, f"not judged: {cannot_run(error.machine)}")]
     if error is not None and error.eager != "" and not failed:
         raised = f"raised {error.message}" if error.eager is None else f"raises {error.eager} in eager mode too"
-        message = f"what is judged must run to its end, but it {raised}"
+        message = f"the subject must run to its end, but it {raised}"
         return [COVERAGE.fail(stats.subject, message, where=error.where)]
     if _seen(stats) or stats.coverage.seen.get("graphs of child Pythons"):
         return []
@@ -292,7 +292,7 @@ def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
         return [COVERAGE.skip(stats.subject, f"no graph was compiled: Dynamo declined: {declined[0]}")]
     if failed or stats.artifacts:
         return []
-    message = "what is judged must compile a graph or run compiled code, but nothing was compiled and none ran"
+    message = "the subject must compile at least one graph or run compiled code; it did neither"
     hint = "call what torch.compile returned; torch._dynamo.config.disable, TORCHDYNAMO_DISABLE and the stance "
     hint += "'force_eager' switch it off"
     return [COVERAGE.fail(stats.subject, message, hint=hint)]

@@ -20,7 +20,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import as_result, is_for_the_runner
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Kind, Subject
-from ampcheck.numerics.compiled import dynamo_still
+from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
 
@@ -49,7 +49,7 @@ def judge_graph(
     return graph_run(stats, limits)
 
 
-@dynamo_still()
+@dynamo_warnings_suppressed()
 def measure_graph(
     subject: Subject,
     *,
@@ -127,7 +127,7 @@ class GraphObservation:
             self.stats = self._recorder.stats(self._subject, passes, device=_accelerator("cpu"), warm=False)
 
 
-@dynamo_still()
+@dynamo_warnings_suppressed()
 def _measure_own_code(subject: Subject, device: str) -> GraphStats:
     """A callable, or a training loop, which runs compiled code of its own."""
     reset()

@@ -96,7 +96,7 @@ class Runner:
                     for call in self.subject.calls:
                         next_call()
                         outcome, changes = self._guarded(blocks.compiled, call)
-                        if outcome.error is not None and outcome.phase == "backward":  # another check's matter
+                        if outcome.error is not None and outcome.phase == "backward":  # reported by compiled-gradient
                             passes.backward_error = brief(outcome.error)
                         else:
                             passes.error = outcome.error

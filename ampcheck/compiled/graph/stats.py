@@ -71,6 +71,9 @@ class Fallback:
     where: Where = field(default_factory=Where)
 
 
+OWN_PROCESS = "this process"
+
+
 @dataclass(frozen=True, slots=True)
 class Artifacts:
     """One call of `torch.compiler.save_cache_artifacts` or `load_cache_artifacts`.
@@ -85,7 +88,7 @@ class Artifacts:
     hits: int = 0
     later: int = 0
     where: Where = field(default_factory=Where)
-    process: str = "this process"
+    process: str = OWN_PROCESS
 
 
 @dataclass(frozen=True, slots=True)

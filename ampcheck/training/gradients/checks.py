@@ -210,9 +210,30 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
         return [GRADIENT_UNDERFLOW.fail(stats.subject, message, **evidence)]
     worst = max(known, key=lambda loss: loss.share)
     text = f"of {len(known)} gradients none lost more than {worst.share:.2%} of its elements {at} in step {stats.step}"
+    if stats.later:
+        text += f"; parameters were looked at up to step {stats.later[-1].step}"
     evidence = _evidence(stats, worst, worst.share, limits)
     evidence["hint"] = ""
     return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(known), **evidence)]
+
+
+def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:
+    """The gradients to judge: those of the last step where a parameter loses too much to the end, and not at first.
+
+    A loss may begin with a weight of zero, or become smaller. What both of the last two steps lose is lost for good.
+    """
+    late = [_lossy(step, limits) for step in stats.later]
+    if len(late) < 2 or stats.skipped or _lossy(stats, limits) or not late[0] & late[1]:
+        return stats
+    last = stats.later[-1]
+    earlier = (attempt for attempt in stats.attempts if attempt[0] != last.scale)
+    return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)), replaced=stats.replaced)
+
+
+def _lossy(stats: GradientStats, limits: Limits) -> set[str]:
+    """The parameters that lose more than `limits.underflow` of their elements."""
+    weights = (loss for loss in stats.gradients if loss.kind == "parameter" and loss.known)
+    return {loss.name for loss in weights if loss.share > limits.underflow}
 
 
 def damage_text(stats: GradientStats, limits: Limits) -> str:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
-from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.gradients.capture import before_steps, captured
+from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
@@ -135,8 +132,10 @@ class GradientStats:
     without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
     name; outputs: which gradients are those of outputs. largest, largest_at: the largest magnitude of float16 in
     backward, unscaled, and where. underflow: what another loss scale would save. attempts: (scale, worst share lost,
-    whether anything overflowed) of each step up to this one. skipped: why there is nothing; prevented: whether the loop
-    itself prevents it; hint: what to change about that.
+    whether anything overflowed) of each step up to this one. later: the parameters in the last two steps after it in
+    which every optimizer was stepped. replaced: by parameter, the first step in which its gradient overflowed and an
+    optimizer was given a finite one. skipped: why there is nothing; prevented: whether the loop itself prevents it;
+    hint: what to change about that.
     """
 
     subject: str
@@ -151,6 +150,8 @@ class GradientStats:
     underflow: Underflow | None = None
     attempts: tuple[tuple[float, float, bool], ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
+    later: tuple[GradientStats, ...] = ()
+    replaced: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
     prevented: bool = False
     hint: str = ""
@@ -162,10 +163,11 @@ class GradientStats:
 
 
 class GradientWatch:
-    """Compares the gradients of each step with exact, up to the first step in which every optimizer was stepped.
+    """Compares the gradients of each step with exact.
 
-    outputs: those of the modules' outputs too, which takes hooks on modules (compiled code would be compiled again).
-    stats: the gradients of that step; of the first one where every step was skipped.
+    outputs: those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes
+    hooks on modules (compiled code would be compiled again). stats: the gradients of that step; of the first one where
+    every step was skipped.
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
@@ -174,6 +176,9 @@ class GradientWatch:
         self.outputs = outputs
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
+        self._later: list[GradientStats] = []
+        self._replaced: dict[str, int] = {}
+        self._settled = False
 
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
@@ -182,12 +187,26 @@ class GradientWatch:
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
         events = len(self._recorder.events)
         start = shadow.ops
+        parameters = dict(self._loop.parameters())
+        overflowed: set[str] = set()
+
+        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
+                if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
+                    self._replaced.setdefault(name, number)
 
         def seen(kind: str, name: str, grad: torch.Tensor) -> None:
             values = _parts(grad, shadow)
             if values is None:
                 return
             value, exact, known, flushed = values
+            if kind == "parameter":
+                before = parameters[name].grad if name in overflowed else None
+                if before is None or not bool(plain_values(before).any()):
+                    overflowed.discard(name)  # cleared since
+                if bool((~value.isfinite() & exact.isfinite()).any()):
+                    overflowed.add(name)
             module = name.rpartition(".")[0] if kind == "parameter" else name.partition("[")[0]
             loss = losses.setdefault((kind, name), GradientLoss(kind, name, module))
             half = "float16" in self._recorder.low
@@ -196,7 +215,7 @@ class GradientWatch:
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with captured(self._loop, seen, outputs=self.outputs):
+        with captured(self._loop, seen, outputs=self.outputs and not self._settled), before_steps(stepped):
             yield
         own = self._recorder.events[events:]
         if not any(event.act is Act.BACKWARD for event in own):
@@ -204,10 +223,15 @@ class GradientWatch:
         scale = self._scale(events)
         settled = not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
         worst = _worst(losses.values())
-        self._attempts.append((scale, *worst))
+        if not self._settled:
+            self._attempts.append((scale, *worst))
         if self.stats is None or settled:
-            self.stats = self._stats(number, scale, losses, dict(histograms), shadow, start, own)
-        self.wanted = not settled
+            stats = self._stats(number, scale, losses, dict(histograms), shadow, start, own)
+            if self._settled:
+                self._later = [*self._later[-1:], stats]
+            else:
+                self.stats = stats
+        self._settled = self._settled or settled
 
     def result(self, steps: int) -> GradientStats:
         """The gradients of the step that is judged. steps: how many came to their end."""
@@ -218,7 +242,7 @@ class GradientWatch:
             hint = "let each step run a backward pass on its own batch"
             why = f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
-        return self.stats
+        return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
 
     def _scale(self, since: int) -> float:
         events = self._recorder.events[since:]
@@ -311,50 +335,3 @@ def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
     pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
     worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])
     return worst, any(loss.nonfinite for loss in losses)
-
-
-@contextmanager
-def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
-    """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
-    and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy."""
-
-    def note(kind: str, name: str, grad: torch.Tensor) -> None:
-        with torch.no_grad(), _disable_current_modes():
-            seen(kind, name, grad.detach())
-
-    with ExitStack() as stack:
-        for name, parameter in loop.parameters():
-            if parameter.requires_grad and parameter.is_leaf:
-                handle: Any = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
-                stack.callback(handle.remove)
-        for path, root in loop.reached.modules.items() if outputs else ():
-            for inner, module in hookable(root):
-                hook = _Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
-                stack.callback(module.register_forward_hook(hook).remove)
-        yield
-
-
-class _Hook:
-    """A hook that a step may pickle or copy along with the module that it hangs on: the copy of it does nothing."""
-
-    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
-        return _Hook, (_ignore,)
-
-    def __call__(self, *args: object) -> None:
-        self._function(*args)
-
-
-def _ignore(*_: object) -> None:
-    pass
-
-
-def _hook_outputs(note: Callable[..., None], name: str, module: object, args: object, output: object) -> None:
-    if torch.is_grad_enabled():
-        for path, tensor in tensors(output):
-            if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
-                tensor.register_hook(_Hook(partial(note, f"{name}[{path}]" if path else name)))

@@ -1,18 +1,18 @@
-"""Running sums as they are built up, op by op, compared with their exact companions."""
+"""Running sums as they are built up, op by op, compared with the float64 sums of the same addends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.bounds import SLACK
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats, NormWatch
@@ -26,6 +26,9 @@ _OVERFLOWING = 3
 _SAMPLE = 256
 """Elements that are looked at to see whether a sum starts at zero."""
 
+_ADDED = 65536
+"""Elements of a sum that are added up in float64 as well, spread over all of it."""
+
 _SIGNS = {"add": 1.0, "sub": -1.0}
 _COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
@@ -37,10 +40,9 @@ class SumStats:
     kind: `sum` (what the user adds up), `gradient` (a parameter's gradient over several backward passes), `graph`
     (addends of a forward, or that backward adds up on its way). format: the narrowest format that the partial sums were
     rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. elements: of one
-    addend. error: Euclidean distance from the exact sum, relative to it; once: the same of the exact sum rounded once;
-    honest: the error that the addends themselves may explain. overflowed: elements that are infinite or NaN where the
-    exact sum is finite. vanished: the share of the addends' nonzero values that had become zero, in float16, before
-    they were added.
+    addend. error: Euclidean distance from the sum of the same addends in float64, relative to it; once: the same of
+    that sum rounded once. overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
+    share of the addends' nonzero values that had become zero, in float16, before they were added.
     """
 
     kind: str
@@ -50,7 +52,6 @@ class SumStats:
     elements: int
     error: float
     once: float
-    honest: float = 0.0
     overflowed: int = 0
     file: str = ""
     line: int | None = None
@@ -58,8 +59,8 @@ class SumStats:
 
     @property
     def ratio(self) -> float:
-        """The error in roundings of the exact sum; 0 where the addends explain it."""
-        if self.error <= self.honest:
+        """The error in roundings of the sum."""
+        if not self.error:
             return 0.0
         return self.error / self.once if self.once else float("inf")
 
@@ -67,7 +68,8 @@ class SumStats:
 @dataclass(frozen=True, slots=True)
 class _Sum:
     """A partial sum. number: of the sum that it is part of; mask: its origins. present, gone: nonzero values of the
-    addends, and those of them that had become zero."""
+    addends, and those of them that had become zero. wide: the sum of the addends in float64, see `_sampled`; None until
+    the second addition of a graph, which has many that nothing follows."""
 
     number: int
     mask: int
@@ -80,6 +82,7 @@ class _Sum:
     line: int | None = None
     gone: int = 0
     present: int = 0
+    wide: torch.Tensor | None = field(default=None, compare=False)
 
 
 class ReductionWatch:
@@ -130,12 +133,12 @@ class ReductionWatch:
             if pending is not None:
                 accumulator, total = pending
                 total = replace(total, kind=_kind(accumulator), file=place[0], line=place[1])
-                self._keep(total, result, lineage, rounded=True)
+                self._keep(total, result, accumulator, lineage, rounded=True)
         if call.name in _COPIES and results:
             source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
             copy = self._of(source)
             if copy is not None:
-                self._keep(copy, copied, lineage, rounded=copied.dtype != source.dtype)
+                self._keep(copy, copied, source, lineage, rounded=copied.dtype != source.dtype)
         if call.name == "sum":
             self._summed(call.args[0], call.out, place)
 
@@ -145,16 +148,22 @@ class ReductionWatch:
         """The partial sum that an addition makes."""
         total = self._of(accumulator)
         if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
-            return None if total is None else (accumulator, total)
-        if accumulator.shape != addend.shape or not (_sums_up(accumulator) and _sums_up(addend)):
+            return None if total is None else (accumulator, _widened(total, accumulator, sign * addend))
+        if not (_sums_up(accumulator) and _sums_up(addend)):
             return None
         other = self._of(addend)
-        if total is None and other is not None and sign == 1.0:
-            total, other, accumulator, addend = other, None, addend, accumulator
+        larger = addend.numel() > accumulator.numel()
+        if sign == 1.0 and (larger or (total is None and other is not None)):
+            total, other, accumulator, addend = other, total, addend, accumulator
+        if not _broadcasts(addend, accumulator):
+            return None
         if total is None:
             self._count += 1
             started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
-            return accumulator, _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
+            total = _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
+            if _kind(accumulator) != "graph":
+                total = _widened(total, accumulator, sign * _sampled(addend, accumulator))
+            return accumulator, total
         if lineage.form(addend).mask & total.mask:
             return None
         longer = replace(total, addends=total.addends + (other.addends if other else 1))
@@ -164,11 +173,18 @@ class ReductionWatch:
             nonzero = self._shadow.exact(addend) != 0
             gone, present = longer.gone + int(((addend == 0) & nonzero).sum()), longer.present + int(nonzero.sum())
             longer = replace(longer, gone=gone, present=present)
-        return accumulator, longer
+        added = other.wide if other is not None and addend.stride() == accumulator.stride() else None
+        added = _sampled(addend, accumulator) if added is None else added
+        return accumulator, _widened(longer, accumulator, sign * added)
 
-    def _keep(self, total: _Sum, tensor: torch.Tensor, lineage: Lineage, *, rounded: bool) -> None:
+    def _keep(
+        self, total: _Sum, tensor: torch.Tensor, source: torch.Tensor, lineage: Lineage, *, rounded: bool
+    ) -> None:
+        """Note what the memory of a tensor holds. source: the tensor in whose order of elements `total.wide` is."""
         if not has_companions(tensor):
             return
+        if total.wide is not None and (tensor.shape != source.shape or tensor.stride() != source.stride()):
+            total = replace(total, wide=_sampled(tensor, tensor))
         form = format_of(tensor.dtype)
         low = form.bits <= 16
         narrowest = total.format and format_of(total.format).bits <= form.bits
@@ -191,13 +207,12 @@ class ReductionWatch:
         return sums.get((int(tensor.storage_offset()), tensor.numel()))
 
     def _stats(self, total: _Sum, tensor: torch.Tensor) -> SumStats:
-        exact, moved, value = self._shadow.exact(tensor), self._shadow.moved(tensor).double(), tensor.double()
-        form, spread = format_of(total.format), (moved.nan_to_num() - exact).abs() / MOVE
-        error, once, overflowed = compare_sum(value, exact, spread, form)
-        good = exact.isfinite() & value.isfinite()
-        size = float(exact[good].norm()) or 1.0
-        # Addends that are results of the run have errors of their own.
-        honest = SLACK * form.unit_roundoff * float(spread[good].norm()) / size if total.kind != "sum" else 0.0
+        exact, moved = self._shadow.exact(tensor), self._shadow.moved(tensor).double()
+        overflowed = int((exact.isfinite() & ~tensor.isfinite()).sum())
+        error = once = 0.0
+        if total.wide is not None:
+            spread = _sampled((moved.nan_to_num() - exact).abs() / MOVE, tensor)
+            error, once, _ = compare_sum(_sampled(tensor, tensor), total.wide, spread, format_of(total.format))
         return SumStats(
             total.kind,
             total.format,
@@ -206,7 +221,6 @@ class ReductionWatch:
             total.elements,
             error,
             once,
-            honest,
             overflowed,
             total.file,
             total.line,
@@ -222,7 +236,7 @@ class ReductionWatch:
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
             self._count += 1
-            self._longest[self._count] = SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, 0.0, bad, *place)
+            self._longest[self._count] = SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, bad, *place)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
@@ -255,16 +269,36 @@ def _kind(accumulator: torch.Tensor) -> str:
     return "graph" if accumulator.requires_grad else "sum"
 
 
+def _broadcasts(addend: torch.Tensor, accumulator: torch.Tensor) -> bool:
+    """Whether a sum with an addend has as many elements as the accumulator."""
+    try:
+        shape: torch.Size = torch.broadcast_shapes(addend.shape, accumulator.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # ragged shapes
+        return False
+    return shape.numel() == accumulator.numel()
+
+
+def _sampled(tensor: torch.Tensor, accumulator: torch.Tensor) -> torch.Tensor:
+    """At most 65536 elements, float64, in the order in which the accumulator lies in memory, whatever view it is."""
+    order = sorted(range(accumulator.dim()), key=accumulator.stride, reverse=True)
+    expanded = tensor.detach().expand(accumulator.shape) if tensor.shape != accumulator.shape else tensor.detach()
+    flat = expanded.permute(order).reshape(-1)
+    return flat[:: (flat.numel() - 1) // _ADDED + 1 | 1].double()
+
+
+def _widened(total: _Sum, accumulator: torch.Tensor, addend: torch.Tensor | float) -> _Sum:
+    """A sum with one more addend in float64. It begins with what the accumulator holds."""
+    wide = _sampled(accumulator, accumulator) if total.wide is None else total.wide
+    return replace(total, wide=wide + addend)
+
+
 def one_rounding(values: torch.Tensor, form: FloatFormat) -> float:
     """Euclidean norm of the error that one rounding of these float64 values to a format makes.
 
     That of uniformly distributed errors, an ULP over the square root of 12 each; of fewer than 16 values, which chance
     may favour, the bound of half an ULP.
     """
-    _, exponent = torch.frexp(values)
-    power = (exponent - 1).clamp(min=form.min_exponent) - form.mantissa_bits
-    ulps = torch.ldexp(torch.ones_like(values), power)
-    return float(ulps.norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
+    return float(spacing(values, form).norm()) * (12**-0.5 if values.numel() >= 16 else 0.5)
 
 
 def compare_sum(

@@ -11,6 +11,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import listed
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.stats import (
@@ -36,11 +37,13 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
 
     A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
     there and backing off is no finding. Findings are: no scale is in the window, the scale in use loses more than
-    `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, or
-    it is not a positive finite number.
+    `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, it is
+    not a positive finite number, or gradients that overflowed were replaced, so that their step was taken.
     """
     if stats.enabled and stats.unusable is not None:
         return [_unusable(stats, *stats.unusable)]
+    if stats.replaced:
+        return [_replaced(stats)]
     findings = _collapse(stats)
     window = stats.judged_window
     if window is not None and (not findings or stats.scale is not None or window.empty):
@@ -55,6 +58,24 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     if stats.damage:
         return [_damaged(stats)]
     return [_passed(stats, window, stats.scale)]
+
+
+def _replaced(stats: LossScaleStats) -> Finding:
+    step = min(stats.replaced.values())
+    names = listed(stats.replaced, _LISTED)
+    message = (
+        f"a step whose gradients overflow must be skipped; the gradient of {names} became infinite or NaN in backward, "
+        f"first in step {step}, and the optimizer was given finite values in its place"
+    )
+    hint = (
+        "leave infinities and NaN in the gradients: scaler.step skips such a step and scaler.update lowers the scale; "
+        "replaced by zeros or by the largest number they are hidden from it, and the scale never falls"
+        if stats.enabled
+        else "use torch.amp.GradScaler, or skip the step and divide the loss scale by 2: a replaced gradient is wrong"
+    )
+    module, many = next(iter(stats.replaced)).rpartition(".")[0], float(len(stats.replaced))
+    where = Where("backward", module=module, step=step)
+    return LOSS_SCALE.fail(stats.subject, message, where=where, observed=many, limit=0.0, unit="tensors", hint=hint)
 
 
 def unusable_scale(subject: str, scale: float, since: str, where: Where, hint: str) -> Finding:

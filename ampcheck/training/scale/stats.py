@@ -88,7 +88,8 @@ class LossScaleStats:
     infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
     damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
     real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
-    `real_scale`.
+    `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
+    had overflowed.
     """
 
     subject: str
@@ -105,6 +106,7 @@ class LossScaleStats:
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
+    replaced: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -272,7 +274,10 @@ def measure_loss_scale(
         loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
         for scaler in (scalers or (None,))
     )
-    return [replace(path, real_scale=gradients.scale, real_lost=lost) for path in stats]
+    return [
+        replace(path, real_scale=gradients.scale, real_lost=lost, replaced=gradients.replaced if n == 0 else {})
+        for n, path in enumerate(stats)
+    ]
 
 
 def first_skipped(events: Sequence[Event]) -> int | None:

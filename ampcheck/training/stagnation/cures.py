@@ -40,35 +40,34 @@ class Cure:
 
 
 def measure_cures(
-    samples: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    start: torch.Tensor,
+    added: Sequence[torch.Tensor],
     dtype: torch.dtype,
     *,
-    factor: float | None = None,
+    gain: float = 1.0,
     steps: int | None = None,
 ) -> tuple[Cure, ...]:
     """Replay updates in the format `dtype` without a cure, in float32, with Kahan summation and stochastic rounding.
 
-    samples: for each observed step the old values and the true updates, float64 [elements]. The updates are repeated,
-    in order, until the typical element should have moved by four spacings of its format, 512 steps at most. factor:
-    replay a multiplication by it instead, for as many steps as it takes to halve a value, 512 at most. steps: how
-    many, where that is known.
+    start: values, float64 [elements]. added: what each of the observed steps adds to them, the same; they are repeated
+    in order. gain: what a step multiplies the values by before. steps: how many; by default until the typical element
+    should have moved by four spacings of its format, or, with a gain, until half of the value is replaced, 512 at most.
 
     Returns nothing where there is nothing to replay.
     """
-    if not samples:
+    if not added:
         return ()
-    start = samples[0 if factor is None else -1][0].cpu().double()
-    updates = [update.cpu().double() for _, update in samples]
+    start, updates = start.cpu().double(), [part.cpu().double() for part in added]
     keep = torch.stack([start, *updates]).isfinite().all(0)
     start, updates = start[keep], [update[keep] for update in updates]
     form, generator = format_of(dtype), torch.Generator().manual_seed(0)
-    if steps is None and factor is None:
+    if steps is None and gain == 1.0:
         steps = _length(start, updates, form)
     elif steps is None:
-        steps = max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(factor or 1.0))))
+        steps = max(1, min(_LONGEST, math.ceil(math.log(0.5) / math.log(gain))))
 
     def change(step: int, values: torch.Tensor) -> torch.Tensor:
-        return updates[step % len(updates)] if factor is None else (factor - 1.0) * values
+        return updates[step % len(updates)] + (gain - 1.0) * values
 
     def replay(rounded: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor = start) -> torch.Tensor:
         for step in range(steps):

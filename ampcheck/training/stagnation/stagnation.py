@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,22 @@ from ampcheck.core.text import listed
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
-from ampcheck.training.stagnation.updates import Accumulation, TensorUpdates, UpdateWatch, rounds_at_random
+from ampcheck.training.stagnation.forecast import (
+    APART,
+    AVERAGE,
+    FOLLOWS,
+    HORIZON,
+    MEAN,
+    NARROW,
+    ONCE,
+    SUM,
+    Course,
+    Stop,
+    course_of,
+    stops,
+)
+from ampcheck.training.stagnation.schedules import rates_of
+from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, rounds_at_random
 
 _ROWS = 40
 _LONGEST = 8192
@@ -25,9 +40,6 @@ _MOST = 0.5
 _WARNED_FROM = 0.5
 
 _LEAST = 2
-
-_FOLLOWS = 0.1
-"""A decaying average that stays within this part of its size from what it follows is one."""
 
 _LISTED = 3
 
@@ -39,6 +51,7 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
+    horizon: how many steps are planned.
     """
 
     subject: str
@@ -48,26 +61,32 @@ class StagnationStats:
     tensors: tuple[TensorUpdates, ...] = ()
     vanished: tuple[VanishedConstant, ...] = ()
     error: str = ""
+    horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
     """What the updates of the steps that ended came to. error: why the loop stopped."""
     tensors = list(watch.tensors.values())
-    modules, rates = {path for path, _ in loop.modules()}, _rates(loop)
+    modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
     carriers = {name for updates in tensors for name in updates.carriers}
+    for group in _by_slot(tensors, {name for name, _ in loop.parameters()}):
+        if rounds_at_random(group):
+            for updates in group:
+                updates.lost, updates.random = 0, True
+    horizon = loop.shape.get("horizon") or HORIZON
     for updates in tensors:
-        updates.optimizer, updates.rate = rates.get(updates.name, ("", 1.0))
+        updates.optimizer, number, rate = rates.get(updates.name, ("", 0, 1.0))
+        updates.rate = rate if 0.0 < rate < math.inf else 1.0
         owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
         updates.module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
         updates.compensates = updates.name in carriers
-        exempt = updates.compensates or updates.name in watch.restarted
-        updates.accumulation = None if exempt else _accumulation(updates)
-    for role in {updates.role for updates in tensors}:
-        group = [updates for updates in tensors if updates.role == role]
-        if rounds_at_random(group):
-            for updates in group:
-                updates.lost = 0
+        if updates.optimizer and not updates.random and not updates.carriers:
+            form = format_of(updates.dtype)
+            updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
+    courses = {n: c for n, u in enumerate(tensors) if (c := _course(u, u.name in watch.restarted, horizon)) is not None}
+    for number, stop in stops(courses, horizon).items():
+        tensors[number].stop = stop
     _measure_cures(tensors)
     for updates in tensors:
         updates.samples.clear()
@@ -79,29 +98,43 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
-        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, coverage
+        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, horizon, coverage
     )
+
+
+def _by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
+
+    First moments may be rounded at random, and second moments not.
+    """
+    words = {word for name in parameters for word in name.split(".")}
+    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    for updates in tensors:
+        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
+        slot = (word for word in own if word not in words and not word.isdigit())
+        groups.setdefault((updates.role, *slot), []).append(updates)
+    return groups.values()
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
     if not stats.tensors:
         return ()
-    ranked = sorted(
-        stats.tensors, key=lambda tensor: (-max(tensor.share, tensor.bad_decay.share), tensor.role, tensor.name)
-    )
+    ranked = sorted(stats.tensors, key=lambda tensor: (-_worst(tensor), tensor.role, tensor.name))
     rows = [
         (
             *(tensor.role, tensor.name, tensor.dtype, tensor.elements, tensor.moved),
             *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
-            *(tensor.bad_decay.factor if tensor.bad_decay.looked else None, tensor.bad_decay.share),
-            *(tensor.accumulation.steps if tensor.accumulation else None,),
+            *(tensor.decay.factor if tensor.decay.looked else None, tensor.decay.share),
+            *((tensor.stop.gain, tensor.stop.distance, tensor.stop.steps) if tensor.stop else (None, None, None)),
+            *((tensor.plan.rate, tensor.plan.stops) if tensor.plan else (None, None)),
         )
         for tensor in ranked[:_ROWS]
     ]
     columns = (
         *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
-        *("decay factor", "decay lost", "stops after steps"),
+        *("decay factor", "decay lost", "keeps of itself", "never closes", "stops after steps"),
+        *("stands still below rate", "from step"),
     )
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
@@ -118,53 +151,52 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _rates(loop: TrainingLoop) -> Mapping[str, tuple[str, float]]:
-    """The optimizer of each parameter and its learning rate there, 1.0 where it is zero or not a number."""
-    names = {id(parameter): name for name, parameter in loop.parameters()}
-    rates = {}
-    for path, optimizer in loop.optimizers.items():
-        for group in optimizer.param_groups:
-            value = group.get("lr")
-            rate = float(value) if isinstance(value, (int, float, torch.Tensor)) else 1.0
-            for name in (names[id(parameter)] for parameter in group["params"] if id(parameter) in names):
-                rates[name] = path, rate if 0.0 < rate < math.inf else 1.0
-    return rates
+def _worst(tensor: TensorUpdates) -> float:
+    return max(tensor.share, tensor.decay.share, tensor.stop.distance if tensor.stop else 0.0)
 
 
-def _accumulation(tensor: TensorUpdates) -> Accumulation | None:
-    """Where a tensor stops that adds to itself in each observed step, two of them at least, and is never reset."""
+def _course(tensor: TensorUpdates, restarts: bool, horizon: int) -> Course | None:
+    """What will stop a tensor that builds on its own value, unless another carries what it loses.
+
+    A sum that is reset now and then does not stop.
+    """
     factors = tensor.factors
-    adds = len(factors) > 1 and all(factor == 1.0 for factor in factors) and (tensor.low < 0.0) != (tensor.high > 0.0)
-    if tensor.role == Role.PARAMETER.value or not adds or tensor.overwritten or tensor.carried:
+    if tensor.role == Role.PARAMETER.value or not factors or tensor.compensates or tensor.carriers or tensor.random:
         return None
-    increments = torch.cat([update[update != 0].abs() for _, update in tensor.samples])
-    old, update = tensor.samples[-1]
-    if not increments.numel():
+    if tensor.steps <= tensor.overwritten or (factors[-1] == 1.0 and (restarts or tensor.overwritten)):
         return None
-    form, increment = format_of(tensor.dtype), float(increments.median())
-    now = float((old + update).abs().median())
-    stops_at = math.ldexp(1.0, math.ceil(math.log2(2.0 * increment)) + form.mantissa_bits)
-    return Accumulation(increment, min(stops_at, form.max), max(0, math.ceil((stops_at - now) / increment)))
+    dtype = getattr(torch, tensor.dtype)
+    # PyTorch's kernels for the CPU multiply running statistics in their own format.
+    likely = NARROW if "batch_norm" in tensor.op else APART if tensor.decay.looked else ONCE
+    return course_of(tensor.samples, factors, dtype, horizon, likely)
 
 
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
-    """Cures are measured for the worst tensor of each role, of lost updates, of lost decay and of accumulation."""
+    """Cures are measured for the worst tensor of each role, of lost updates, of lost decay, and of those that stop."""
     worst: dict[int, TensorUpdates] = {}
     for role in {tensor.role for tensor in tensors}:
         here = [tensor for tensor in tensors if tensor.role == role and not tensor.compensates]
         ranks: tuple[Callable[[TensorUpdates], float], ...] = (
-            lambda tensor: tensor.share,
-            lambda tensor: tensor.bad_decay.share if tensor.share <= _MOST else 0.0,
-            lambda tensor: float(tensor.accumulation is not None),
+            lambda tensor: tensor.share if tensor.stop is None else 0.0,
+            lambda tensor: tensor.decay.share if tensor.stop is None and tensor.share <= _MOST else 0.0,
+            lambda tensor: tensor.stop.distance if tensor.stop is not None and tensor.stop.kind != SUM else 0.0,
+            lambda tensor: float(tensor.stop is not None and tensor.stop.kind == SUM),
         )
-        for rank in ranks:
+        for rank, least in zip(ranks, (_MOST, _MOST, FOLLOWS, _MOST), strict=True):
             top = max(here, key=rank, default=None)
-            if top is not None and rank(top) > _MOST:
+            if top is not None and rank(top) > least:
                 worst[id(top)] = top
     for tensor in worst.values():
-        factor = tensor.bad_decay.factor if tensor.share <= _MOST and tensor.bad_decay.share > _MOST else None
-        length = min(_LONGEST, 2 * tensor.accumulation.steps) if tensor.accumulation else None
-        tensor.cures = measure_cures(tensor.samples, getattr(torch, tensor.dtype), factor=factor, steps=length)
+        added, gain, steps = [sample.update for sample in tensor.samples], 1.0, None
+        if (stop := tensor.stop) is not None:
+            added = [sample.added for sample in tensor.samples]
+            gain, steps = tensor.factors[-1], min(_LONGEST, 2 * stop.steps) if stop.kind == SUM else None
+        elif tensor.share <= _MOST:
+            added, gain = [torch.zeros_like(part) for part in added[:1]], tensor.decay.factor
+        elif (plan := tensor.plan) is not None:
+            added = [sample.update * plan.tail / sample.rate for sample in tensor.samples if sample.rate > 0.0]
+        start = (tensor.samples[-1] if gain < 1.0 else tensor.samples[0]).old
+        tensor.cures = measure_cures(start, added, getattr(torch, tensor.dtype), gain=gain, steps=steps)
 
 
 def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
@@ -186,18 +218,18 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 
 
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
-    stopping = [tensor for tensor in tensors if tensor.accumulation is not None]
-    rest = [tensor for tensor in tensors if tensor.accumulation is None]
-    judged = [tensor for tensor in rest if tensor.lag > _FOLLOWS and tensor.steps > tensor.overwritten]
+    rest = [tensor for tensor in tensors if tensor.stop is None]
+    judged = [tensor for tensor in rest if not tensor.averages and tensor.steps > tensor.overwritten]
     lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
     failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
-    stuck = [tensor for tensor in rest if tensor not in failed and tensor.bad_decay.share >= limits.stagnation]
+    stuck = [tensor for tensor in rest if tensor not in failed and tensor.decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
     if stuck:
         yield _decay(stats, stuck, limits)
-    if stopping:
-        yield _stops(stats, stopping)
+    for kind in (AVERAGE, MEAN, SUM):
+        if stopped := [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]:
+            yield _stops(stats, stopped)
     known = (*failed, *stuck)
     warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
     if warned:
@@ -225,11 +257,21 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
     ranked = _ranked(tensors, lambda tensor: tensor.share)
     worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
-    message = (
-        f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
-        f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
-        f"moves from about {format_of(worst.dtype).unit_roundoff:.2g} of its value on"
-    )
+    unit = format_of(worst.dtype).unit_roundoff
+    if (plan := worst.plan) is not None:
+        since = f"from step {plan.stops:,} on, at learning rates" if plan.stops else "at learning rates"
+        message = (
+            f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
+            f"{_percent(worst.share)} are lost in the {plan.steps:,} steps that their schedule plans (limit "
+            f"{_percent(limit)}): {since} below {plan.rate:.2g} (now {plan.first:.2g}) they are below half of the "
+            f"spacing, {unit / 2:.2g} to {unit:.2g} of a value"
+        )
+    else:
+        message = (
+            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
+            f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
+            f"moves from about {unit:.2g} of its value on"
+        )
     where, hint = _where(worst), _cured(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
@@ -237,9 +279,9 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
 
 
 def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Finding:
-    ranked = _ranked(tensors, lambda tensor: tensor.bad_decay.share)
+    ranked = _ranked(tensors, lambda tensor: tensor.decay.share)
     worst = ranked[0]
-    decay, lost = worst.bad_decay, worst.bad_decay.share
+    decay, lost = worst.decay, worst.decay.share
     what = "weight decay" if worst.role == "parameter" else "decay"
     message = (
         f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
@@ -252,22 +294,40 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
-def _stops(stats: StagnationStats, tensors: list[TensorUpdates]) -> Finding:
-    ranked = sorted(tensors, key=lambda tensor: tensor.accumulation.steps if tensor.accumulation else 0)
-    worst = ranked[0]
-    total = worst.accumulation
-    assert total is not None
-    exact = format_of(worst.dtype).largest_exact_integer
-    message = (
-        f"a sum must go on growing, but {_names(ranked)} adds up about {total.increment:.3g} a step in {worst.dtype}, "
-        f"which holds whole numbers up to {exact} only: it stops at about {total.stops_at:.4g}, "
-        f"{'now' if not total.steps else f'after about {total.steps} more steps'}, unless it is reset before"
-    )
+def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) -> Finding:
+    """Tensors that stop in one way, the first of them first."""
+    tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
+    (worst, stop), names = tensors[0], _names([tensor for tensor, _ in tensors])
+    when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
+    seen = f"; in {_steps(stats.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
-    if total.increment == round(total.increment):
-        hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
-    hint += _replayed(worst)
-    return STAGNATION.fail(stats.subject, message, where=_where(worst), observed=total.steps, unit="steps", hint=hint)
+    if stop.kind == SUM:
+        exact = format_of(worst.dtype).largest_exact_integer
+        message = (
+            f"a sum must go on growing, but {names} adds up about {stop.increment:.3g} a step in {worst.dtype}, "
+            f"which holds whole numbers up to {exact} only: it stops at about {stop.value:.4g}, {when}, unless it is "
+            f"reset before; after {stats.horizon:,} steps {_percent(stop.distance)} of it would be missing"
+        )
+        if stop.increment == round(stop.increment):
+            hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
+        where, hint = _where(worst), hint + _replayed(worst)
+        return STAGNATION.fail(stats.subject, message, where=where, observed=stop.steps, unit="steps", hint=hint)
+    if stop.kind == MEAN:
+        message = (
+            f"a mean must take in every value, but {names} in {worst.dtype} is one of all values so far, and {when} a "
+            f"further value changes it by less than half of the spacing"
+        )
+    else:
+        what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
+        message = (
+            f"{what}, but {names} keeps {stop.gain:.6g} of itself in a step: in "
+            f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
+            f"the spacing, so that it stands still {when}{seen}"
+        )
+    far, hint = stop.distance, _cured(worst)
+    return STAGNATION.fail(
+        stats.subject, message, where=_where(worst), observed=far, limit=FOLLOWS, unit="of its size", hint=hint
+    )
 
 
 def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
@@ -324,7 +384,7 @@ def _replayed(tensor: TensorUpdates) -> str:
     plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
     cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
     texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "; replayed" if tensor.accumulation is not None else "keep it in float32; replayed"
+    lead = "; replayed" if tensor.stop is not None and tensor.stop.kind == SUM else "keep it in float32; replayed"
     return (
         f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
         f"arrives, with {texts}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,10 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import LoopShadow, Resident, Role
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
+from ampcheck.training.stagnation.forecast import Sample, Stop
+from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
 """A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
@@ -38,18 +40,6 @@ _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulation:
-    """A tensor that only adds increments of one sign to itself: it stops where they are half a spacing.
-
-    increment: the typical one. stops_at: the magnitude from which it is lost. steps: how many are left until then.
-    """
-
-    increment: float
-    stops_at: float
-    steps: int
-
-
 @dataclass(slots=True)
 class TensorUpdates:
     """A tensor narrower than float32 over the observed steps.
@@ -57,13 +47,12 @@ class TensorUpdates:
     moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
     without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
     overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
-    written. gains: per step, what it is multiplied by; None where that is not one number. low, high: the smallest and
-    largest of all that was added. squared_updates, squared_values: sums of the squares of the updates and of the old
-    values. decay: what a multiplication by a factor below 1 does on its own; merged: what a factor that is rounded
-    together with what is added could do, looked at only where that points away from zero.
-    samples: old values and updates [at most 512 elements], float64, of each step. jumped: values that moved by updates
-    too small for rounding to nearest, expected: how many random rounding would have moved.
+    written. gains: per step, what it is multiplied by; None where that is not one number. squared_updates,
+    squared_values: sums of the squares of the updates and of the old values. decay: what a multiplication by a factor
+    below 1 does on its own. jumped: values that moved by updates too small for rounding to nearest, expected: how many
+    random rounding would have moved; random: whether it is rounded at random.
     optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
+    stop: where it will stop. plan: of a parameter, what its updates come to as the learning rate changes.
     """
 
     role: str
@@ -78,18 +67,17 @@ class TensorUpdates:
     overwritten: int = 0
     steps: int = 0
     gains: list[float | None] = field(default_factory=list)
-    low: float = 0.0
-    high: float = 0.0
     squared_updates: float = 0.0
     squared_values: float = 0.0
     decay: Decay = field(default_factory=Decay)
-    merged: Decay = field(default_factory=Decay)
-    samples: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     jumped: int = 0
     expected: float = 0.0
+    random: bool = False
     optimizer: str = ""
     rate: float = 1.0
-    accumulation: Accumulation | None = None
+    stop: Stop | None = None
+    plan: Plan | None = None
     compensates: bool = False
     op: str = ""
     file: str = ""
@@ -98,7 +86,9 @@ class TensorUpdates:
 
     @property
     def share(self) -> float:
-        """The share of its updates that is lost."""
+        """The share of its updates that is lost: of the planned ones where a schedule is known."""
+        if self.plan is not None:
+            return self.plan.share
         return self.lost / self.moved if self.moved else 0.0
 
     @property
@@ -119,16 +109,9 @@ class TensorUpdates:
         return known if len(known) == len(self.gains) else []
 
     @property
-    def lag(self) -> float:
-        """How far, relative to its size, a decaying average may stay from what it follows; infinite for others."""
-        factors = self.factors
-        decays = bool(factors) and all(0.0 < factor < 1.0 for factor in factors)
-        return format_of(self.dtype).unit_roundoff / (1.0 - max(factors)) if decays else math.inf
-
-    @property
-    def bad_decay(self) -> Decay:
-        """The decay that is worth telling: that of its own, else, of anything but a parameter, the merged one."""
-        return self.decay if self.decay.looked or self.role == Role.PARAMETER.value else self.merged
+    def averages(self) -> bool:
+        """Whether a step keeps a part of the value, and replaces the rest."""
+        return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
 
 @dataclass(slots=True)
@@ -156,11 +139,14 @@ class UpdateWatch:
         lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
         self._before: list[_Before] = []
+        self._rates: Mapping[str, float] = {}
+        self.schedules = Schedules()
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident]) -> None:
-        """Take down the values of the narrow tensors, before a step."""
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> None:
+        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow."""
+        self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
@@ -175,6 +161,7 @@ class UpdateWatch:
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
         """Record the magnitude of each tensor of 16 bits after a step."""
+        self.schedules.ended()
         for resident in residents:
             if resident.tensor.dtype.itemsize == 2:
                 now = float(resident.tensor.abs().sum(dtype=torch.float64))
@@ -226,6 +213,7 @@ class UpdateWatch:
         noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
         if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
             lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
+            updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
             carrier = carriers.of(resident, before.exact + update, new)
@@ -241,14 +229,11 @@ class UpdateWatch:
         updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
         gain = form.gain(before.bit)
         updates.gains.append(gain)
-        if gain is not None and moved.any():
-            inputs = torch.where(moved, update - (gain - 1.0) * before.exact, 0.0)
-            updates.low = min(updates.low, float(inputs.min()))
-            updates.high = max(updates.high, float(inputs.max()))
-            if 0.0 < gain < 1.0 and not (written is not None and written.decay.looked):
-                _merge(updates, gain, old, inputs, before.old.dtype)
         if len(updates.samples) < _SAMPLED_STEPS:
-            updates.samples.append((_spread(old, _SAMPLE), _spread(update, _SAMPLE)))
+            added = update - ((1.0 if gain is None else gain) - 1.0) * before.exact
+            added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
+            values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
+            updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
 
 
 def _count_jumps(
@@ -265,15 +250,6 @@ def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
     """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
     expected = sum(updates.expected for updates in tensors)
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
-
-
-def _merge(updates: TensorUpdates, gain: float, old: torch.Tensor, inputs: torch.Tensor, dtype: torch.dtype) -> None:
-    nonzero = old != 0
-    looked = int(nonzero.sum())
-    outward = int((nonzero & (inputs * old >= 0)).sum())
-    if looked and outward >= 0.9 * looked:
-        stuck = nonzero & ((gain * old).to(dtype).double() == old)
-        updates.merged += Decay(gain, looked, int(stuck.sum()), updates.op)
 
 
 class _Carriers:

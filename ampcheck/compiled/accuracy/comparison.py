@@ -1,0 +1,102 @@
+"""Which results of an eager and a compiled run are compared: outputs, gradients, and what the calls change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ampcheck.numerics.record import CHANGES, Recorded
+from ampcheck.shadow import Reference
+from ampcheck.shadow.companions import MOVE
+from ampcheck.shadow.compare import FLOAT32, Key, Result, ResultError, compare_results
+from ampcheck.shadow.freedom import Freedom
+
+_DECIDED_BY_ROUNDING = 0.5
+"""The relative error of an element of a gradient in eager mode from which an optimizer may step either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The errors of a run, and what was left out of the comparison: reason and count."""
+
+    errors: tuple[ResultError, ...] = ()
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether the run is at fault somewhere."""
+        return any(error.at_fault for error in self.errors)
+
+
+def compare_runs(
+    eager: Recorded, other: Recorded, freedom: Freedom | None, *, own_optimizer: bool = False, casts: bool = False
+) -> Comparison:
+    """Compare a run with the shadowed eager run of the same plan.
+
+    own_optimizer: the user's updates the weights. freedom, casts: see `compare_results`. Of a run that raised, the
+    results before the exception are compared.
+    """
+    left_out = Counter((eager.dropped | other.dropped).values())
+    results, values = dict(eager.results), dict(other.values)
+    if eager.ran.error is not None or other.ran.error is not None:
+        results = {key: r for key, r in results.items() if key in values and key[0] not in CHANGES}
+    else:
+        _add_unchanged(eager, other, results, values)
+    for key in other.dropped:
+        results.pop(key, None)
+    if own_optimizer:
+        left_out += _leave_out_noise(eager, results, values)
+    return Comparison(compare_results(results, values, freedom, casts=casts), left_out)
+
+
+def _add_unchanged(
+    eager: Recorded, other: Recorded, results: dict[Key, Result], values: dict[Key, torch.Tensor]
+) -> None:
+    """What one of the two runs alone has changed, the other changed by zero."""
+    for key in [key for key in (*results, *values) if key[0] in CHANGES]:
+        if key in results and key not in values and key not in other.dropped:
+            values[key] = torch.zeros_like(results[key].value)
+        if key in values and key not in results and key not in eager.dropped:
+            zero, value = torch.zeros_like(values[key]), values[key]
+            floating = value.is_floating_point() or value.is_complex()
+            exactly = Reference(zero, zero.to(torch.complex64 if value.is_complex() else torch.float32), FLOAT32)
+            results[key] = Result(zero, exactly if floating else None)
+
+
+def _leave_out_noise(eager: Recorded, results: dict[Key, Result], values: dict[Key, torch.Tensor]) -> Counter[str]:
+    """Leave out the elements of weights whose gradient is zero but for rounding; count them.
+
+    An update may be as far off as its gradient in eager mode, element by element: an optimizer that divides by the
+    gradient's size makes a full step of such elements. The gradient of the other run is no measure: it may be wrong.
+    """
+    errors, left_out = _gradient_errors(eager), Counter[str]()
+    for key in [key for key in results if key[0] == "update" and key[1] in errors and key in values]:
+        off, reference = errors[key[1]], results[key].reference
+        if reference is None or values[key].shape != reference.exact.shape:
+            continue
+        judged = off < _DECIDED_BY_ROUNDING
+        if not bool(judged.any()):
+            left_out["updates of weights whose gradient is zero but for rounding"] += 1
+            del results[key]
+            continue
+        left_out["elements of updates whose gradient is zero but for rounding"] += int((~judged).sum())
+        values[key] = torch.where(judged, values[key], reference.exact)
+        moved = reference.moved + reference.exact * off.clamp_max(_DECIDED_BY_ROUNDING) * MOVE / reference.unit
+        results[key] = replace(results[key], reference=replace(reference, moved=moved))
+    return +left_out
+
+
+def _gradient_errors(eager: Recorded) -> dict[str, torch.Tensor]:
+    """The largest relative error of the elements of the gradients of each parameter, in all steps of eager mode."""
+    largest: dict[str, torch.Tensor] = {}
+    for (kind, name, _), result in eager.results.items():
+        if kind != "gradient" or result.reference is None:
+            continue
+        exact = result.reference.exact
+        error = (result.value.double() - exact).abs()
+        error = torch.maximum(error, error.square().mean().sqrt()) / exact.abs()
+        error = error.nan_to_num(torch.inf)
+        largest[name] = torch.maximum(largest[name], error) if name in largest else error
+    return largest

@@ -1,0 +1,67 @@
+"""Whether an error that exceeds its limit recurs, or was an accident of one execution out of many.
+
+The limit of a result rests on one sample of how far its conditioning spreads errors. Where terms cancel, that sample is
+now and then far too small: of thousands of executions of one sound op a few exceed their limits. A defect recurs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampcheck.core.run import Where
+from ampcheck.shadow.companions import Key
+from ampcheck.shadow.faults import CANCELLATION, DRIFT, ROUNDING, Fault
+
+_FIRST = 64
+"""Executions of an op at one place from which on errors must recur; among the first ones each counts."""
+
+_WINDOW = 256
+"""Executions in a row among which errors are counted."""
+
+_RECURS = 4.0
+"""Errors in a window that no accident explains: a sound op has them in fewer than one of 1,000 executions."""
+
+_FAR = 32.0
+"""The factor beyond its limit from which one error counts."""
+
+_BY_CHANCE = frozenset((ROUNDING, CANCELLATION, DRIFT))
+"""What is measured against a sampled spread. What overflows, vanishes, collides or decides otherwise is no chance."""
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Errors at one place, those of earlier executions with less weight. last: the execution of the latest."""
+
+    weight: float = 0.0
+    last: int = 0
+
+
+class Recurrence:
+    """Counts executions by place, and errors among them."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[Where, tuple[int, ...]], int] = {}
+        self._rates: dict[Key, _Rate] = {}
+        self._recurrent: set[Key] = set()
+
+    def count(self, where: Where, shape: tuple[int, ...]) -> None:
+        """An op ran at this place, with a result of this shape: the parameters of an optimizer share one place."""
+        self._runs[where, shape] = self._runs.get((where, shape), 0) + 1
+
+    def note(self, fault: Fault, *, accumulates: bool) -> None:
+        """An error at a place that was counted. accumulates: of a tensor that adds up, whose error stays."""
+        runs = self._runs.get((fault.where, fault.shape), 0)
+        seen = fault.examination
+        far = seen.lost or seen.error > _FAR * seen.limit
+        if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
+            self._recurrent.add(fault.key)
+            return
+        rate = self._rates.setdefault(fault.key, _Rate())
+        rate.weight = rate.weight * (1.0 - 1.0 / _WINDOW) ** (runs - rate.last) + 1.0
+        rate.last = runs
+        if rate.weight >= _RECURS:
+            self._recurrent.add(fault.key)
+
+    def recurs(self, key: Key) -> bool:
+        """Whether the errors of a fault are more than an accident."""
+        return key in self._recurrent or key not in self._rates

@@ -1,0 +1,78 @@
+"""The gradients of backward passes as autograd makes them, and the steps of optimizers that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import hookable
+from ampcheck.training.loop import TrainingLoop
+
+
+@contextmanager
+def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
+    """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
+    and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy."""
+
+    def note(kind: str, name: str, grad: torch.Tensor) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            seen(kind, name, grad.detach())
+
+    with ExitStack() as stack:
+        for name, parameter in loop.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                handle: Any = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        for path, root in loop.reached.modules.items() if outputs else ():
+            for inner, module in hookable(root):
+                hook = _Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
+                stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def before_steps(seen: Callable[..., None]) -> Iterator[None]:
+    """Call `seen` with each optimizer that is about to step."""
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            seen(optimizer)
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Hook:
+    """A hook that a step may pickle or copy along with the module that it hangs on: the copy of it does nothing."""
+
+    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
+        return _Hook, (_ignore,)
+
+    def __call__(self, *args: object) -> None:
+        self._function(*args)
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def _hook_outputs(note: Callable[..., None], name: str, module: object, args: object, output: object) -> None:
+    if torch.is_grad_enabled():
+        for path, tensor in tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
+                tensor.register_hook(_Hook(partial(note, f"{name}[{path}]" if path else name)))

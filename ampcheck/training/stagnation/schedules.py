@@ -1,0 +1,164 @@
+"""Learning rates of the steps that are planned, and the share of a parameter's updates that gets lost in them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ampcheck.core.formats import FloatFormat
+from ampcheck.torchtools.spacing import spacing
+from ampcheck.training.loop import TrainingLoop, quiet
+from ampcheck.training.stagnation.forecast import Sample
+
+STOPPED = 0.9
+"""The share of lost updates from which a parameter counts as standing still."""
+
+_OVER = 1e-6
+"""A schedule ends where the rate falls to this part of its largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The updates of a parameter in `steps` planned steps, of which the learning rates are known.
+
+    share: of the updates that get lost. rate: from it downwards 90 % get lost; stops: the step from which all are below
+    it, None where none is. first: the rate of the observed steps; tail: the mean rate of the lost ones.
+    """
+
+    steps: int
+    share: float
+    rate: float
+    stops: int | None
+    first: float
+    tail: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """The schedulers of an optimizer and copies of them, which step an optimizer of their own. count: how often the
+    first had stepped then; at: the number of the step."""
+
+    originals: Sequence[LRScheduler]
+    copies: Sequence[LRScheduler]
+    optimizer: torch.optim.Optimizer
+    count: int
+    at: int
+
+
+class Schedules:
+    """Copies the schedulers of a loop before its first step, and steps the copies on to its end."""
+
+    def __init__(self) -> None:
+        self._schedules: dict[str, _Schedule] = {}
+        self._steps = 0
+        self._planned: dict[str, list[list[float]]] = {}
+
+    def begin(self, loop: TrainingLoop) -> Mapping[str, float]:
+        """A step begins. Returns the learning rates by the names of parameters."""
+        for path, optimizer in loop.optimizers.items():
+            if path not in self._schedules:
+                schedulers = [s for s in _outer(loop.reached.schedulers.values()) if s.optimizer is optimizer]
+                if schedulers and (schedule := _copied(schedulers, optimizer, self._steps)) is not None:
+                    self._schedules[path] = schedule
+        return {name: rate for name, (_, _, rate) in rates_of(loop).items()}
+
+    def ended(self) -> None:
+        """A step came to its end."""
+        self._steps += 1
+
+    def plan(
+        self, optimizer: str, group: int, samples: Sequence[Sample], form: FloatFormat, horizon: int
+    ) -> Plan | None:
+        """What becomes of the updates of a parameter like those of `samples`; None where its rate is not planned."""
+        known = [sample for sample in samples if sample.rate > 0.0]
+        rates = [row[group] for row in self._rates(optimizer, horizon)] if known else []
+        lost_from = [
+            (spacing(sample.old[moved], form) / 2 / sample.update[moved].abs() * sample.rate)
+            for sample in known
+            if (moved := (sample.update != 0) & sample.update.isfinite() & sample.old.isfinite()).any()
+        ]
+        if not rates or not lost_from:
+            return None
+        borders, _ = torch.cat(lost_from).sort()  # an update is lost at this rate and below
+        planned = torch.tensor(rates, dtype=torch.float64)
+        lost = 1.0 - torch.searchsorted(borders, planned) / len(borders)
+        rate = float(borders[math.floor((1.0 - STOPPED) * len(borders))])
+        moving = (planned > rate).nonzero()
+        stops = int(moving[-1]) + 1 if len(moving) else 0
+        share = float(lost[planned > 0].mean())
+        below = planned[(planned > 0) & (planned <= rate)]
+        tail = float(below.mean()) if len(below) else rate
+        return Plan(len(rates), share, rate, stops if stops < len(rates) else None, known[-1].rate, tail)
+
+    def _rates(self, optimizer: str, horizon: int) -> list[list[float]]:
+        """The rate of each group in each planned step; empty where no schedule goes on from step to step."""
+        if optimizer not in self._planned:
+            schedule = self._schedules.get(optimizer)
+            self._planned[optimizer] = [] if schedule is None else list(_planned(schedule, self._steps, horizon))
+        return self._planned[optimizer]
+
+
+def rates_of(loop: TrainingLoop) -> Mapping[str, tuple[str, int, float]]:
+    """By the name of a parameter its optimizer, the number of its group and its learning rate, NaN for no number."""
+    names = {id(parameter): name for name, parameter in loop.parameters()}
+    rates = {}
+    for path, optimizer in loop.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            value = group.get("lr")
+            rate = float(value) if isinstance(value, (int, float, torch.Tensor)) else math.nan
+            for name in (names[id(parameter)] for parameter in group["params"] if id(parameter) in names):
+                rates[name] = path, number, rate
+    return rates
+
+
+def _outer(schedulers: Iterable[LRScheduler]) -> list[LRScheduler]:
+    """Those that no other steps. One that follows a metric has no plan."""
+    known = list(schedulers)
+    values = [value for scheduler in known for value in vars(scheduler).values()]
+    parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
+    inner = {id(part) for part in parts if isinstance(part, LRScheduler)}
+    return [s for s in known if id(s) not in inner and not isinstance(s, ReduceLROnPlateau)]
+
+
+def _copied(schedulers: list[LRScheduler], optimizer: torch.optim.Optimizer, at: int) -> _Schedule | None:
+    groups: list[dict[str, Any]] = [
+        {
+            **copy.deepcopy({name: value for name, value in group.items() if name != "params"}),
+            "params": [torch.zeros(1)],
+        }
+        for group in optimizer.param_groups
+    ]
+    own = torch.optim.Optimizer(groups, {})
+    try:
+        copies = copy.deepcopy(schedulers, {id(optimizer): own})
+    except Exception:  # noqa: BLE001  # the user's class may hold what cannot be copied
+        return None
+    return _Schedule(schedulers, copies, own, schedulers[0].last_epoch, at)
+
+
+def _planned(schedule: _Schedule, steps: int, horizon: int) -> Iterator[list[float]]:
+    """Rates of the steps from the copy on. A scheduler may step once in several steps, and not at all."""
+    taken, ran = schedule.originals[0].last_epoch - schedule.count, steps - schedule.at
+    if taken <= 0 or ran <= 0:
+        return
+    largest, groups, stepped = 0.0, schedule.optimizer.param_groups, 0
+    for step in range(horizon):
+        rates = [float(group["lr"]) for group in groups]
+        largest = max(largest, *rates)
+        if max(rates) <= _OVER * largest and step:
+            return
+        yield rates
+        while stepped < (step + 1) * taken / ran:
+            try:
+                with quiet():
+                    for scheduler in schedule.copies:
+                        scheduler.step()
+            except Exception:  # noqa: BLE001  # a schedule that ends raises
+                return
+            stepped += 1
