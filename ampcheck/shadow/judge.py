@@ -153,8 +153,7 @@ class Judge:
             if companions is None:
                 continue
             self._reach([companions], name)
-            ill = () if isinstance(tensor, torch.nn.Parameter) else (ILL,)  # what data leave open of one is of no use
-            for suspect in self._suspects.of([companions], *ill):
+            for suspect in self._suspects.of([companions], ILL):
                 if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
@@ -252,7 +251,6 @@ class Judge:
         seen = examine(
             tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
         )  # fmt: skip
-        seen = replace(seen, masked=seen.masked and not (whole or call.name in MEASURES))
         if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
             seen = replace(seen, flagged=rows, error=1.0)
         if makes_nonfinite(call, seen, self._store):
@@ -328,9 +326,9 @@ class Judge:
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(
-            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
-        )
+        accumulates = accumulates or bool(call.schema.writes and call.written)
+        masks = where.phase != "backward" and call.name not in MEASURES
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault

@@ -180,9 +180,7 @@ class Shadow(TorchDispatchMode):
         gradients = _gradients(self._weights(optimizer))
         self.reach({}, gradients)
         with _aside():
-            for gradient in map(local, gradients.values()):
-                if has_companions(gradient):
-                    follow_noise(gradient.detach(), self.store)
+            follow_noise(map(local, gradients.values()), self.store)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let weights and states of 32 bits or more begin the next step with the values that they really have.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from ampcheck.shadow.bounds import JUDGED_UNIT, UNKNOWABLE
-from ampcheck.shadow.companions import MOVE, CompanionStore
+from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 
 _PART = 1 << 22
 """Elements of a part."""
@@ -59,20 +59,20 @@ def _parts(tensor: torch.Tensor, store: CompanionStore) -> Iterator[tuple[torch.
         yield other, other.double()
 
 
-def follow_noise(tensor: torch.Tensor, store: CompanionStore) -> None:
-    """Let moved go where the run went, in the elements of a gradient that the data do not determine.
+def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> None:
+    """Let moved go where the run went, in the elements of gradients that the data do not determine.
 
     A gradient that is zero by mathematics, such as that of a key's bias, is nothing in float64 and rounding alone in
     the run. An optimizer that divides by its size makes a whole update of it, which is as undetermined as the gradient.
     """
-    companions = store.known(tensor)
-    if companions is None or companions.rows is not None or companions.unit < JUDGED_UNIT or companions.faults:
-        return
-    exact, moved = store.exact(tensor), store.moved(tensor)
-    share = MOVE / companions.unit
-    error = torch.where(tensor.isfinite(), tensor - exact, 0.0) * share
-    apart = (moved - exact).abs()
-    undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
-    if bool(undetermined.any()):
-        companions.own()
-        store.moved(tensor).copy_(torch.where(undetermined, exact + error, moved.double()))
+    for tensor in map(torch.Tensor.detach, gradients):
+        companions = store.known(tensor) if has_companions(tensor) else None
+        if companions is None or companions.rows is not None or companions.unit < JUDGED_UNIT or companions.faults:
+            continue
+        exact, moved, share = store.exact(tensor), store.moved(tensor), MOVE / companions.unit
+        error = torch.where(tensor.isfinite(), tensor - exact, 0.0) * share
+        apart = (moved - exact).abs()
+        undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
+        if bool(undetermined.any()):
+            companions.own()
+            store.moved(tensor).copy_(torch.where(undetermined, exact + error, moved.double()))

@@ -251,6 +251,13 @@ def plain_values(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def inner_optimizer(value: object) -> Any:
+    """The optimizer that makes the steps, inside the wrappers of a library (Accelerate, Lightning)."""
+    while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
+        value = value.optimizer
+    return value
+
+
 def same_loss(first: float, second: float) -> bool:
     """Whether two runs of one step returned the same value, NaN for NaN."""
     return first == second or (math.isnan(first) and math.isnan(second))

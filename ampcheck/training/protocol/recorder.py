@@ -20,7 +20,7 @@ from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
 from ampcheck.training.protocol.events import Act, Event
 
 _SEARCHED = 500
@@ -121,6 +121,7 @@ class Recorder:
 
     def _path(self, part: Any, kind: str) -> str:
         """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
+        part = inner_optimizer(part) if kind == "optimizer" else part
         if id(part) not in self._paths:
             taken = [path for _, path in self._paths.values()]
             first = next((path for known, path in self._paths.values() if type(known) is type(part)), kind)
