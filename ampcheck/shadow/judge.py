@@ -39,7 +39,6 @@ from ampcheck.shadow.suspects import (
     CONTRACTIONS,
     ILL,
     MASKED,
-    MEASURES,
     SUMS,
     VANISHED,
     Suspects,
@@ -327,7 +326,7 @@ class Judge:
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
         accumulates = accumulates or bool(call.schema.writes and call.written)
-        masks = where.phase != "backward" and call.name not in MEASURES
+        masks = where.phase != "backward" and call.name not in CONTRACTIONS | SUMS
         kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)

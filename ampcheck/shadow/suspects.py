@@ -40,9 +40,6 @@ CONTRACTIONS = frozenset(
 SUMS = frozenset("sum mean nansum".split())
 """Ops that make one measurement of many whole numbers."""
 
-MEASURES = CONTRACTIONS | SUMS
-"""Ops that write no mask: what they make infinite are values."""
-
 
 class Suspects:
     """Every suspect of a run, by its key."""
