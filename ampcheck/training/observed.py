@@ -56,6 +56,8 @@ _STILL = (
     "infinities teach nothing; updates that are too small for a 16-bit weight are reported by stagnation"
 )
 
+_ANOTHER = "build the optimizer from the parameters of the model that runs; clear gradients after the step"
+
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
 _UNUSED = (
@@ -172,9 +174,9 @@ class Observed:
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
-    whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused:
-    enabled scalers that no step uses. empty: whether there is nothing that a step could change. unfollowed: compiled
-    code and other threads, which were not judged.
+    whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
+    missing device; unused: enabled scalers that no step uses. empty: whether there is nothing that a step could change.
+    unfollowed: compiled code and other threads, which were not judged.
     """
 
     subject: str
@@ -186,7 +188,7 @@ class Observed:
     stepped: bool = True
     changed: bool = True
     narrow: bool | None = None
-    disabled: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     empty: bool = False
     gradients: GradientStats | None = None
@@ -271,7 +273,7 @@ class Observation:
             stepped=stepped,
             changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
             narrow=True if low else None if loop.reached.compiled else False,
-            disabled=disabled,
+            absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
             empty=loop.empty,
             **compared,
@@ -373,9 +375,18 @@ def check_observed(seen: Observed) -> list[Finding]:
             why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
         if seen.all_skipped:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
-        findings.append(COVERAGE.warn(subject, f"{steps} steps ran backward, and {why}", hint=hint))
-    if seen.learned and seen.narrow is False and seen.disabled:  # PyTorch disables them for a device that is missing
-        names = ", ".join(seen.disabled)
+        idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
+        text, verdict, where = f"{steps} steps ran backward, and {why}", Verdict.WARN, Where()
+        if idle is not None and not seen.stepped and not seen.all_skipped:
+            text, verdict, hint = (
+                f"an optimizer must step the weights that have gradients; {text}",
+                Verdict.FAIL,
+                _ANOTHER,
+            )
+            where = Where("update", file=idle.file, line=idle.line, step=idle.step)
+        findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
+    if seen.learned and seen.narrow is False and seen.absent:
+        names = ", ".join(seen.absent)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
     if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:

@@ -64,7 +64,7 @@ class Recorder:
         self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
         for path, part in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
             if id(part) not in self._paths:
-                self._paths[id(part)] = part, path
+                self._paths[id(part)] = part, self._numbered(path)
         for optimizer in loop.optimizers.values():
             self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
 
@@ -123,16 +123,19 @@ class Recorder:
         """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
         part = inner_optimizer(part) if kind == "optimizer" else part
         if id(part) not in self._paths:
-            taken = [path for _, path in self._paths.values()]
             first = next((path for known, path in self._paths.values() if type(known) is type(part)), kind)
-            base, number = first.partition("#")[0], 2
-            while f"{base}#{number}" in taken:
-                number += 1
-            path = f"{base}#{number}" if base in taken else base
+            path = self._numbered(first.partition("#")[0])
             self._paths[id(part)] = part, path
             if kind == "optimizer":
                 self._optimizers[path] = part
         return self._paths[id(part)][1]
+
+    def _numbered(self, path: str) -> str:
+        """A path that no other part has, such as an earlier scaler of the same variable."""
+        taken, number = {known for _, known in self._paths.values()}, 2
+        while f"{path}#{number}" in taken:
+            number += 1
+        return f"{path}#{number}" if path in taken else path
 
     def _of(self, scaler: _Scaler) -> dict[str, Any]:
         return {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
