@@ -13,6 +13,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in
 from ampcheck.torchtools import patching
@@ -53,6 +54,7 @@ class Recorder:
         self._paths: dict[int, tuple[object, str]] = {}
         self._optimizers: dict[str, _Optimizer] = {}
         self.name_parts()
+        self._before_step: list[Callable[[_Optimizer], None]] = []
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = False
         self._scaling = False
@@ -95,6 +97,15 @@ class Recorder:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
             yield
+
+    @contextmanager
+    def before_step(self, seen: Callable[[_Optimizer], None]) -> Iterator[None]:
+        """Call `seen` with each optimizer that is about to step. A step may begin in a hook, which can add no other."""
+        self._before_step.append(seen)
+        try:
+            yield
+        finally:
+            self._before_step.remove(seen)
 
     def run(
         self, steps: int, around: Callable[[int], AbstractContextManager[object]] | None = None
@@ -197,6 +208,9 @@ class Recorder:
 
     def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
         inside = self._inside_scaler
+        with torch.no_grad(), _disable_current_modes():
+            for seen in self._before_step:
+                seen(optimizer)
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
