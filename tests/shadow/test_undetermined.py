@@ -23,18 +23,26 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v).mean(1))
 
 
-def trained(dtype: torch.dtype, steps: int = 24, flushed: bool = False) -> Run:
+def trained(dtype: torch.dtype, steps: int = 24, *, flushed: bool = False, closure: bool = False) -> Run:
     torch.manual_seed(0)
     model = Attention()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     inputs, targets = torch.randn(16, 8, 16), torch.randint(4, (16,))
     with watch(raises=False) as watched:
         for _ in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype):
-                loss = F.cross_entropy(model(inputs).float(), targets)
-            (loss * (1e-5 if flushed else 1.0)).backward()
-            optimizer.step()
+
+            def backward() -> torch.Tensor:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype):
+                    loss = F.cross_entropy(model(inputs).float(), targets)
+                (loss * (1e-5 if flushed else 1.0)).backward()
+                return loss
+
+            if closure:
+                optimizer.step(backward)
+            else:
+                backward()
+                optimizer.step()
     return watched.run
 
 
@@ -42,10 +50,11 @@ def failures(run: Run) -> set[str]:
     return {f.check for f in run.findings if f.verdict is Verdict.FAIL}
 
 
+@pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_bias_of_the_keys_may_wander(dtype: torch.dtype) -> None:
-    assert not failures(trained(dtype))
+def test_the_bias_of_the_keys_may_wander(dtype: torch.dtype, closure: bool) -> None:
+    assert not failures(trained(dtype, closure=closure))
 
 
 def test_gradients_that_the_data_determine_may_not_vanish() -> None:
-    assert {"flush", "silent-zero"} & failures(trained(torch.float16, steps=4, flushed=True))
+    assert {"flush", "silent-zero"} & failures(trained(torch.float16, 4, flushed=True))
