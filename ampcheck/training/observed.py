@@ -27,6 +27,7 @@ from ampcheck.training.gradients.watch import GradientStats, GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.order import without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
@@ -175,8 +176,9 @@ class Observed:
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
     whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
-    missing device; unused: enabled scalers that no step uses. empty: whether there is nothing that a step could change.
-    unfollowed: compiled code and other threads, which were not judged.
+    missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
+    gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
+    code and other threads, which were not judged.
     """
 
     subject: str
@@ -189,6 +191,7 @@ class Observed:
     changed: bool = True
     narrow: bool | None = None
     absent: tuple[str, ...] = ()
+    idle: Event | None = None
     unused: tuple[str, ...] = ()
     empty: bool = False
     gradients: GradientStats | None = None
@@ -252,6 +255,7 @@ class Observation:
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
         disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        parameters = {key: version for key, version in _weights(residency).items() if key[0] is Role.PARAMETER}
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
@@ -274,6 +278,7 @@ class Observation:
             changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
             narrow=True if low else None if loop.reached.compiled else False,
             absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
+            idle=without_gradients(events) if parameters.items() <= before.items() else None,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
             empty=loop.empty,
             **compared,
@@ -369,6 +374,10 @@ def check_observed(seen: Observed) -> list[Finding]:
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
         findings.append(COVERAGE.warn(subject, text))
+    elif seen.idle is not None:
+        text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
+        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
+        findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
     elif not seen.changed:
         why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
         if seen.stepped:

@@ -50,3 +50,9 @@ def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
             )
             return event, message
     return None
+
+
+def without_gradients(events: Sequence[Event]) -> Event | None:
+    """The first step of an optimizer, if no step of any had a gradient."""
+    steps = [event for event in events if event.act is Act.OPTIMIZER_STEP]
+    return steps[0] if len(steps) > 1 and not any(event.gradients for event in steps) else None

@@ -14,6 +14,7 @@ SCALER = (
         """
 -        scaler.update()
 """,
+        follows=("coverage",),
     ),
     Plant(
         "step past the scaler",
@@ -58,6 +59,7 @@ SCALER = (
          scaler.unscale_(optimizer)
 +        scaler.unscale_(optimizer)  # again
 """,
+        follows=("coverage",),
     ),
     Plant(
         "unscale per micro-batch",
@@ -71,6 +73,7 @@ SCALER = (
 ...
 -        scaler.unscale_(optimizer)
 """,
+        follows=("coverage",),
     ),
     Plant(
         "no scaler in float16",
@@ -102,18 +105,14 @@ SCALER = (
 -            scaler.scale(loss).backward()
 +            loss.backward()
 """,
-        follows=(
-            "gradient-underflow",
-            "loss-scale",
-            "flush",
-        ),
+        follows=("coverage",),
     ),
     Plant(
         "a new scaler in each epoch",
         "reference",
         "float16",
         "resume",
-        "scale = scaler.get_scale()",
+        "scaler.scale(loss).backward()",
         """
      for epoch in range(EPOCHS):
 +        scaler = torch.amp.GradScaler('cpu', init_scale=2.0**20)
@@ -160,6 +159,7 @@ SCHEDULER = (
 -        if not skipped:
 -            lr_scheduler.step()
 """,
+        warns=True,
     ),
     Plant(
         "a schedule that steps first, under accelerate",
@@ -172,6 +172,7 @@ SCHEDULER = (
                  optimizer.step()
 -                lr_scheduler.step()
 """,
+        warns=True,
     ),
 )
 
@@ -210,6 +211,7 @@ SCOPE = (
 -        return F.cross_entropy(logits.view(-1, logits.size(-1)).float(), targets.reshape(-1))
 +        return -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
 """,
+        warns=True,
     ),
     Plant(
         "the loss by hand in float16",
@@ -224,10 +226,8 @@ SCOPE = (
 +        return -(logits.softmax(-1).half() + 1e-8).log().gather(-1, targets[..., None]).float().mean()
 """,
         follows=(
-            "overflow",
-            "precision-loss",
-            "flush",
             "loss-dtype",
+            "loss-scale",
         ),
     ),
     Plant(
@@ -235,7 +235,7 @@ SCOPE = (
         "llama_trainer",
         "bfloat16",
         "silent-zero",
-        "chosen = logits.softmax(-1).half().reshape(-1, 64).gather(1, targets[:, None])",
+        "loss = -(chosen + 1e-8).log().sum()",
         """
 -        logits = outputs.logits[:, :-1].float()
 +        logits = 400 * outputs.logits[:, :-1]
@@ -245,10 +245,8 @@ SCOPE = (
 +        loss = -(chosen + 1e-8).log().sum()
 """,
         follows=(
-            "overflow",
-            "precision-loss",
-            "flush",
             "loss-dtype",
+            "overflow",
         ),
     ),
 )
@@ -330,5 +328,6 @@ ACCUMULATION = (
 +    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 """,
         steps=2,
+        follows=("stagnation",),
     ),
 )

@@ -16,6 +16,7 @@ DTYPE = (
 +    model.half()
 """,
         follows=(
+            "coverage",
             "master-weights",
             "overflow",
         ),
@@ -42,6 +43,7 @@ DTYPE = (
 -                for master, weight in zip(masters, weights, strict=True):
 -                    weight.copy_(master)
 """,
+        follows=("precision-loss",),
     ),
     Plant(
         "eps too small for float16",
