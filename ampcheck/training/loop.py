@@ -19,7 +19,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
-from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot as Snapshot
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import users_place
@@ -194,6 +194,8 @@ class TrainingLoop:
             trained = not own or not stepped or not stepped.isdisjoint(own)
             for name, buffer in module.named_buffers():
                 add(Role.BUFFER if trained else Role.COPY, self.path(path, name), buffer)
+            for name, attribute in own_tensors(module):
+                add(Role.OTHER, self.path(path, name), attribute)
         for path, scaler in reached.scalers.items():
             for key in ("scale", "growth_tracker"):
                 add(Role.SCALER, f"{path}.{key}", getattr(scaler, f"_{key}", None))

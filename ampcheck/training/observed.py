@@ -255,7 +255,7 @@ class Observation:
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
         disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
-        parameters = {key: version for key, version in _weights(residency).items() if key[0] is Role.PARAMETER}
+        still = {k: v for k, v in _weights(residency).items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
@@ -278,7 +278,7 @@ class Observation:
             changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
             narrow=True if low else None if loop.reached.compiled else False,
             absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
-            idle=without_gradients(events) if parameters.items() <= before.items() else None,
+            idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
             empty=loop.empty,
             **compared,
