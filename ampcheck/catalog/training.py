@@ -22,7 +22,7 @@ GRADIENT_UNDERFLOW = Check(
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
     "that work.",
     unit="share of the elements",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 LOSS_SCALE = Check(
@@ -46,7 +46,7 @@ LOSS_SCALE = Check(
     "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
     "the module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that "
     "needs a scale below 1; where no scale works, fix the op that the finding names.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCALER_PROTOCOL = Check(
@@ -65,7 +65,7 @@ SCALER_PROTOCOL = Check(
     "from call to call. Gradients that are cleared before they are used do not count.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCHEDULER_SKIP = Check(
@@ -77,7 +77,7 @@ SCHEDULER_SKIP = Check(
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",
     "Compare scaler.get_scale() before and after scaler.update(), and step the scheduler only if it did not fall.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCALE_INVARIANCE = Check(
@@ -90,7 +90,7 @@ SCALE_INVARIANCE = Check(
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
     "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 RESUME = Check(
@@ -106,7 +106,7 @@ RESUME = Check(
     "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is "
     "created again, weights are saved in 16 bits.",
     "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 STAGNATION = Check(
@@ -130,7 +130,7 @@ STAGNATION = Check(
     "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
     "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and use "
     "an eps that the format holds (1e-4 in float16).",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 MASTER_WEIGHTS = Check(
@@ -146,7 +146,7 @@ MASTER_WEIGHTS = Check(
     "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 OPTIMIZER_STATE = Check(
@@ -158,7 +158,7 @@ OPTIMIZER_STATE = Check(
     "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments; a "
     "state that was cast by hand, or loaded from a 16-bit checkpoint.",
     "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 BUFFER_DTYPE = Check(
@@ -171,7 +171,7 @@ BUFFER_DTYPE = Check(
     "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
     "counters; an EMA made by deepcopy of a cast model.",
     "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 REDUCE_PRECISION = Check(

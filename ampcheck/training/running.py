@@ -81,8 +81,8 @@ class TrainingWatch:
     """Observes the training that runs inside a block.
 
     name: what findings call it. steps: how many are observed; the first pass after them raises `EnoughSteps`, which
-    `run` catches. None observes all. shadow: follows every op of the block. lossless: whether a step ended whose loss
-    is not known, as no backward pass began at a number.
+    `call` catches. None observes all. shadow: follows every op of the block. lossless: whether a step ended whose loss
+    is not known, as no backward pass began at a number. ended: whether the code was ended after its observed steps.
     """
 
     def __init__(self, name: str, steps: int | None = None, shadow: LoopShadow | None = None) -> None:
@@ -95,7 +95,7 @@ class TrainingWatch:
         self._steps, self._searches = steps, _SEARCHES
         self._seen: Observation | None = None
         self._step = ExitStack()
-        self._is_open = self._is_ended = False
+        self._is_open = self.ended = False
         self._inside = self._since = self._end = 0
         self._turns: list[str] = []
         self._last = ""
@@ -107,16 +107,19 @@ class TrainingWatch:
         seen = self._seen
         return seen.result() if seen is not None and (seen.losses or seen.stopped is not None) else None
 
-    def run(self, function: Callable[[], object]) -> object:
-        """Call a function under observation, up to its last observed step; None where it was ended there."""
+    def call(self, function: Callable[[], object]) -> object:
+        """Call a function inside `watching`, up to its last observed step; None where it was ended there."""
+        self._end = id(sys._getframe())
         try:
-            with self.watching(sys._getframe()):
-                return function()
+            return function()
         except EnoughSteps:
             return None
+        except BaseException as error:
+            self._finish(as_result(error))
+            raise
 
     @contextmanager
-    def watching(self, outside: FrameType | None) -> Iterator[None]:
+    def watching(self, outside: FrameType | None = None) -> Iterator[None]:
         """Observe what runs inside. outside: the frame around that of the user's code."""
         self.recorder.on_backward = self._before_backward
         self.following.lineage.begin(())
@@ -128,13 +131,7 @@ class TrainingWatch:
             stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
             stack.enter_context(self.shadow)
             stack.enter_context(self.following.lineage)
-            try:
-                yield
-            except EnoughSteps:
-                raise
-            except BaseException as error:
-                self._finish(as_result(error))
-                raise
+            yield
             self._finish()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
@@ -166,8 +163,8 @@ class TrainingWatch:
         if self._is_over():
             self.loop.look(frame, self._end)  # a variable may hold another tensor now: total = total + loss
             self._finish()
-            self._is_ended = self._steps is not None and self._count() >= self._steps
-        if self._is_ended:
+            self.ended = self._steps is not None and self._count() >= self._steps
+        if self.ended:
             self._inside = 0
             raise EnoughSteps
         if self._seen is not None or (searches and self._searches):
