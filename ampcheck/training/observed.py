@@ -27,7 +27,7 @@ from ampcheck.training.gradients.watch import GradientStats, GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.protocol.order import without_gradients
+from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
@@ -213,7 +213,7 @@ class Observed:
     @property
     def all_skipped(self) -> bool:
         """Whether scalers skipped every optimizer step."""
-        return _all_skipped(self.events)
+        return all_skipped(self.events)
 
     @property
     def learned(self) -> bool:
@@ -250,7 +250,7 @@ class Observation:
         lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
-        stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
         before = _weights(self._before)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
@@ -300,13 +300,6 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             if seen.stopped is not None:
                 break
     return seen.result()
-
-
-def _all_skipped(events: Iterable[Event]) -> bool:
-    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
-    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
-    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
-    return bool(skips) and all(skips) and not direct
 
 
 def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:

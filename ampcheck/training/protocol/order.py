@@ -56,3 +56,11 @@ def without_gradients(events: Sequence[Event]) -> Event | None:
     """The first step of an optimizer, if no step of any had a gradient."""
     steps = [event for event in events if event.act is Act.OPTIMIZER_STEP]
     return steps[0] if len(steps) > 1 and not any(event.gradients for event in steps) else None
+
+
+def all_skipped(events: Sequence[Event]) -> bool:
+    """Whether scalers skipped every step, and no optimizer was stepped directly."""
+    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
+    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
+    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
+    return bool(skips) and all(skips) and not direct
