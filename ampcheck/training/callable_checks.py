@@ -66,4 +66,6 @@ def judge_call(
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()
-    return replace(learned, findings=tuple(findings), coverage=coverage + learned.coverage, tables=(*learned.tables, *block_tables))
+    return replace(
+        learned, findings=tuple(findings), coverage=coverage + learned.coverage, tables=(*learned.tables, *block_tables)
+    )
