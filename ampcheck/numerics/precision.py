@@ -56,7 +56,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     check = PRECISION_LOSS
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
-        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor"
+        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
         return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
     lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
     findings = [_at_fault(stats, fault) for fault in lost]

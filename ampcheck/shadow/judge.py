@@ -30,6 +30,7 @@ from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.noise import carry_noise
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
@@ -259,6 +260,8 @@ class Judge:
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
             drop(companions, MASKED)
+            if seen.noise and not inherited:
+                carry_noise(tensor, exact, moved, companions)
             return
         if inherited:
             companions.faults = inherited
@@ -309,20 +312,12 @@ class Judge:
         self, kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int, call: Call | None = None
     ) -> Fault:
         """A fault of a result."""
+        fault = Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
         if call is None:
-            return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
-        return Fault(
-            kind,
-            where,
-            dtype_name(tensor.dtype),
-            seen,
-            tuple(tensor.shape),
-            amax_in=largest_input(call),
-            amax_out=largest_of(tensor),
-            exact_amax=largest_of(self._store.exact(tensor)),
-            elements=seen.lost or seen.zeroed,
-            index=index,
-        )
+            return fault
+        largest = largest_of(tensor), largest_of(self._store.exact(tensor))
+        fault = replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1])
+        return replace(fault, elements=seen.lost or seen.zeroed)
 
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
@@ -392,7 +387,7 @@ class Judge:
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         for key in companions.faults if not companions.consumed else ():
-            self._reached.note(key, "a result that nothing used")
+            self._reached.note(key, "a tensor that no later op read")
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

@@ -179,25 +179,22 @@ class Shadow(TorchDispatchMode):
         self.reach({}, _gradients(self._weights(optimizer)))
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let weights and states of 32 bits or more begin the next step with the values that they really have.
+        """Let weights of 32 bits or more begin the next step with the values that they really have.
 
         Training amplifies roundings: after thousands of steps the weights of an exact run would be others, and no
         yardstick. What the update itself did to them is recorded here. Weights of 16 bits go on: their losses add up.
+        So do states, which forget: where a gradient is nothing but rounding, as that of a bias before a BatchNorm, only
+        their history says so.
         """
-        weights = self._weights(optimizer)
-        states = (value for state in optimizer.state.values() for value in getattr(state, "values", tuple)())
-        named = {id(tensor): (name, local(tensor)) for name, tensor in weights.items()}
-        named |= {id(t): ("", local(t)) for t in states if isinstance(t, torch.Tensor)}
-        for name, tensor in named.values():
+        for name, parameter in self._weights(optimizer).items():
+            tensor = local(parameter)
             known = self.store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None
             if known is None or known.whole:
                 continue
-            if known.faults:
-                if name and any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
-                    self.reach({name: tensor})
-                if not bool(tensor.isfinite().all()):
-                    continue
-            self.renew(tensor)
+            if any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
+                self.reach({name: tensor})
+            if not known.faults or bool(tensor.isfinite().all()):
+                self.renew(tensor)
 
     def _weights(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """The parameters of an optimizer by their names in the modules that ran."""

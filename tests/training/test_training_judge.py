@@ -218,7 +218,7 @@ def test_a_scaler_that_the_machine_switched_off_is_told():
 def test_a_loop_that_changes_nothing_is_told():
     shape = amp_loop(scaled=False, step=lambda scaler, optimizer: None)
     (told,) = judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN)
-    assert "no optimizer stepped a gradient and no weight changed" in told.message
+    assert "no optimizer applied a gradient and no weight changed" in told.message
 
 
 def test_an_iterator_that_ends_is_told_as_what_it_is():

@@ -42,7 +42,7 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
     """
 
     subject: str
@@ -54,12 +54,15 @@ class StagnationStats:
     error: str = ""
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
+    waiting: frozenset[str] = frozenset()
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
     """What the updates of the steps that ended came to. error: why the loop stopped."""
     tensors = list(watch.tensors.values())
     modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
+    for updates in tensors:
+        updates.settle()
     carriers = {name for updates in tensors for name in updates.carriers}
     for group in by_slot(tensors, {name for name, _ in loop.parameters()}):
         if rounds_at_random(group):
@@ -90,7 +93,16 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
-        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, horizon, coverage
+        loop.name,
+        watch.steps,
+        watch.looked,
+        watch.narrow,
+        tuple(tensors),
+        vanished,
+        error,
+        horizon,
+        coverage,
+        frozenset(watch.waiting),
     )
 
 
@@ -241,7 +253,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
         )
     else:
         message = (
-            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
+            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)}: they are below half of "
             f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
             f"moves from about {unit:.2g} of its value on"
         )
@@ -272,7 +284,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
     (worst, stop), names, s = tensors[0], _names([tensor for tensor, _ in tensors]), "s" * (len(tensors) == 1)
     when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
-    seen = f"; in {_steps(stats.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
+    seen = f"; in {_steps(worst.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
     if stop.kind == SUM:
         exact = format_of(worst.dtype).largest_exact_integer
@@ -304,11 +316,12 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
 
 
 def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
-    name = f"{constant.option} of the optimizer" if constant.option else "a constant"
+    name = f"{constant.option} of the optimizer, " if constant.option else ""
     of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"a constant that guards must not vanish, but {name}, {constant.constant:.3g}, is zero in {constant.dtype}, in "
-        f"which it is added to what {of} gives; {constant.zeros} of the results were exactly zero"
+        f"a constant that guards must not vanish, but {name}{constant.constant:.3g}, rounds to zero in "
+        f"{constant.dtype}, so it no longer prevents a division by zero: it is added to what {of} gives, and "
+        f"{constant.zeros} of the results were exactly zero"
     )
     form = format_of(constant.dtype)
     hint = (
@@ -325,14 +338,20 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({steps})"
         return STAGNATION.passed(stats.subject, text, stats.looked)
     moved, lost = sum(tensor.moved for tensor in stats.tensors), sum(tensor.lost for tensor in stats.tensors)
+    written = {tensor.name for tensor in stats.tensors if tensor.steps or tensor.overwritten}
     hidden = sum(stats.coverage.unseen.values())
     overwritten = sum(tensor.overwritten > 0 for tensor in stats.tensors)
     if not moved and hidden:
         text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
         return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
+    if unmoved := sorted(stats.waiting - written) if not hidden else []:
+        why = f"{listed(unmoved, _LISTED)} have gradients and were not updated in {steps}"
+        hint = "observe as many steps as it takes to step the optimizer ('steps' in the mapping)"
+        return STAGNATION.incomplete(stats.subject, f"not judged: {why}", hint=hint)
     text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
     if moved:
-        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {steps}"
+        most = _steps(max(tensor.steps for tensor in stats.tensors))
+        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {most}"
     else:
         text += f"; none of them was updated in {steps}"
     if overwritten:
