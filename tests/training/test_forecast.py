@@ -41,7 +41,7 @@ def test_running_statistics_that_will_stop_are_found_while_every_update_still_ar
     variance = next(tensor for tensor in stats.tensors if tensor.name == "running_var")
     assert variance.lost == 0
     (found,) = [finding for finding in failures(parts) if "running_var" in finding.message]
-    assert "keeps 0.99 of itself" in found.message
+    assert "keep 0.99 of itself" in found.message
     assert 0.2 < found.observed < 0.4
     assert found.where.file.endswith("stopping_loops.py")
     assert "float32" in found.hint
@@ -82,9 +82,7 @@ def test_second_moments_that_are_zero_in_float16_are_found_with_any_beta():
         adam.step()
         return 0.0
 
-    assert any(
-        "exp_avg_sq keeps 0.9 of" in f.message for f in failures({"model": model, "optimizer": adam, "step": step})
-    )
+    assert any("0.9 of itself" in f.message for f in failures({"model": model, "optimizer": adam, "step": step}))
 
 
 def following(change, dtype=B16, **more):

@@ -178,7 +178,9 @@ def stops(courses: Mapping[_Name, Course], horizon: int) -> dict[_Name, Stop]:
             names, group, *(torch.split(part, sizes) for part in (ends, steps)), strict=True
         ):
             if float(left.median()) < horizon:
-                ended[name] = _stop(course, end, math.ceil(float(left.median())), horizon)
+                stop = _stop(course, end, math.ceil(float(left.median())), horizon)
+                if stop.kind != AVERAGE or stop.distance > FOLLOWS:
+                    ended[name] = stop
     return ended
 
 

@@ -282,14 +282,14 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
 def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], verdict: Verdict) -> Finding:
     """Tensors that stop in one way, the first of them first."""
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
-    (worst, stop), names = tensors[0], _names([tensor for tensor, _ in tensors])
+    (worst, stop), names, s = tensors[0], _names([tensor for tensor, _ in tensors]), "s" * (len(tensors) == 1)
     when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
     seen = f"; in {_steps(worst.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
     if stop.kind == SUM:
         exact = format_of(worst.dtype).largest_exact_integer
         message = (
-            f"a sum must go on growing, but {names} adds up about {stop.increment:.3g} a step in {worst.dtype}, "
+            f"a sum must go on growing, but {names} add{s} up about {stop.increment:.3g} a step in {worst.dtype}, "
             f"which holds whole numbers up to {exact} only: it stops at about {stop.value:.4g}, {when}, unless it is "
             f"reset before; after {stats.horizon:,} steps {_percent(stop.distance)} of it would be missing"
         )
@@ -299,13 +299,13 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
         return STAGNATION.fail(stats.subject, message, where=where, observed=stop.steps, unit="steps", hint=hint)
     if stop.kind == MEAN:
         message = (
-            f"a mean must take in every value, but {names} in {worst.dtype} is one of all values so far, and {when} a "
-            f"further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
+            f"a mean must take in every value, but {names} in {worst.dtype} take{s} the mean of all values so far, and "
+            f"{when} a further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
         )
     else:
         what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
         message = (
-            f"{what}, but {names} keeps {stop.gain:.6g} of itself in a step: in "
+            f"{what}, but {names} keep{s} {stop.gain:.6g} of itself in a step: in "
             f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
