@@ -185,7 +185,8 @@ class Shadow(TorchDispatchMode):
         yardstick. What the update itself did to them is recorded here. Weights of 16 bits go on: their losses add up.
         """
         weights = self._weights(optimizer)
-        states = (value for state in optimizer.state.values() for value in getattr(state, "values", tuple)())
+        kept = (state for state in optimizer.state.values() if isinstance(state, Mapping))
+        states = (value for state in kept for value in state.values())
         named = {id(tensor): (name, local(tensor)) for name, tensor in weights.items()}
         named |= {id(t): ("", local(t)) for t in states if isinstance(t, torch.Tensor)}
         for name, tensor in named.values():
