@@ -246,3 +246,22 @@ class Drawn(Twice):
 
 def test_rounding_at_random_loses_nothing():
     assert "stagnation" not in fails(audited(Drawn, B16))
+
+
+class Merged(torch.optim.Optimizer):
+    """Multiplies a parameter by its weight decay in the op that adds the update; counts in a tensor of its own."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-5})
+        self.state["count"] = torch.zeros(1)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.state["count"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.copy_(p.float() * (1 - 1e-6) - group["lr"] * p.grad.sign())
+
+
+def test_a_parameter_that_a_decay_multiplies_is_no_average():
+    assert "updates of parameters" in fails(audited(Merged, B16))["stagnation"].message
