@@ -285,6 +285,11 @@ def _audit_unchanged(
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks, steps=steps)
+    if subject.trains and "steps" not in values.coverage.seen and not any(run.failed for run in runs):
+        raise UsageError(
+            f"{subject.name} must train, or return a subject: it returned nothing and stepped no optimizer; write "
+            "return (model, args), or name the function that trains"
+        )
     own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
     if own_caches and COMPILED in values.coverage.unseen:
         runs = _with_caches_compiled(runs, subject)

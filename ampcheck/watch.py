@@ -37,11 +37,15 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.training.judge import CHECKS, STEPS
+from ampcheck.training.judge_running import judge_running, together
+from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.monitor.updates import plain_optimizer
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
+from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
@@ -287,9 +291,10 @@ def watched(
         judge_graphs = partial(graph_run, limits=graphs or GraphLimits())
         monitors["graphs"] = _Monitor(observed, lambda: observed.stats, judge_graphs)
     if "ops" in families:
-        shadow = Shadow()
-        judge_ops = partial(block_run, limits=bounds, checks=_named(wanted, OP_CHECKS))
-        monitors["ops"] = _Monitor(shadow, partial(measure_block, shadow, shown), judge_ops)
+        shadow = LoopShadow()
+        steps = TrainingWatch(shown, STEPS, shadow, ends=False)
+        judge_ops = partial(_block_run, bounds, wanted, steps)
+        monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
         use = AutocastObservation(_named(wanted, GUARD_CHECKS))
         monitors["autocast"] = _Monitor(use, lambda: use.stats(shown) if use.ended else None, partial(guard_run, use))
@@ -350,7 +355,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
         default = ["training", "values"] if compiled else ["training"]
     else:
         default = ["values"] if compiled else ["autocast", "ops"]
-    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": OP_CHECKS}
+    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *CHECKS)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default
@@ -371,6 +376,13 @@ def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
             yield
     finally:
         telemetry.release()
+
+
+def _block_run(limits: Limits, checks: Collection[str] | None, steps: TrainingWatch, stats: NumericsStats) -> Run:
+    """The findings about the values of a block, and about the training in it."""
+    block, learned = block_run(stats, limits, _named(checks, OP_CHECKS)), judge_running(steps, limits, checks)
+    found = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
+    return replace(merge([block, learned]), findings=tuple(together(list(block.findings), found)))
 
 
 def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:

@@ -106,8 +106,8 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         message = (
             f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
             f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64, limit "
-            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; {_STORIES[fault.kind]}; "
-            f"{range_text(fault)}"
+            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; "
+            f"{fault.note if fault.kind == faults.DRIFT and fault.note else _STORIES[fault.kind]}; {range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:

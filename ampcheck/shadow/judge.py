@@ -12,6 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
+from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import SHAPED, Call
 from ampcheck.shadow.casts import is_own_cast
@@ -213,8 +214,7 @@ class Judge:
             view_of(tensor, companions.exact.values),
             view_of(tensor, companions.moved.values),
         )
-        whole, unit = where.phase == "backward", companions.unit
-        low = tensor.dtype.itemsize <= 2
+        whole, unit, low = where.phase == "backward", companions.unit, tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
@@ -232,6 +232,9 @@ class Judge:
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
+        if accumulates and (still := stalled(tensor, exact, companions)) is not None:
+            drift = replace(self._place(faults.DRIFT, tensor, still, where, index, call), note=STALLED)
+            self._add(drift, "the accumulator")
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
@@ -348,7 +351,7 @@ class Judge:
         self._add(fault, "the decision")
 
     def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
-        """Let different whole numbers that became equal travel on, until something takes them for positions or ids."""
+        """Let different whole numbers that became equal travel on, until something takes them for ids."""
         lost = examine_integers(call, tensor, self._store)
         if lost is None or COLLIDED in companions.suspects:
             return
@@ -363,8 +366,7 @@ class Judge:
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""
-        if not math.isfinite(largest):
-            largest = largest_of(tensor)
+        largest = largest if math.isfinite(largest) else largest_of(tensor)
         key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
             near = largest * _NEAR > largest_number(tensor.dtype)

@@ -146,9 +146,9 @@ class Shadow(TorchDispatchMode):
     def renew(self, tensor: torch.Tensor) -> None:
         """Make the present values of a tensor data, as if it entered the block now; forget its error."""
         with _aside():
-            updates = self.store.of(tensor).updates
+            known = self.store.of(tensor)
             self.store.forget(tensor)
-            self.store.of(tensor).updates = updates
+            self.store.of(tensor).updates = known.updates
 
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
@@ -243,6 +243,8 @@ class Shadow(TorchDispatchMode):
             self.whole += 1
             return out
         self.ops += 1
+        if call.written:
+            call.read = frozenset(id(companions) for companions in before if companions.used)
         for companions in before:
             companions.used = True
             companions.consumed |= bool(call.fresh or call.written)

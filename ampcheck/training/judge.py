@@ -52,7 +52,7 @@ _FOLLOWED = frozenset(
     str(check)
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
-        *(of_loops.REDUCE_PRECISION, of_models.OVERFLOW, of_models.LOSS_DTYPE),
+        *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.OVERFLOW, of_models.LOSS_DTYPE),
     )
 )
 """The checks that compare what steps compute."""
@@ -371,8 +371,8 @@ def _prevented(context: Context, stage: Stage) -> Run:
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
     idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
-    message = "not judged: the first step did not come to its end, see coverage"
-    hint = "mend the step that coverage names, so that step(0) returns its loss"
+    message = "not judged: step 0 did not finish (see `coverage`)"
+    hint = "fix the step that `coverage` names, so that step(0) returns its loss"
     checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
     verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
     pairs = zip(checks, verdicts, strict=True)

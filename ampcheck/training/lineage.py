@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import or_
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,99 +20,18 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
+from ampcheck.training.forms import Form, Operand, combined, itself, mixed
 from ampcheck.training.loop import Resident, Role
 
-_LINEAR = frozenset(("addcmul", "addcdiv", "index_add", "scatter_add", "addmm", "addmv", "addbmm", "baddbmm", "addr"))
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
-_FUSED_DECAYS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2"}
+_FUSED_GAINS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2", "momentum_buffer_list": "momentum", "state_sums": ""}
 _REDUCING = frozenset(("norm", "max", "powsum"))
 _CASTS = frozenset(("_to_copy", "clone", "copy"))
 _GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
-
-
-class Form(NamedTuple):
-    """How a value depends on origins. mask: a bit for each origin; gains: the factors of those that enter as a
-    multiple, by bit; pure: the value is nothing but a multiple of one origin."""
-
-    mask: int = 0
-    gains: Mapping[int, float] = MappingProxyType({})
-    pure: bool = False
-
-    def gain(self, bit: int) -> float | None:
-        """The factor of one origin; None where it is not known, 0.0 for one that does not matter."""
-        return self.gains.get(bit, None if self.mask & bit else 0.0)
-
-    def times(self, factor: float) -> Form:
-        """The form of a multiple."""
-        return Form(self.mask, {bit: factor * gain for bit, gain in self.gains.items()}, self.pure)
-
-    def plus(self, other: Form, factor: float = 1.0) -> Form:
-        """The form of `self + factor * other`."""
-        # The bits of the gains are distinct, so that their sum is their union.
-        shared = self.mask & other.mask & ~(sum(self.gains) & sum(other.gains))
-        gains = {bit: gain for bit, gain in self.gains.items() if not bit & shared}
-        for bit, gain in other.gains.items():
-            if not bit & shared:
-                gains[bit] = gains.get(bit, 0.0) + factor * gain
-        return Form(self.mask | other.mask, gains, self.pure and other.pure and self.gains.keys() == other.gains.keys())
-
-    def without(self, hidden: int) -> Form:
-        """The form without some of its origins."""
-        if not hidden & self.mask:
-            return self
-        return Form(self.mask & ~hidden, {bit: gain for bit, gain in self.gains.items() if not bit & hidden})
-
-
-def itself(bit: int) -> Form:
-    """The form of an origin that nothing has touched."""
-    return Form(bit, {bit: 1.0}, pure=True)
-
-
-def mixed(forms: Sequence[Form]) -> Form:
-    """The form of any other function of values."""
-    return Form(reduce(or_, (form.mask for form in forms), 0))
-
-
-class Operand(NamedTuple):
-    """An operand of an op: its form, and its value where it is one constant number for all elements."""
-
-    form: Form
-    number: float | None = None
-
-
-def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: float = 1.0) -> Form:
-    """The form of the result of an op. base: `mul` for `mul_` and `_foreach_mul_` alike."""
-    forms = [operand.form for operand in operands]
-    first, second = (*operands, Operand(Form()), Operand(Form()))[:2]
-    match base:
-        case "mul" if second.number is not None:
-            return first.form.times(second.number)
-        case "mul" if first.number is not None:
-            return second.form.times(first.number)
-        case "div" if second.number:
-            return first.form.times(1.0 / second.number)
-        case "neg":
-            return first.form.times(-1.0)
-        case "add" | "sub":
-            return first.form.plus(second.form, alpha if base == "add" else -alpha)
-        case "rsub":
-            return second.form.plus(first.form, -alpha)
-        case "lerp" if len(operands) > 2 and operands[2].number is not None:
-            weight = operands[2].number
-            return first.form.times(1.0 - weight).plus(second.form, weight)
-        case base if base in _LINEAR:
-            return first.form.times(beta).plus(mixed(forms[1:]))
-        case "copy":
-            return second.form
-        case "clone" | "_to_copy":
-            return first.form
-        case "zero" | "fill":
-            return Form()
-    return mixed(forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +84,10 @@ class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
-    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
-    additions: a `ReductionWatch`, which sees every op and may add origins. active: whether ops are followed.
+    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers;
+    weights: those of narrow parameters. draws: whether random numbers were drawn after a backward pass or while
+    autograd was off, as by an optimizer that rounds at random. additions: watches, such as a `ReductionWatch`, which
+    see every op and may add origins. active: whether ops are followed.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -177,10 +95,11 @@ class Lineage(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, additions: Any = None) -> None:
+    def __init__(self, *additions: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops = 0
         self.active = True
+        self.draws = self._after_backward = False
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
@@ -189,12 +108,13 @@ class Lineage(TorchDispatchMode):
         self._origins: dict[int, Resident] = {}
         self._bits = StorageMap[int]()
         self._count = 0
-        self._parameters = self._residents = self.drawn = 0
+        self.weights = self.drawn = self._residents = 0
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
         self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
-        self._count = self._parameters = 0
+        self._count = self.weights = 0
+        self.draws = self._after_backward = False
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
             narrow = resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT
@@ -203,10 +123,10 @@ class Lineage(TorchDispatchMode):
                 self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
                 self._residents |= bit
-                self._parameters |= bit if resident.role is Role.PARAMETER else 0
+                self.weights |= bit if resident.role is Role.PARAMETER else 0
                 self.put(resident.tensor, itself(bit))
-        if self._additions is not None:
-            self._additions.begin(self)
+        for watch in self._additions:
+            watch.begin(self)
 
     def new_origin(self) -> int:
         """The bit of a new origin."""
@@ -253,18 +173,20 @@ class Lineage(TorchDispatchMode):
         if call.schema.view:
             return func(*args, **kwargs)
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
-        recorded = recorded or torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        self._after_backward |= backward
+        recorded = recorded or backward
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
             notes, forms = self._plan(call, recorded)
-            if self._additions is not None:
-                self._additions.before(call, self)
+            for watch in self._additions:
+                watch.before(call, self)
         call.out = func(*args, **kwargs)
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
             results = enumerate(leaves(call.out) if forms else ())
             for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
                 self._note(call, *note)
-            if self._additions is not None:
-                self._additions.after(call, self, users_line(sys._getframe()))
+            for watch in self._additions:
+                watch.after(call, self, users_line(sys._getframe()))
         return call.out
 
     def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
@@ -278,6 +200,7 @@ class Lineage(TorchDispatchMode):
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
         ]
         if call.schema.random:
+            self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
             return [_Note(tensor, Form()) for _, tensor in written], []
@@ -288,7 +211,7 @@ class Lineage(TorchDispatchMode):
         # Bits that are read or written as integers are no values.
         floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
         followed = followed and (base not in ("copy", "_to_copy") or floats)
-        hidden = (0 if followed else self._residents) | (self._parameters if recorded else 0)
+        hidden = (0 if followed else self._residents) | (self.weights if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
             operands = self._operands(call, base, counts[position])
@@ -326,9 +249,9 @@ class Lineage(TorchDispatchMode):
             momentum = call.argument("momentum", call.argument("exponential_average_factor", 0.0))
             return self.form(target).times(1.0 - (momentum if call.argument("training", True) else 0.0))
         if target is not None and base.startswith("_fused_"):
-            for name, decay in _FUSED_DECAYS.items():  # its kernels mix all, but decay the moments by their betas
+            for name, option in _FUSED_GAINS.items():  # its kernels mix all, but keep of the state a fixed part
                 if any(t is target for t in leaves(call.argument(name))):
-                    return self.form(target).times(float(call.argument(decay)))
+                    return self.form(target).times(float(call.argument(option)) if option else 1.0)
             return Form(self.form(target).mask)
         if base == "index_put":
             base = "index_add" if call.argument("accumulate") else "mixed"
@@ -339,16 +262,14 @@ class Lineage(TorchDispatchMode):
         bit = self.bit_of(target) if target is not None else 0
         if not bit or target is None or not operands or "batch_norm" in base or base.startswith("_fused_"):
             return 0.0
-        first = call.args[0] if call.args else None
-        if base == "copy" or not any(t is target for t in leaves(first)):  # assigned, as by out=
+        if base == "copy" or not any(t is target for t in leaves(call.args[:1])):  # assigned, as by out=
             gain, now = form.gain(bit), self.form(target).gain(bit)
             return gain / now if form.pure and gain and now else 0.0
         relative = self._result(call, base, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
     def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
-        number = storage_number(result)
-        bit = self.bit_of(result)
+        number, bit = storage_number(result), self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
         self.put(result, form)
@@ -369,8 +290,8 @@ class Lineage(TorchDispatchMode):
         guards = _base(call) in _GUARDS and not bit and result.dtype in NARROW
         if not guards or not form.mask & self._residents & ~self.drawn:
             return
-        values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
-        constant = float(values[0]) * _number(call, "alpha") if values else 0.0
+        values = (v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float)))
+        constant = next(values, 0.0) * _number(call, "alpha")
         if not 0 < abs(constant) <= format_of(result.dtype).flushes_at:
             return
         dtype = str(result.dtype).removeprefix("torch.")

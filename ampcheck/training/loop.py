@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from ampcheck.torchtools.storage import local, storage_number
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 has that of CUDA alone."""
+
+
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
+"""Attributes that every optimizer has."""
 
 
 class Role(str, Enum):
@@ -184,11 +189,13 @@ class TrainingLoop:
             add(Role.PARAMETER if trained else Role.COPY, name, parameter)
         for name, parameter in parameters:
             add(Role.GRADIENT, f"{name}.grad", parameter.grad)
-        for optimizer in optimizers:
+        for optimizer_path, optimizer in reached.optimizers.items():
             for owned, state in optimizer.state.items():
-                owner = names.get(id(owned), "?")
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    add(Role.STATE, f"{owner}.{key}", value)
+                for name, tensor in _contained(state, names.get(id(owned), "?")):
+                    add(Role.STATE, name, tensor)
+            for key, value in vars(optimizer).items():  # such as a list of master weights
+                for name, tensor in _contained(value, f"{optimizer_path}.{key}") if key not in _OF_OPTIMIZERS else ():
+                    add(Role.STATE, name, tensor)
         for path, module in reached.modules.items():
             own = [id(parameter) for parameter in module.parameters()]
             trained = not own or not stepped or not stepped.isdisjoint(own)
@@ -237,6 +244,15 @@ class TrainingLoop:
                 shown = f"{type(value).__name__} of shape {tuple(value.shape)}"
             return StepError(number, "value", f"step({number}) returned {shown}")
         return float(value)
+
+
+def _contained(value: object, path: str, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value and in its mappings and sequences, by path."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (Mapping, list, tuple, deque)) and depth:
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _contained(part, f"{path}.{key}", depth - 1)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
-from ampcheck.training.gradients.watch import GradientStats, GradientWatch
+from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
@@ -34,9 +34,10 @@ from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
+from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
-"""How many steps are followed update by update."""
+"""How many updates of each tensor are followed."""
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
@@ -91,7 +92,7 @@ _STOPPED = {
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many steps are followed update by update. restarts: let what lives across steps begin each step with
+    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
     the values that it really has; else its companions go on from step to step. places: by step the op in which a value
     first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
@@ -107,17 +108,19 @@ class Following:
     ) -> None:
         self.shadow = LoopShadow() if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
-        self.lineage = Lineage(self.sums)
-        self.updates = UpdateWatch(self.shadow, self.lineage)
+        self.moments = MomentWatch(self.shadow, loop)
+        self.lineage = Lineage(self.sums, self.moments)
+        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._loop, self._steps, self._restarts = loop, updates, restarts
+        self._followed = False
+        self._loop, self._restarts = loop, restarts
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Follow the step that runs inside."""
-        with self.begun(number), self.shadow, self.lineage if number < self._steps else nullcontext():
+        with self.begun(number), self.shadow, self.lineage if self.lineage.active else nullcontext():
             yield
 
     @contextmanager
@@ -131,9 +134,10 @@ class Following:
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        self.lineage.active = number < self._steps
-        if self.lineage.active:
-            self.updates.begin(residents, self._loop)
+        self._followed = self.updates.begin(residents, self._loop)
+        self.lineage.active = self._followed or self.sums.goes_on
+        if self._followed:
+            self.moments.start(residents)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
             yield
@@ -146,8 +150,9 @@ class Following:
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
-        if number < self._steps:
-            self.updates.end(residents)
+        self.updates.end(residents)
+        if self._followed:
+            self.moments.end(residents)
         self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
         if same:
@@ -217,8 +222,14 @@ class Observed:
 
     @property
     def learned(self) -> bool:
-        """Whether a backward pass ran."""
-        return any(event.act is Act.BACKWARD for event in self.events)
+        """Whether a backward pass ran, or `torch.autograd.grad` computed gradients of parameters."""
+        compared = self.gradients is not None and bool(self.gradients.gradients)
+        return compared or any(event.act is Act.BACKWARD for event in self.events)
+
+    @property
+    def functional(self) -> bool:
+        """Whether all gradients came from `torch.func`, or from `torch.autograd.grad` of other tensors."""
+        return not self.learned and any(event.act is Act.GRAD for event in self.events)
 
 
 class Observation:
@@ -259,6 +270,7 @@ class Observation:
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
+            residency = replace(residency, vanished=following.moments.vanished)
             compared = {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
@@ -275,7 +287,7 @@ class Observation:
             residency=residency,
             replaced=replaced,
             stepped=stepped,
-            changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
+            changed=bool(replaced) or _weights(residency) != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
             absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
             idle=without_gradients(events) if still else None,
@@ -328,7 +340,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     if finding.verdict not in (Verdict.PASS, Verdict.SKIP) or not seen.steps:
         return "", ""
     if not seen.learned and check in _OF_GRADIENTS:
-        return f"no backward pass ran in {seen.steps} steps", _BACKWARD
+        why = FUNCTIONAL if seen.functional else f"no backward pass ran in {seen.steps} steps"
+        return why, _BACKWARD
     moved = seen.updates is not None and any(updates.moved for updates in seen.updates.tensors)
     aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
@@ -366,6 +379,8 @@ def check_observed(seen: Observed) -> list[Finding]:
         return findings
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
+        if seen.functional:
+            text = f"{FUNCTIONAL} in {steps} steps: they were not judged"
         findings.append(COVERAGE.warn(subject, text))
     elif seen.idle is not None:
         text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"

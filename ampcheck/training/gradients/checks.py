@@ -10,6 +10,7 @@ from itertools import takewhile
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW
 from ampcheck.core.check import Evidence
+from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
 from ampcheck.core.text import counted, listed
@@ -31,7 +32,8 @@ _ROWS = 40
 class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
     the start and after the last step. weights: how many parameters were looked at. place: the op in which step
-    `overflowed` first makes an infinity or a NaN; None where that is not known.
+    `overflowed` first makes an infinity or a NaN; None where that is not known. guards: options of the optimizers
+    (`eps=1e-08 of the optimizer`) that are zero in the format of their parameters, with that format.
     """
 
     subject: str
@@ -40,6 +42,7 @@ class FiniteStats:
     after: tuple[str, ...]
     weights: int = 0
     place: Where | None = None
+    guards: tuple[str, ...] = ()
 
     @property
     def trailing(self) -> int:
@@ -62,7 +65,22 @@ def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
 def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[str, ...]) -> FiniteStats:
     """The losses and weights of a loop that ran; before: the parameters that were not finite at the start."""
     weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
-    return FiniteStats(loop.name, tuple(losses), before, nonfinite_parameters(loop), weights)
+    after = nonfinite_parameters(loop)
+    guards = vanished_guards(loop) if after and not before else ()
+    return FiniteStats(loop.name, tuple(losses), before, after, weights, guards=guards)
+
+
+def vanished_guards(loop: TrainingLoop) -> tuple[str, ...]:
+    """The options called eps that are zero in the dtype of the parameters that they guard, as text."""
+    texts = []
+    for group in (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups):
+        floating = (parameter.dtype for parameter in group["params"] if parameter.is_floating_point())
+        for dtype in dict.fromkeys(dtype for dtype in floating if dtype.itemsize <= 2):
+            for name, value in group.items():
+                number = isinstance(value, float) and name.startswith("eps")
+                if number and 0.0 < value <= format_of(dtype).flushes_at:
+                    texts.append(f"{name}={value:g}, which is zero in {str(dtype).removeprefix('torch.')}")
+    return tuple(dict.fromkeys(texts))
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
@@ -81,6 +99,11 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
             else "a gradient was infinite or NaN, or the update divided by zero (an eps below the format): step "
             "through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
+        if stats.guards:
+            hint = (
+                f"the optimizer guards a division by {listed(stats.guards, _LISTED)}: keep weights and optimizer state "
+                "in float32, where it does, or use an eps that the format holds (1e-4 in float16)"
+            )
         where, many = Where("update", names[0].rpartition(".")[0]), len(names)
         findings.append(
             NONFINITE_GRADIENT.fail(

@@ -30,6 +30,8 @@ from ampcheck.training.protocol.recorder import Recorder
 
 SHARDED = "FSDP gathers weights and reduces gradients by collectives that no shadow follows; judge one process"
 
+FUNCTIONAL = "gradients came from torch.func, or from torch.autograd.grad of other tensors than parameters"
+
 _LEAST_ERROR = 0.01
 _CURED = 4.0
 """So many times smaller is an error that another loss scale cures; what rounding makes of it is the same at each."""
@@ -221,8 +223,8 @@ class GradientWatch:
         ):
             yield
         own = self._recorder.events[events:]
-        if not any(event.act is Act.BACKWARD for event in own):
-            return
+        if not losses and not any(event.act is Act.BACKWARD for event in own):
+            return  # torch.autograd.grad may have computed gradients of parameters
         scale = self._scale(events)
         settled = not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
         worst = _worst(losses.values())
@@ -243,7 +245,8 @@ class GradientWatch:
             return GradientStats(name, 0, skipped=SHARDED)
         if self.stats is None:
             hint = "let each step run a backward pass on its own batch"
-            why = f"no backward pass ran in {steps} steps"
+            functional = any(event.act is Act.GRAD for event in self._recorder.events)
+            why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
         return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
 

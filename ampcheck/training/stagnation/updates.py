@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
-from ampcheck.training.stagnation.forecast import Sample, Stop
+from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
@@ -37,6 +37,9 @@ _NOISY = 0.1
 _SMALL = 0.24
 """In spacings, updates that rounding to nearest never lets move a value, not even at a power of two."""
 
+_MOST_STEPS = 0.75
+"""The part of the steps in which a tensor must carry what another one loses."""
+
 _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
 
@@ -48,10 +51,12 @@ class TensorUpdates:
     moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
     without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
     overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
-    written. gains: per step, what it is multiplied by; None where that is not one number. squared_updates,
+    written. candidates: of steps with many lost updates, how many, and the tensors that may carry them; uncarried: such
+    steps without any. gains: per step, what it is multiplied by; None where that is not one number. squared_updates,
     squared_values: sums of the squares of the updates and of the old values. decay: what a multiplication by a factor
-    below 1 does on its own. jumped: values that moved by updates too small for rounding to nearest, expected: how many
-    random rounding would have moved; random: whether it is rounded at random.
+    below 1 does on its own.
+    jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
+    have moved; random: whether it is rounded at random.
     optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
     stop: where it will stop. plan: of a parameter, what its updates come to as the learning rate changes.
     """
@@ -65,6 +70,8 @@ class TensorUpdates:
     lost: int = 0
     carried: int = 0
     carriers: set[str] = field(default_factory=set)
+    candidates: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    uncarried: int = 0
     overwritten: int = 0
     steps: int = 0
     gains: list[float | None] = field(default_factory=list)
@@ -109,10 +116,41 @@ class TensorUpdates:
         known = [gain for gain in self.gains if gain is not None]
         return known if len(known) == len(self.gains) else []
 
+    def settle(self) -> None:
+        """Decide what carries the lost updates: a tensor that does in most of the steps, as a compensation does in all.
+
+        A first moment is of the size of the learning rate now and then, by chance.
+        """
+        seen = Counter(name for _, names in self.candidates for name in names)
+        carrier, steps = seen.most_common(1)[0] if seen else ("", 0)
+        if steps < _MOST_STEPS * (len(self.candidates) + self.uncarried):
+            carrier = ""
+        for missed, names in self.candidates:
+            if carrier and carrier in names:
+                self.carriers.add(carrier)
+                self.carried += missed
+            else:
+                self.lost += missed
+        self.candidates.clear()
+
     @property
     def averages(self) -> bool:
         """Whether a step keeps a part of the value, and replaces the rest."""
         return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
+
+    def course(self, restarts: bool, horizon: int) -> Course | None:
+        """What will stop a tensor that builds on its own value, unless another carries what it loses.
+
+        restarts: a sum that is reset now and then does not stop.
+        """
+        factors = self.factors
+        if self.role == Role.PARAMETER.value or not factors or self.compensates or self.carriers or self.random:
+            return None
+        if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
+            return None
+        # PyTorch's kernels for the CPU multiply running statistics in their own format.
+        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
 
 
 @dataclass(slots=True)
@@ -128,10 +166,11 @@ class UpdateWatch:
     """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
-    of 16 bits whose magnitude fell.
+    of 16 bits whose magnitude fell. waiting: the names of narrow parameters that have a gradient. most: how many
+    updates of each tensor are recorded, in whichever steps they come.
     """
 
-    def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
@@ -139,25 +178,40 @@ class UpdateWatch:
         self._shadow, self._lineage = shadow, lineage
         lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
+        self.waiting: set[str] = set()
+        self._changing: set[str] = set()
+        self._most = most
         self._before: list[_Before] = []
         self._rates: Mapping[str, float] = {}
         self.schedules = Schedules()
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> None:
-        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow."""
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> bool:
+        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow.
+
+        Returns whether there is something to follow: after the first steps weights that have gradients, and others that
+        changed, of which fewer updates than wanted were recorded.
+        """
         self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
+        before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
         for resident in residents:
-            bit = self._lineage.bit_of(resident.tensor)
+            bit, number = self._lineage.bit_of(resident.tensor), id(resident.tensor)
+            if self.steps and before.get(number) != self._versions.get(number):
+                self._changing.add(resident.name)
+            recorded = self.tensors.get((resident.role, resident.name))
+            due = self.steps < self._most or resident.name in self._changing | self.waiting
+            if not due or (recorded is not None and recorded.steps + recorded.overwritten >= self._most):
+                continue
             if resident.role is not Role.GRADIENT and resident.tensor.dtype in NARROW and bit:
                 tensor = resident.tensor.detach()
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+        return self.steps < self._most or bool(self._before)
 
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
@@ -176,6 +230,9 @@ class UpdateWatch:
         self.looked = max(self.looked, len(residents))
         self.narrow = max(self.narrow, sum(resident.tensor.dtype in NARROW for resident in residents))
         with torch.no_grad():
+            parameters = (resident for resident in residents if resident.role is Role.PARAMETER)
+            narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
+            self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
             carriers = _Carriers(residents, self._versions)
             for before in self._before:
@@ -224,14 +281,16 @@ class UpdateWatch:
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            carrier = carriers.of(resident, before.exact + update, new)
-            if carrier:
-                updates.carriers.add(carrier)
-                updates.carried += missed
+            names = carriers.of(resident, before.exact + update, new)
+            updates.uncarried += not names
+            if names:
+                updates.candidates.append((missed, names))
                 missed = 0
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
-        _count_jumps(updates, old, new, update, before.old.dtype)
+        opaque = written is not None and not written.op.startswith("aten::")
+        if lineage.draws or opaque:
+            _count_jumps(updates, old, new, update, before.old.dtype)
         updates.squared_updates += float(update.square().sum())
         updates.steps += 1
         updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
@@ -260,6 +319,20 @@ def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
 
 
+def by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
+
+    First moments may be rounded at random, and second moments not.
+    """
+    words = {word for name in parameters for word in name.split(".")}
+    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    for updates in tensors:
+        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
+        slot = (word for word in own if word not in words and not word.isdigit())
+        groups.setdefault((updates.role, *slot), []).append(updates)
+    return groups.values()
+
+
 class _Carriers:
     """Who could hold what a tensor loses: every tensor that changed, by its number of elements."""
 
@@ -273,11 +346,12 @@ class _Carriers:
                 self._groups.setdefault(tensor.numel(), []).append(resident)
         self._rows: dict[int, torch.Tensor] = {}
 
-    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> str:
-        """The tensor that knows more than half of what was lost: a wide copy, or what is to be added or taken away."""
+    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> tuple[str, ...]:
+        """The tensors that know more than half of what was lost, the best first: a wide copy, or what is to be added or
+        taken away."""
         group = self._groups.get(true.numel(), [])
         if not group:
-            return ""
+            return ()
         if true.numel() not in self._rows:
             of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
             self._rows[true.numel()] = torch.stack(of_each)
@@ -285,10 +359,9 @@ class _Carriers:
         missing = (present - wanted).abs().sum()
         ways = (rows, present + rows, present - rows)
         left = torch.stack([(way - wanted).abs().sum(1) for way in ways]).amin(0)
-        for other, error in zip(group, left.tolist(), strict=True):
-            if error < 0.5 * float(missing) and (other.role, other.name) != (resident.role, resident.name):
-                return other.name
-        return ""
+        ranked = sorted(zip(left.tolist(), range(len(group)), strict=True))
+        others = (group[number] for error, number in ranked if error < 0.5 * float(missing))
+        return tuple(other.name for other in others if (other.role, other.name) != (resident.role, resident.name))
 
 
 def _spread(values: torch.Tensor, most: int) -> torch.Tensor:

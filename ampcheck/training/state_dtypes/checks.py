@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,12 +10,18 @@ from types import MappingProxyType
 from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import BUFFER_DTYPE, MASTER_WEIGHTS, OPTIMIZER_STATE
 from ampcheck.core.check import Check, Evidence
+from ampcheck.core.formats import format_of
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import Role
 from ampcheck.training.state_dtypes.measure import DtypePolicy, StateDtypeStats, StateTensor
+from ampcheck.training.state_dtypes.moments import VanishedState, excess_of
 
 _LISTED = 3
+
+_EXCESS = 0.5
+"""The norm by which updates may be too large where state vanished, relative to that of all exact updates."""
+
 _NOUNS: Mapping[str, str] = MappingProxyType(
     {
         "parameter": "parameters",
@@ -109,7 +116,32 @@ def _optimizer_state(stats: StateDtypeStats) -> list[Finding]:
     if not states:
         why = "the optimizers keep no floating-point state" if stats.after_step else "no step has made any state yet"
         return [OPTIMIZER_STATE.skip(stats.subject, why)]
-    return _judged(stats, OPTIMIZER_STATE, "state", states)
+    vanished = stats.vanished
+    if excess_of(vanished) <= _EXCESS:
+        return _judged(stats, OPTIMIZER_STATE, "state", states)
+    misfits = _judged(stats, OPTIMIZER_STATE, "state", states) if stats.policy is not None else []
+    return [_vanished(stats, vanished), *(finding for finding in misfits if finding.verdict is not Verdict.PASS)]
+
+
+def _vanished(stats: StateDtypeStats, vanished: Sequence[VanishedState]) -> Finding:
+    ranked = sorted(vanished, key=lambda state: -state.excess)
+    worst = ranked[0]
+    names = listed((state.name for state in ranked), _LISTED)
+    size = f"up to {worst.largest:.2g} times too large" if math.isfinite(worst.largest) else "infinite or NaN"
+    becomes = "become " if worst.foreseen else "were "
+    message = (
+        f"optimizer state that an update is divided by must not become zero, but of {names} in {worst.dtype} "
+        f"{100 * worst.zero / worst.elements:.3g} % of the elements did in step {worst.step}, and are not zero in "
+        f"float64: their updates {becomes}{size}"
+    )
+    hint = (
+        f"keep the state in float32: let the optimizer step float32 parameters. {worst.dtype} holds nothing below "
+        f"{format_of(worst.dtype).smallest_subnormal:.2g}, and a mean of squared gradients is soon smaller; bfloat16 "
+        "keeps the range, though few digits"
+    )
+    where = Where("update", module=worst.name, step=worst.step)
+    share = worst.zero / worst.elements
+    return OPTIMIZER_STATE.fail(stats.subject, message, where=where, observed=share, limit=0.0, unit="share", hint=hint)
 
 
 def _buffers(stats: StateDtypeStats) -> list[Finding]:
@@ -133,8 +165,8 @@ def _judged(stats: StateDtypeStats, check: Check, role: str, tensors: list[State
     low = [tensor for tensor in tensors if tensor.low]
     if not low:
         return [check.passed(stats.subject, f"all {len(tensors)} {noun} are float32 or wider", len(tensors))]
-    text = f"no policy is declared to judge this by; {_listed(low, len(tensors), noun)}"
-    return [check.skip(stats.subject, text)]
+    text = f"no policy is declared to judge the dtype by; {_listed(low, len(tensors), noun)}. See stagnation for what "
+    return [check.skip(stats.subject, f"{text}they lose, now and later")]
 
 
 def _misfits(

@@ -19,6 +19,7 @@ from ampcheck.core.patterns import matches
 from ampcheck.core.run import Scalar, Table
 from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import Resident, Role, TrainingLoop
+from ampcheck.training.state_dtypes.moments import VanishedState
 
 _FULL = ("float32", "float64")
 _BFLOAT16 = ("bfloat16", *_FULL)
@@ -171,7 +172,8 @@ class StateTensor:
 class StateDtypeStats:
     """The tensors that live across steps. after_step: whether a step ran before, so that gradients and state exist.
 
-    scaled: whether there is an enabled GradScaler, which, after a step, was used.
+    scaled: whether there is an enabled GradScaler, which, after a step, was used. vanished: state that became zero and
+    is divided by, where the steps were compared with float64.
     """
 
     subject: str
@@ -179,6 +181,7 @@ class StateDtypeStats:
     after_step: bool
     scaled: bool = False
     policy: DtypePolicy | None = None
+    vanished: tuple[VanishedState, ...] = ()
 
 
 def measure_state_dtypes(
