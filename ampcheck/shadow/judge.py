@@ -30,7 +30,6 @@ from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
-from ampcheck.shadow.noise import carry_noise
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
@@ -260,8 +259,6 @@ class Judge:
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
             drop(companions, MASKED)
-            if seen.noise and not inherited:
-                carry_noise(tensor, exact, moved, companions)
             return
         if inherited:
             companions.faults = inherited

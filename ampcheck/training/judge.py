@@ -38,7 +38,8 @@ from ampcheck.training.reductions.checks import check_reductions, reduction_tabl
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.stagnation.stagnation import check_stagnation, stagnation_tables
+from ampcheck.training.stagnation.stagnation import check_stagnation
+from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings

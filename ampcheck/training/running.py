@@ -25,9 +25,10 @@ from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import is_users, users_place
+from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
-from ampcheck.training.observed import Following, Observation, Observed
+from ampcheck.training.observed import Observation, Observed
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
 

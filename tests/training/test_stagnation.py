@@ -31,8 +31,8 @@ from ampcheck.training.lineage import Decay
 from ampcheck.training.stagnation.stagnation import (
     StagnationStats,
     check_stagnation,
-    stagnation_tables,
 )
+from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.stagnation.updates import TensorUpdates
 
 

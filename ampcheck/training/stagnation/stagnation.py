@@ -11,7 +11,7 @@ import torch
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
@@ -21,7 +21,6 @@ from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEA
 from ampcheck.training.stagnation.schedules import rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
-_ROWS = 40
 _LONGEST = 8192
 
 _AVERAGED = 2048
@@ -104,45 +103,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         coverage,
         frozenset(watch.waiting),
     )
-
-
-def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
-    """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
-    if not stats.tensors:
-        return ()
-    ranked = sorted(stats.tensors, key=lambda tensor: (-_worst(tensor), tensor.role, tensor.name))
-    rows = [
-        (
-            *(tensor.role, tensor.name, tensor.dtype, tensor.elements, tensor.moved),
-            *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
-            *(tensor.decay.factor if tensor.decay.looked else None, tensor.decay.share),
-            *((tensor.stop.gain, tensor.stop.distance, tensor.stop.steps) if tensor.stop else (None, None, None)),
-            *((tensor.plan.rate, tensor.plan.stops) if tensor.plan else (None, None)),
-        )
-        for tensor in ranked[:_ROWS]
-    ]
-    columns = (
-        *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
-        *("decay factor", "decay lost", "keeps of itself", "never closes", "stops after steps"),
-        *("stands still below rate", "from step"),
-    )
-    left = len(ranked) - len(rows)
-    note = f"{left} more tensors are not listed" if left else ""
-    tables = [Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note)]
-    cures = [
-        (tensor.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in tensor.cures))
-        for tensor in ranked
-        if tensor.cures
-    ]
-    if cures:
-        names = next(tuple(c.name for c in tensor.cures) for tensor in ranked if tensor.cures)
-        note = "the share of the true displacement of the replayed updates that arrives, and the relative error"
-        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, note))
-    return tuple(tables)
-
-
-def _worst(tensor: TensorUpdates) -> float:
-    return max(tensor.share, tensor.decay.share, tensor.stop.distance if tensor.stop else 0.0)
 
 
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:

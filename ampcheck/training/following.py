@@ -1,0 +1,115 @@
+"""Follows the steps of a loop under one shadow: gradients, updates, sums and moments.
+
+In a loop that is handed over by its parts each step is judged by itself: it begins with the values that parameters and
+state really have, so that `exact` is what this step should have made of them. Sums that go on over steps, and
+gradients, are followed from their beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from ampcheck.core.run import Where
+from ampcheck.shadow.companions import has_companions
+from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.training.gradients.watch import GradientWatch
+from ampcheck.training.lineage import Lineage
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite
+from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.stagnation.updates import UpdateWatch
+from ampcheck.training.state_dtypes.moments import MomentWatch
+
+UPDATES = 4
+"""How many updates of each tensor are followed."""
+
+_RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
+
+
+class Following:
+    """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
+
+    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
+    the values that it really has; else its companions go on from step to step. places: by step the op in which a value
+    first became infinite or NaN; exact: by step what it would have returned, where that is known.
+    """
+
+    def __init__(
+        self,
+        loop: TrainingLoop,
+        gradients: GradientWatch | None = None,
+        updates: int = UPDATES,
+        *,
+        shadow: LoopShadow | None = None,
+        restarts: bool = True,
+    ) -> None:
+        self.shadow = LoopShadow() if shadow is None else shadow
+        self.sums = ReductionWatch(self.shadow)
+        self.moments = MomentWatch(self.shadow, loop)
+        self.lineage = Lineage(self.sums, self.moments)
+        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
+        self.gradients = gradients
+        self.places: dict[int, Where] = {}
+        self.exact: dict[int, float] = {}
+        self._followed = False
+        self._loop, self._restarts = loop, restarts
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Follow the step that runs inside."""
+        with self.begun(number), self.shadow, self.lineage if self.lineage.active else nullcontext():
+            yield
+
+    @contextmanager
+    def begun(self, number: int) -> Iterator[None]:
+        """Compare what the step that runs inside does; shadow and lineage are entered by the caller."""
+        residents = floating_residents(self._loop)
+        for resident in residents if self._restarts else ():
+            if resident.role in _RENEWED and has_companions(resident.tensor):
+                self.shadow.renew(resident.tensor)
+        before, nonfinite = self.shadow.ops, len(self._nonfinite())
+        self.shadow.numbers.clear()
+        if self.shadow.judge is not None:
+            self.shadow.judge.largest.clear()
+        self._followed = self.updates.begin(residents, self._loop)
+        self.lineage.active = self._followed or self.sums.goes_on
+        if self._followed:
+            self.moments.start(residents)
+        follows = self.gradients is not None and self.gradients.wanted
+        with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
+            yield
+        overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
+        place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
+        place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
+        if place is not None:
+            self.places[number] = place
+
+    def ended(self, number: int, value: float) -> None:
+        """Record a completed step and the value that it returned."""
+        residents = floating_residents(self._loop)
+        self.updates.end(residents)
+        if self._followed:
+            self.moments.end(residents)
+        self.updates.look(residents)
+        same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
+        if same:
+            self.exact[number] = same[-1]
+
+    def _nonfinite(self) -> list[Where]:
+        return list(self.shadow.judge.nonfinite) if self.shadow.judge is not None else []
+
+
+def floating_residents(loop: TrainingLoop) -> list[Resident]:
+    """The floating tensors that live across steps; of a DTensor the local shard, which is what its ops run on."""
+    floating = []
+    with torch.no_grad():
+        for resident in loop.residents():
+            tensor = resident.tensor
+            if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                floating.append(replace(resident, tensor=local))
+    return floating
