@@ -37,8 +37,8 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
-from ampcheck.training.judge import CHECKS, STEPS
-from ampcheck.training.judge_running import judge_running, together
+from ampcheck.training.judge import STEPS
+from ampcheck.training.judge_running import OBSERVED, judge_running, together
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
@@ -355,7 +355,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
         default = ["training", "values"] if compiled else ["training"]
     else:
         default = ["values"] if compiled else ["autocast", "ops"]
-    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *CHECKS)}
+    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default

@@ -192,7 +192,7 @@ def test_an_exception_of_the_loop_comes_through() -> None:
         ({"every": 2.5}, "1 or more"),
         ({"every": True}, "1 or more"),
         ({"raises": 1}, "True or False"),
-        ({"checks": ["resume"]}, "checks must be one of"),
+        ({"checks": ["scale-invariance"]}, "checks must be one of"),
     ],
     ids=str,
 )

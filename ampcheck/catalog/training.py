@@ -58,7 +58,8 @@ SCALER_PROTOCOL = Check(
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
     "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, float16 parameters under a scaler, and float16 gradients without a loss scale where they vanish. "
+    "scaled, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss "
+    "scale where they vanish. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
@@ -73,7 +74,7 @@ SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
-    "skipped the optimizer.",
+    "skipped the optimizer; warns when a new one steps before its optimizer did for the first time.",
     "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",
@@ -124,8 +125,8 @@ STAGNATION = Check(
     "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
     "has lost it. What another tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at "
     "random is no update. A weight decay is judged by its own multiplication. What is added to an average or a sum in "
-    "these steps, and the part of itself that it keeps, say where it stops: an average at a distance of half of the "
-    "spacing divided by 1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its "
+    "the observed steps, and the part of itself that it keeps, say where it stops: an average at a distance of half of "
+    "the spacing divided by 1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its "
     "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there. "
     "Copies of PyTorch's schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of "
     "the schedule, else 10,000. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after "

@@ -323,7 +323,8 @@ class Judge:
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
         accumulates = accumulates or bool(call.schema.writes and call.written)
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates)
+        masks = where.phase != "backward" and call.name not in CONTRACTIONS | SUMS
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault

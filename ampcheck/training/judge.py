@@ -19,7 +19,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, merge, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
@@ -227,6 +227,13 @@ def _state_dtypes(context: Context) -> Run:
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
+    narrow = next((e for e in passes if e.computed or e.dtype in ("float16", "bfloat16")), None)
+    if narrow is not None:
+        place = Where("backward", file=narrow.file, line=narrow.line, step=narrow.step)
+        findings = [
+            replace(f, where=place) if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward") else f
+            for f in findings
+        ]
     if of_models.LOSS_DTYPE.slug in context.wanted:
         first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
         nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))

@@ -18,6 +18,10 @@ from ampcheck.training.running import TrainingWatch
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 
 
+OBSERVED = tuple(slug for slug in CHECKS if slug != SCALE_INVARIANCE.slug)
+"""What can be judged of training that runs once; of `resume` the contents of checkpoints."""
+
+
 def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None = None) -> Run:
     """Judge the training that a watch has observed; an empty run where no optimizer was stepped.
 

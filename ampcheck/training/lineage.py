@@ -278,8 +278,7 @@ class Lineage(TorchDispatchMode):
         if not form.mask & bit and self.overwritten is not None:
             self.overwritten(result)
         if number not in self.written:
-            place = ("", None) if bit & self.weights else users_line(sys._getframe())
-            self.written[number] = Written("", *place)
+            self.written[number] = Written("", *users_line(sys._getframe()))
         self.written[number].op = op_name(call.op)
         if old is not None:
             nonzero = old != 0

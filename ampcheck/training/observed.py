@@ -27,6 +27,7 @@ from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, Gradien
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
@@ -56,6 +57,8 @@ _STILL = (
     "look at the learning rate, and at what happens to gradients between backward and step: zeros and replaced "
     "infinities teach nothing; updates that are too small for a 16-bit weight are reported by stagnation"
 )
+
+_ANOTHER = "build the optimizer from the parameters of the model that runs; clear gradients after the step"
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
@@ -177,8 +180,9 @@ class Observed:
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
-    whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused:
-    enabled scalers that no step uses. empty: whether there is nothing that a step could change. unfollowed: compiled
+    whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
+    missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
+    gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
     code and other threads, which were not judged.
     """
 
@@ -191,7 +195,8 @@ class Observed:
     stepped: bool = True
     changed: bool = True
     narrow: bool | None = None
-    disabled: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    idle: Event | None = None
     unused: tuple[str, ...] = ()
     empty: bool = False
     gradients: GradientStats | None = None
@@ -213,7 +218,7 @@ class Observed:
     @property
     def all_skipped(self) -> bool:
         """Whether scalers skipped every optimizer step."""
-        return _all_skipped(self.events)
+        return all_skipped(self.events)
 
     @property
     def learned(self) -> bool:
@@ -256,11 +261,12 @@ class Observation:
         lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
-        stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
         before = _weights(self._before)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
         disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        still = {k: v for k, v in _weights(residency).items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
@@ -283,7 +289,8 @@ class Observation:
             stepped=stepped,
             changed=bool(replaced) or _weights(residency) != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
-            disabled=disabled,
+            absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
+            idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
             empty=loop.empty,
             **compared,
@@ -305,13 +312,6 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             if seen.stopped is not None:
                 break
     return seen.result()
-
-
-def _all_skipped(events: Iterable[Event]) -> bool:
-    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
-    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
-    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
-    return bool(skips) and all(skips) and not direct
 
 
 def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:
@@ -382,15 +382,28 @@ def check_observed(seen: Observed) -> list[Finding]:
         if seen.functional:
             text = f"{FUNCTIONAL} in {steps} steps: they were not judged"
         findings.append(COVERAGE.warn(subject, text))
+    elif seen.idle is not None:
+        text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
+        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
+        findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
     elif not seen.changed:
         why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
         if seen.stepped:
             why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
         if seen.all_skipped:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
-        findings.append(COVERAGE.warn(subject, f"{steps} steps ran backward, and {why}", hint=hint))
-    if seen.learned and seen.narrow is False and seen.disabled:  # PyTorch disables them for a device that is missing
-        names = ", ".join(seen.disabled)
+        idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
+        text, verdict, where = f"{steps} steps ran backward, and {why}", Verdict.WARN, Where()
+        if idle is not None and not seen.stepped and not seen.all_skipped:
+            text, verdict, hint = (
+                f"an optimizer must step the weights that have gradients; {text}",
+                Verdict.FAIL,
+                _ANOTHER,
+            )
+            where = Where("update", file=idle.file, line=idle.line, step=idle.step)
+        findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
+    if seen.learned and seen.narrow is False and seen.absent:
+        names = ", ".join(seen.absent)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
     if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:

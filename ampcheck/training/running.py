@@ -170,6 +170,7 @@ class TrainingWatch:
     def _advance(self, frame: FrameType, *, searches: bool = False) -> None:
         """End the open step where its optimizers were stepped, and begin the next. searches: also without a step."""
         if self._is_over():
+            self.loop.look(frame, self._end)  # a variable may hold another tensor now: total = total + loss
             self._finish()
             self.ended = self._count() >= self._steps
         if self.ended:

@@ -210,6 +210,8 @@ def test_a_scaler_that_the_machine_switched_off_is_told():
         shape["scaler"].step(shape["optimizer"])
         return float(loss.detach())
 
+    assert not judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)  # by choice
+    shape["scaler"] = torch.amp.GradScaler("xpu", enabled=False)
     (told,) = judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)
     assert "scaler is disabled" in told.message
     assert step is not plain

@@ -22,7 +22,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.torchtools.storage import local
-from ampcheck.training.gradients.capture import before_steps, captured
+from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
@@ -217,7 +217,10 @@ class GradientWatch:
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with captured(self._loop, seen, outputs=self.outputs and not self._settled), before_steps(stepped):
+        with (
+            captured(self._loop, seen, outputs=self.outputs and not self._settled),
+            self._recorder.before_step(stepped),
+        ):
             yield
         own = self._recorder.events[events:]
         if not losses and not any(event.act is Act.BACKWARD for event in own):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
@@ -240,6 +241,11 @@ class UpdateWatch:
                     self._book(before, tensor, carriers)
         self._before = []
 
+    def _made_at(self, tensor: torch.Tensor) -> Where | None:
+        """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
+        companions = self._shadow.store.known(tensor.detach()) if has_companions(tensor) else None
+        return min(companions.sites, key=str, default=None) if companions is not None else None
+
     def _book(self, before: _Before, tensor: torch.Tensor, carriers: _Carriers) -> None:
         resident, lineage = before.resident, self._lineage
         updates = self.tensors.setdefault(
@@ -253,6 +259,8 @@ class UpdateWatch:
         if written is not None:
             updates.op, updates.file, updates.line = written.op, written.file, written.line
         moved_memory = storage_number(tensor) != number
+        if moved_memory and (place := self._made_at(tensor)) is not None:
+            updates.op, updates.file, updates.line = place.op, place.file, place.line
         if written is None and not moved_memory:
             if not torch.equal(_bits(tensor), _bits(before.old)):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
