@@ -127,6 +127,10 @@ def test_an_average_fails_by_what_it_never_closes(weight, fails):
     assert len(found) <= 1
 
 
+def test_a_tensor_that_is_scaled_and_then_overwritten_has_no_updates_to_replay():
+    assert not failures(following(lambda mean, value, state: mean.mul_(0.999).copy_(value)))
+
+
 def test_a_mean_of_values_that_hardly_differ_is_only_warned_of():
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None, affine=False), nn.Linear(8, 4)).to(B16)
     found = judged(loop(model, sgd(model, 0.0)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import torch
 
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
@@ -16,16 +14,11 @@ from ampcheck.core.text import listed
 from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
+from ampcheck.training.stagnation.cures import UNCURED, WIDE
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
+from ampcheck.training.stagnation.replays import replay_worst
 from ampcheck.training.stagnation.schedules import rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
-
-_LONGEST = 8192
-
-_AVERAGED = 2048
-"""Steps in which an average is replayed at most; three of its time constants otherwise."""
-_MOST = 0.5
 
 _WARNED_FROM = 0.5
 
@@ -81,7 +74,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop
-    _measure_cures(tensors)
+    replay_worst(tensors)
     for updates in tensors:
         updates.samples.clear()
     for constant in watch.vanished.values():
@@ -105,41 +98,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     )
 
 
-def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
-    """Cures are measured for the worst tensor of each role, of lost updates, of lost decay, and of those that stop."""
-    worst: dict[int, TensorUpdates] = {}
-    for role in {tensor.role for tensor in tensors}:
-        here = [tensor for tensor in tensors if tensor.role == role and not tensor.compensates]
-        ranks: tuple[Callable[[TensorUpdates], float], ...] = (
-            lambda tensor: tensor.share if tensor.stop is None else 0.0,
-            lambda tensor: tensor.decay.share if tensor.stop is None and tensor.share <= _MOST else 0.0,
-            lambda tensor: tensor.stop.distance if tensor.stop is not None and tensor.stop.kind != SUM else 0.0,
-            lambda tensor: float(tensor.stop is not None and tensor.stop.kind == SUM),
-        )
-        for rank, least in zip(ranks, (_MOST, _MOST, FOLLOWS, _MOST), strict=True):
-            top = max(here, key=rank, default=None)
-            if top is not None and rank(top) > least:
-                worst[id(top)] = top
-    for tensor in worst.values():
-        start, added, gain, steps = tensor.samples[0].old, [sample.update for sample in tensor.samples], 1.0, None
-        if (stop := tensor.stop) is not None:
-            added = [sample.added for sample in tensor.samples]
-            gain, steps = stop.gain, min(_LONGEST, 2 * stop.steps)
-            if stop.kind != SUM:  # the way from half of what it follows, as a change of that size is yet to come
-                added = [
-                    sample.added / (1.0 - factor) * (1.0 - gain)
-                    for sample, factor in zip(tensor.samples, tensor.factors, strict=False)
-                ]
-                start, steps = added[-1] / (1.0 - gain) / 2, min(_AVERAGED, math.ceil(3.0 / (1.0 - gain)))
-                start = torch.where(start == 0, tensor.samples[-1].old, start)
-        elif tensor.share <= _MOST:
-            added, gain = [torch.zeros_like(part) for part in added[:1]], tensor.decay.factor
-            start = tensor.samples[-1].old
-        elif (plan := tensor.plan) is not None:
-            added = [sample.update * plan.tail / sample.rate for sample in tensor.samples if sample.rate > 0.0]
-        tensor.cures = measure_cures(start, added, getattr(torch, tensor.dtype), gain=gain, steps=steps)
-
-
 def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     """`stagnation`: what the loop adds to its tensors arrives there.
 
@@ -160,8 +118,7 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
     rest = [tensor for tensor in tensors if tensor.stop is None]
-    parameters = Role.PARAMETER.value  # one that a weight decay multiplies is no average
-    judged = [t for t in rest if (t.role == parameters or not t.averages) and t.steps > t.overwritten]
+    judged = [tensor for tensor in rest if not tensor.averages and tensor.steps > tensor.overwritten]
     lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
     failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
     stuck = [tensor for tensor in rest if tensor not in failed and tensor.decay.share >= limits.stagnation]

@@ -258,7 +258,6 @@ class UpdateWatch:
         written: Written | None = lineage.written.get(-1 if number is None else number)
         if written is not None:
             updates.op, updates.file, updates.line = written.op, written.file, written.line
-            updates.decay += written.decay
         moved_memory = storage_number(tensor) != number
         if moved_memory and (place := self._made_at(tensor)) is not None:
             updates.op, updates.file, updates.line = place.op, place.file, place.line
@@ -270,6 +269,7 @@ class UpdateWatch:
         if not form.mask & before.bit or not has_companions(tensor):
             updates.overwritten += 1
             return
+        updates.decay += written.decay if written is not None else Decay()
         old, new = before.old.double(), tensor.detach().double()
         update = self._shadow.exact(tensor) - before.exact
         moved = torch.isfinite(update) & (update.abs() > _NOISE * old.abs())
