@@ -10,6 +10,7 @@ import torch
 
 from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement, place
+from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
@@ -112,7 +113,8 @@ def audit(
       against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
     - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
-      its use of autocast and of compiler caches.
+      its use of autocast and of compiler caches. One that trains (it steps an optimizer) is judged as a training loop
+      too, and ended after `steps` steps.
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
     followed, as `coverage` then says. Only `device`, `checks`, `limits` and `steps` apply. If the model is already
@@ -131,7 +133,7 @@ def audit(
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
     if steps is not None:
         parse_integer(steps, "steps")
-        if resolved.kind is not Kind.TRAINING:
+        if resolved.kind not in (Kind.TRAINING, Kind.CALL):
             raise UsageError(f"steps applies to training loops; {resolved.name} is of kind '{resolved.kind.value}'")
     parse_flag(compile, "compile")
     selected = select_checks(checks, resolved)
@@ -267,18 +269,13 @@ def _audit_unchanged(
     runs: list[Run] = []
     graphs: list[GraphStats | None] = []
 
-    def call(returned: Callable[[object], None]) -> None:
-        def shape() -> object:
-            result = subject.run_call()
-            returned(result)
-            return result
-
-        seen = replace(subject, shape=shape)
+    def call(run: callable_checks.Runner) -> None:
+        seen = replace(subject, shape=lambda: run(subject.run_call))
         runs.append(judge.judge_use(seen, guards) if guards != [] else _count_ops(seen))
 
-    def call_with_caches(returned: Callable[[object], None]) -> None:
+    def call_with_caches(run: callable_checks.Runner) -> None:
         with GraphObservation(subject.name) as seen:
-            call(returned)
+            call(run)
         graphs.append(seen.stats)
         findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
         if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
@@ -287,7 +284,12 @@ def _audit_unchanged(
 
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
-    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks)
+    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks, steps=steps)
+    if subject.trains and "steps" not in values.coverage.seen and not any(run.failed for run in runs):
+        raise UsageError(
+            f"{subject.name} must train, or return a subject: it returned nothing and stepped no optimizer; write "
+            "return (model, args), or name the function that trains"
+        )
     own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
     if own_caches and COMPILED in values.coverage.unseen:
         runs = _with_caches_compiled(runs, subject)
@@ -338,7 +340,8 @@ def _count_ops(subject: Subject) -> Run:
 
 def _environment(placement: Placement) -> dict[str, Scalar]:
     facts = environment(placement.device)
-    return {**facts, "autocast policy": f"{placement.emulated}, emulated"} if placement.emulated else facts
+    emulated = placement.emulated or (emulation.policy.device if (emulation := active()) is not None else "")
+    return {**facts, "autocast policy": f"{emulated}, emulated"} if emulated else facts
 
 
 def _low_dtypes(dtype: DType | Sequence[DType] | None, device: str) -> list[torch.dtype]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
@@ -19,27 +21,31 @@ from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.arguments import parse_checks, parse_choice, parse_flag, parse_integer
+from ampcheck.core.arguments import parse_checks, parse_choice, parse_flag, parse_integer, show
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import UsageError
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Shadow, explain_error
-from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
+from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
-from ampcheck.torchtools.copying import has_compiled_parts, modules_of, parameter_names
+from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.training.judge import CHECKS, STEPS
+from ampcheck.training.judge_running import judge_running, together
+from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.monitor.updates import plain_optimizer
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
+from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
@@ -89,6 +95,7 @@ class Watched:
         self._monitors, self._checks, self._name = monitors, checks, name
         self._training, self._shadow = training, shadow
         self._stack = ExitStack()
+        self._raised = ""
 
     def __enter__(self) -> Watched:
         with ExitStack() as stack:
@@ -100,6 +107,7 @@ class Watched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._raised = "" if error is None else brief(error)
         self._stack.__exit__(kind, error, trace)
 
     def step(self, loss: torch.Tensor | float) -> None:
@@ -109,7 +117,7 @@ class Watched:
         self._training.step(loss)
 
     def explain_error(self, tensor: torch.Tensor) -> str:
-        """The ops through which the error of a tensor came, from the op that lost it on, a line each.
+        """The ops that the error passed through, one per line, starting where it arose.
 
         Raises `UsageError` where the ops of the block are not watched: with an optimizer or a compiled model.
         """
@@ -123,12 +131,10 @@ class Watched:
     def run(self) -> Run:
         """The findings of every selected check, with tables and charts."""
         runs = []
-        for family, monitor in self._monitors.items():
-            if (stats := monitor.read()) is not None:
-                run = monitor.judge(stats)
-                if "training" in self._monitors and family != "training":  # the steps were measured, if nothing else
-                    run = replace(run, findings=tuple(map(_without_coverage_failure, run.findings)))
-                runs.append(run)
+        with _disable_current_modes():  # inside the block our own ops are none of it
+            for family, monitor in self._monitors.items():
+                if (stats := monitor.read()) is not None:
+                    runs.append(self._judged(family, monitor.judge(stats)))
         run = merge(runs)
         selected = tuple(f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
         return replace(run, findings=selected, title=f"watch of {self._name}")
@@ -136,7 +142,28 @@ class Watched:
     @property
     def stats(self) -> WatchedStats:
         """The statistics that the findings rest on."""
-        return WatchedStats(**{family: monitor.read() for family, monitor in self._monitors.items()})
+        with _disable_current_modes():
+            return WatchedStats(**{family: monitor.read() for family, monitor in self._monitors.items()})
+
+    def _judged(self, family: str, run: Run) -> Run:
+        """The run of one family beside the others."""
+        findings = run.findings
+        if "training" in self._monitors and family != "training":  # the steps were measured, if nothing else
+            findings = tuple(map(_without_coverage_failure, findings))
+        if self._raised and family != "autocast":  # which says so itself
+            findings = tuple(_cut_short(finding, self._raised) for finding in findings)
+        coverage = run.coverage
+        if family == "autocast" and self._shadow is not None and self._shadow.ops:  # the same ops
+            coverage = coverage.without("ops")
+        return replace(run, findings=findings, coverage=coverage)
+
+
+def _cut_short(finding: Finding, error: str) -> Finding:
+    """What had gone well when the block raised is no pass."""
+    if finding.verdict is not Verdict.PASS:
+        return finding
+    message = f"not judged: the block raised {error} before it came to its end; until then {finding.message}"
+    return replace(finding, verdict=Verdict.SKIP, message=message, seen=0)
 
 
 def _without_coverage_failure(finding: Finding) -> Finding:
@@ -161,9 +188,10 @@ def watch(
     - nothing, or an eager model: every op, forward, backward and update, against float64 (`overflow`, `silent-zero`,
       `flush`, `integer-cast`, `precision-loss`, `headroom`, `nonfinite-reference`), and the use of autocast
       (`autocast-*`, `policy-banned`). Damage counts where it reaches a weight, a buffer, a gradient, a number that
-      left the block, or a tensor that is in use when the block ends.
+      left the block, or a tensor that is in use when the block ends. Compiled functions run in eager mode
+      meanwhile, which `coverage` says as a warning; what they compiled before is used again after the block.
     - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
-      `flush`, `headroom`).
+      `flush`, `headroom`). `coverage` warns of modules that are not compiled.
     - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of
       each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), and
       the values inside compiled graphs.
@@ -173,8 +201,8 @@ def watch(
     and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the block
     ends; if False, the run is recorded and nothing is raised. level: which values of a graph are measured: `casts`
     (roundings to 16 bits), `ops` (the result of every op) or `all` (every floating value). graphs: number of graph
-    breaks and recompilations to allow; it selects the checks of graphs as well. limits: by default those of
-    `[tool.ampcheck]`.
+    breaks and recompilations to allow; it selects the checks of graphs as well, in place of those of ops. limits: by
+    default those of `[tool.ampcheck]`.
 
     Training: memory is needed for one copy of the weights during a measured step; for 16-bit weights, for a second copy
     during the whole block and one byte per element; and for a 64 MiB comparison buffer. Steps inside compiled code
@@ -186,24 +214,39 @@ def watch(
     unknown check or level, a scaler without an optimizer, and a watch of compiled code inside another.
     """
     parse_flag(raises, "raises")
-    return _watch(
-        watched(*objects, checks=checks, every=every, level=level, graphs=graphs, limits=limits, name=name), raises
-    )
+
+    def begin() -> Watched:
+        return watched(*objects, checks=checks, every=every, level=level, graphs=graphs, limits=limits, name=name)
+
+    return _Block(begin, raises)
 
 
-@contextmanager
-def _watch(seen: Watched, raises: bool) -> Iterator[Watched]:
-    __tracebackhide__ = True
-    entered = False
-    try:
-        with seen:
-            entered = True
-            yield seen
-    except BaseException:
-        if entered:
-            emit(seen.run)
-        raise
-    (verify if raises else emit)(seen.run)
+class _Block(ContextDecorator, AbstractContextManager[Watched]):
+    """One block that is watched; as a decorator, each call of a function."""
+
+    def __init__(self, begin: Callable[[], Watched], raises: bool) -> None:
+        self._begin, self._raises = begin, raises
+        self._seen, self._entered = begin(), False
+
+    def _recreate_cm(self) -> _Block:
+        return _Block(self._begin, self._raises)
+
+    def __enter__(self) -> Watched:
+        if self._entered:
+            raise UsageError("a watch is of one block: call ampcheck.watch(...) again for the next")
+        self._entered = True
+        return self._seen.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        __tracebackhide__ = True
+        try:
+            self._seen.__exit__(kind, error, trace)
+        except BaseException:
+            emit(self._seen.run)
+            raise
+        (verify if self._raises and error is None else emit)(self._seen.run)
 
 
 def watched(
@@ -220,14 +263,24 @@ def watched(
     model, optimizers, scaler = _sort(objects)
     compiled = model is not None and has_compiled_parts(model)
     families = _families(model, bool(optimizers), compiled, checks)
+    if graphs is not None and not isinstance(graphs, GraphLimits):
+        raise UsageError(f"graphs must be a GraphLimits; found {show(graphs)}")
     if graphs is not None and "graphs" not in families:
         if checks is not None:
             raise UsageError(f"graphs= limits the checks {', '.join(COMPILER_CHECKS)}; name one in checks=")
-        families.append("graphs")
+        families = [*(family for family in families if family != "ops"), "graphs"]
+    if {"graphs", "ops"} <= set(families):
+        raise UsageError(
+            f"the checks {', '.join(OP_CHECKS)} follow ops in eager mode, where there are no graphs: watch "
+            f"{', '.join(COMPILER_CHECKS)} in a block of their own"
+        )
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
     shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
+    if (emulation := active()) is not None:
+        shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
+    eager = eager_modules(model) if compiled else 0
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
     bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file
@@ -238,9 +291,10 @@ def watched(
         judge_graphs = partial(graph_run, limits=graphs or GraphLimits())
         monitors["graphs"] = _Monitor(observed, lambda: observed.stats, judge_graphs)
     if "ops" in families:
-        shadow = Shadow()
-        judge_ops = partial(block_run, limits=bounds, checks=_named(wanted, OP_CHECKS))
-        monitors["ops"] = _Monitor(shadow, partial(measure_block, shadow, shown), judge_ops)
+        shadow = LoopShadow()
+        steps = TrainingWatch(shown, STEPS, shadow, ends=False)
+        judge_ops = partial(_block_run, bounds, wanted, steps)
+        monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
         use = AutocastObservation(_named(wanted, GUARD_CHECKS))
         monitors["autocast"] = _Monitor(use, lambda: use.stats(shown) if use.ended else None, partial(guard_run, use))
@@ -248,7 +302,7 @@ def watched(
         if is_intercepted():
             raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
         values = Telemetry(modules, level=Level(level), every=every)
-        judge_values = partial(_values_run, bounds, device)
+        judge_values = partial(_values_run, bounds, device, eager)
         monitors["values"] = _Monitor(_inside_graphs(values), partial(values.read, shown), judge_values)
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
@@ -301,7 +355,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
         default = ["training", "values"] if compiled else ["training"]
     else:
         default = ["values"] if compiled else ["autocast", "ops"]
-    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": OP_CHECKS}
+    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *CHECKS)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default
@@ -324,7 +378,17 @@ def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
         telemetry.release()
 
 
-def _values_run(limits: Limits, device: str, stats: TelemetryStats) -> Run:
+def _block_run(limits: Limits, checks: Collection[str] | None, steps: TrainingWatch, stats: NumericsStats) -> Run:
+    """The findings about the values of a block, and about the training in it."""
+    block, learned = block_run(stats, limits, _named(checks, OP_CHECKS)), judge_running(steps, limits, checks)
+    found = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
+    return replace(merge([block, learned]), findings=tuple(together(list(block.findings), found)))
+
+
+def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:
+    """eager: how many modules of the model compute outside its graphs."""
+    if eager and not stats.skipped:
+        stats = replace(stats, unseen={**stats.unseen, EAGER_MODULES: eager})
     findings = tuple(check_telemetry(stats, limits))
     return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))
 

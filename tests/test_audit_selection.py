@@ -12,8 +12,13 @@ from torch import nn
 
 import ampcheck
 from ampcheck.audit import audit
+from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.catalog import for_kind
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.subject import Kind
+from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.training import callable_checks
 
 MODEL = nn.Linear(4, 4), (torch.ones(2, 4),)
 
@@ -163,3 +168,9 @@ def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> N
         assert {f.verdict for f in run.findings if f.check == "cache-artifacts"} == {Verdict.PASS}
         assert Verdict.PASS not in {f.verdict for f in run.findings if f.check == "coverage"}
         assert [f.check for f in audit(loads_in_vain, checks=checks).of(Verdict.FAIL)] == ["cache-artifacts"]
+
+
+def test_every_check_that_judges_a_callable_can_be_selected_for_it() -> None:
+    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, "cache-artifacts"}
+    assert judged == set(for_kind(Kind.CALL))
+    assert set(GUARD_CHECKS) <= set(for_kind(Kind.TRAINING))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ampcheck
+from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.torchtools import interception
@@ -220,3 +222,99 @@ def test_an_op_that_bypasses_autocast_is_reported_whatever_else_is_watched(check
 def test_limits_of_another_type_are_refused() -> None:
     with pytest.raises(UsageError, match=r"limits must be ampcheck.Limits\(...\); found a dict"):
         ampcheck.watch(limits={"headroom": 2.0})  # type: ignore[arg-type]
+
+
+def coverage_of(run: Run) -> Any:
+    (finding,) = (finding for finding in run.findings if finding.check == "coverage")
+    return finding
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_partly_compiled_model_is_no_full_pass(whole: bool) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8) if whole else torch.compile(nn.Linear(8, 8))
+            self.second = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))
+
+    model = torch.compile(Partly()) if whole else Partly()
+    with ampcheck.watch(model, raises=False) as seen, torch.autocast("cpu", torch.float16):
+        model(torch.ones(4, 8))
+    coverage = coverage_of(seen.run)
+    assert coverage.verdict is (Verdict.PASS if whole else Verdict.WARN)
+    assert ("modules that are not compiled (2x)" in coverage.message) is not whole
+    assert dict(seen.run.coverage.unseen) == ({} if whole else {"modules that are not compiled": 2})
+
+
+def test_a_block_that_raises_passes_no_check() -> None:
+    def stopping(scale: float) -> Run:
+        def stop() -> None:
+            raise ValueError("stop")
+
+        with collect() as runs, contextlib.suppress(ValueError), ampcheck.watch():
+            (torch.full((4,), scale).half() * scale).sum().item()
+            stop()
+        (run,) = runs
+        return run
+
+    run = stopping(2.0)
+    assert {f.check for f in run.of(Verdict.PASS)} <= {"autocast-state"}
+    assert "low-precision-error" not in {finding.check for finding in run.findings}
+    (overflow,) = (finding for finding in run.findings if finding.check == "overflow")
+    assert overflow.message.startswith("not judged: the block raised ValueError: stop before it came to its end")
+    assert [finding.check for finding in stopping(300.0).of(Verdict.FAIL)] == ["overflow"]
+
+
+def test_ops_are_counted_once_however_often_the_run_is_read() -> None:
+    with ampcheck.watch() as seen:
+        total = torch.ones(3).half().sum()
+        for _ in range(3):
+            assert seen.run.coverage.seen["ops"] == 3
+            assert seen.stats.ops.ops == 3
+    assert seen.run.coverage.seen["ops"] == 3
+    assert total.item() == 3.0
+
+
+def test_a_watch_is_of_one_block_and_decorates_each_call() -> None:
+    block = ampcheck.watch(raises=False)
+    with block:
+        torch.ones(2).sum()
+    with pytest.raises(UsageError, match="of one block"):
+        block.__enter__()
+
+    @ampcheck.watch(checks=["overflow"])
+    def compute(scale: float) -> float:
+        return (torch.full((4,), scale).half() * scale).sum().item()
+
+    assert compute(2.0) == 16.0
+    with pytest.raises(AssertionError, match="overflow"):
+        compute(300.0)
+    assert compute(3.0) == 36.0
+
+
+def test_graphs_are_watched_without_the_ops_that_would_hide_them() -> None:
+    function = torch.compile(lambda x: (x * 3).sin(), backend="eager")
+    with ampcheck.watch(graphs=GraphLimits()) as seen:
+        function(torch.ones(4))
+    assert not seen.run.failed
+    assert seen.stats.ops is None
+    with pytest.raises(UsageError, match="in a block of their own"):
+        ampcheck.watch(checks=["overflow", "graph-break"])
+    with pytest.raises(UsageError, match="graphs must be a GraphLimits; found 3"):
+        ampcheck.watch(graphs=3)
+
+
+def test_a_failing_test_of_graphs_logs_no_empty_lines(caplog: pytest.LogCaptureFixture) -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        x = x * 3
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    function = torch.compile(breaks, backend="eager")
+    with caplog.at_level("DEBUG"), ampcheck.watch(checks=["graph-break"], raises=False) as seen:
+        function(torch.ones(4))
+    assert seen.run.failed
+    assert [record.name for record in caplog.records if record.name == "torch.__trace"] == []

@@ -45,7 +45,7 @@ POLICY_UNREGISTERED = Check(
     "linear together with its own float32 parameter.",
     "Register one, torch.library.register_autocast(op, device, dtype), or cast inside the op.",
     unit="calls",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 POLICY_BANNED = Check(
@@ -68,7 +68,7 @@ AUTOCAST_STATE = Check(
     "Autocast on or off, its dtype, cache and nesting depth for every device, float32 matmul precision, TF32, "
     "reduced-precision reductions, fp32_precision, default dtype, default device and determinism are read before "
     "and after: around a block, and around each forward, loss and backward of a model. Changed settings are "
-    "restored. Nothing else is tapped: it costs a fraction of a millisecond.",
+    "restored. Nothing else is hooked: it costs a fraction of a millisecond.",
     "A torch.set_autocast_enabled or a precision flag that is never restored, autocast entered by hand, an exception "
     "inside a region of a torch.compile'd function, which leaves the region open.",
     "Use `with torch.autocast(...)`; restore flags in a finally block or a fixture.",

@@ -66,7 +66,7 @@ NONFINITE_GRADIENT = Check(
     "the weights after the observed steps must be finite.",
     "A forward overflow; a division or square root at zero whose derivative overflows.",
     "Mend the overflow first. Clamp before sqrt, log and division; see overflow for the op.",
-    subjects=(*MODELS, Kind.TRAINING),
+    subjects=EVERY,
 )
 
 PRECISION_LOSS = Check(
@@ -151,7 +151,7 @@ LOSS_DTYPE = Check(
     "A loss computed from 16-bit outputs outside autocast, or under an autocast policy without a rule for it; a "
     "mean or sum over many elements in 16 bits.",
     "Compute the loss in float32: output.float() before it, or the loss function under autocast.",
-    subjects=(*MODELS, Kind.TRAINING),
+    subjects=EVERY,
 )
 
 DTYPE = Check(

@@ -12,7 +12,8 @@ GRADIENT_UNDERFLOW = Check(
     "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
     "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
     "Float64 is carried along with every tensor of the step, and each gradient of the first step that the scaler "
-    "does not skip is compared element by element. Only elements that the data determine are counted: moving the "
+    "does not skip is compared element by element; those of parameters in the later steps too, of which the last two "
+    "are judged. Only elements that the data determine are counted: moving the "
     "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
     "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
     "zeros and the rest ends abruptly at the smallest number of float16 at the loss scale in use, and where a gradient "
@@ -22,7 +23,7 @@ GRADIENT_UNDERFLOW = Check(
     "Scale the loss (torch.amp.GradScaler), keep the part in float32 or bfloat16; see loss-scale for the scales "
     "that work.",
     unit="share of the elements",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 LOSS_SCALE = Check(
@@ -31,8 +32,9 @@ LOSS_SCALE = Check(
     "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
     "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
     "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
-    "skipped at scales that should do, or the scale fell below 1. Backing off after an overflow and temporarily "
-    "exceeding the window are normal for a GradScaler and are not reported.",
+    "skipped at scales that should do, or the scale fell below 1. Fails where a gradient overflowed and the optimizer "
+    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an "
+    "overflow and temporarily exceeding the window are normal for a GradScaler and are not reported.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
@@ -46,7 +48,7 @@ LOSS_SCALE = Check(
     "Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep "
     "the module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that "
     "needs a scale below 1; where no scale works, fix the op that the finding names.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCALER_PROTOCOL = Check(
@@ -56,7 +58,8 @@ SCALER_PROTOCOL = Check(
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
     "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, float16 parameters under a scaler, and float16 gradients without a loss scale where they vanish. "
+    "scaled, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss "
+    "scale where they vanish. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
@@ -64,19 +67,19 @@ SCALER_PROTOCOL = Check(
     "from call to call. Gradients that are cleared before they are used do not count.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
-    "skipped the optimizer.",
+    "skipped the optimizer; warns when a new one steps before its optimizer did for the first time.",
     "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",
     "Compare scaler.get_scale() before and after scaler.update(), and step the scheduler only if it did not fall.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 SCALE_INVARIANCE = Check(
@@ -89,7 +92,7 @@ SCALE_INVARIANCE = Check(
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
     "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 RESUME = Check(
@@ -105,31 +108,37 @@ RESUME = Check(
     "The scaler's or the scheduler's state_dict() is not in the checkpoint, the EMA is not, a GradScaler is "
     "created again, weights are saved in 16 bits.",
     "Save and load the state_dict() of model, optimizer, scaler, scheduler and EMA; create the scaler once.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 STAGNATION = Check(
     "stagnation",
     "training",
-    "The updates of a tensor change it. Fails where 90 % (the limit stagnation) of the updates of a tensor "
-    "narrower than float32 change nothing, where a decay (weight decay, beta2, an average) leaves the values as "
-    "they are, where a sum or counter will stop, and where an optimizer's eps is zero in the format; warns where "
-    "more than half of the updates are lost.",
-    "Float64 is carried along with every tensor of the first steps. For each tensor narrower than float32 that lives "
-    "across steps (parameters, optimizer state, copies, buffers) it says what the step's update should have been. An "
-    "element whose update is not zero there, and which holds the same value afterwards, has lost it. What another "
-    "tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at random is no update. A "
-    "decay is judged by its own multiplication. A sum that only grows is extrapolated to where its increment is half "
-    "of the spacing. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after each "
+    "The updates of a tensor change it, now and in the steps that are planned. Fails where 90 % (the limit "
+    "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
+    "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
+    "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
+    "where a sum or counter will stop, and where an optimizer's eps is zero in the format. Warns where more than half "
+    "of the updates are lost, and where an average will stand still between 10 % and 20 % of its size away.",
+    "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
+    "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
+    "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
+    "has lost it. What another tensor holds instead (a float32 copy, a compensation) is not lost; what is rounded at "
+    "random is no update. A weight decay is judged by its own multiplication. What is added to an average or a sum in the observed steps, and "
+    "the part of itself that it keeps, say where it stops: an average at a distance of half of the spacing divided by "
+    "1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its values vary by; a sum "
+    "where its increment is half of the spacing. The observed addends are replayed up to there. Copies of PyTorch's "
+    "schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of the schedule, else "
+    "10,000. Compiled code is not measured. ampcheck.watch compares 16-bit weights before and after each "
     "measured step, and with their values at the first of them; a float32 copy in the optimizer's state is no "
     "stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
-    "0.999 and averages of decay 0.999 in bfloat16. self.step += 1 in a buffer that model.bfloat16() casts: it "
-    "stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
+    "0.999 and averages of decay 0.999 in bfloat16; batch norm with momentum 0.01. self.step += 1 in a buffer that "
+    "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
     "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
     "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and use "
     "an eps that the format holds (1e-4 in float16).",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 MASTER_WEIGHTS = Check(
@@ -145,7 +154,7 @@ MASTER_WEIGHTS = Check(
     "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 OPTIMIZER_STATE = Check(
@@ -157,11 +166,11 @@ OPTIMIZER_STATE = Check(
     "Every floating-point tensor in optimizer.state, also in lists and mappings, is listed by the parameter it belongs "
     "to. In the first steps, elements of 16-bit state that are zero and not zero in float64 are compared with the "
     "updates of the same elements: what vanished in a denominator makes them more than twice as large as in float64. "
-    "Without a policy other 16-bit state is reported and not judged: stagnation measures whether its updates are lost.",
+    "Without a policy other 16-bit state is reported and not judged: stagnation says what it loses, now and later.",
     "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments: squared "
     "gradients below 6e-8 are zero in float16. A state that was cast by hand, or loaded from a 16-bit checkpoint.",
     "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 BUFFER_DTYPE = Check(
@@ -174,7 +183,7 @@ BUFFER_DTYPE = Check(
     "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
     "counters; an EMA made by deepcopy of a cast model.",
     "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
 
 REDUCE_PRECISION = Check(
@@ -184,7 +193,7 @@ REDUCE_PRECISION = Check(
     "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when "
     "a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, "
     "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
-    "that were rounded to 16 bits are put together again; warns for a single 16-bit total norm, for long 16-bit "
+    "that were rounded to 16 bits are combined; warns for a single 16-bit total norm, for long 16-bit "
     "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
     "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
     "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "

@@ -27,7 +27,8 @@ def add_command(commands: Commands) -> None:
         audit,
         nargs="?",
         target="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
-        "training loop {'model', 'optimizer', 'scaler', 'step'}. Default: the built-in demo",
+        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
+        "train.py:main, is judged as it runs. Default: the built-in demo",
         dtype="dtypes of autocast, separated by commas (default: float16,bfloat16). 16-bit models "
         "always run in their own dtype; subjects with a list of calls or blocks do so if --dtype is omitted",
     )
@@ -51,7 +52,7 @@ def _audit(options: argparse.Namespace) -> int:
         from ampcheck.audit import audit
 
         run = audit(
-            demo.subject() if options.target is None else load_placed(options),
+            demo.subject() if options.target is None else load_placed(options, trains=True),
             device=options.device,
             dtype=dtypes,
             compile=not options.no_compile,

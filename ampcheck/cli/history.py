@@ -14,8 +14,8 @@ def add_command(commands: Commands) -> None:
         "history",
         help="report since when a benchmark is slower, and what changed there",
         description="Read the history of speed in a folder, find its steps and report the commits and versions between "
-        "which they are. A step down is a warning, since a build of today cannot mend the past; with --fail it is a "
-        "failure. Exit code 0: it was read; 1: with --fail, a step down among the last points; 2: usage error.",
+        "which they are. A step down is a warning, since this build cannot fix an earlier regression; with --fail it "
+        "is a failure. Exit code 0: it was read; 1: with --fail, a step down among the last points; 2: usage error.",
     )
     history.add_argument("folder", metavar="DIR", help="the folder of pytest --ampcheck-history=DIR")
     history.add_argument(

@@ -38,13 +38,16 @@ def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, na
     command.add_argument("--dtype", metavar="DTYPES", help=dtype)
 
 
-def load_placed(options: argparse.Namespace) -> Subject:
-    """Load TARGET for `--device`: decorators such as @torch.autocast("cuda") query it, where it is emulated too."""
+def load_placed(options: argparse.Namespace, *, trains: bool = False) -> Subject:
+    """Load TARGET for `--device`: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
+
+    trains: see `load_subject`.
+    """
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
 
     with place(options.device).entered():
-        return load_subject(options.target)
+        return load_subject(options.target, trains=trains)
 
 
 def split_names(text: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
 import importlib.util
 import inspect
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +60,7 @@ class Subject:
     loss: `loss(output) -> 0-d tensor`; by default the mean of squares of every floating output.
     dtypes: declared dtypes of module outputs, `{glob pattern of module paths: dtype}`, judged under low precision.
     limits: limits of this subject, as in `[tool.ampcheck.limits]`.
+    trains: whether a callable is expected to train: one that steps no optimizer is refused.
 
     Raises `UsageError` for another shape.
     """
@@ -67,6 +70,7 @@ class Subject:
     loss: Callable[[Any], Any] | None = None
     dtypes: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    trains: bool = False
     kind: Kind = field(init=False)
     model: Any = field(init=False, repr=False)
     calls: tuple[Call, ...] = field(init=False, repr=False)
@@ -117,10 +121,11 @@ def name_of(model: object) -> str:
     return str(getattr(model, "__name__", type(model).__name__))
 
 
-def load_subject(target: str) -> Subject:
+def load_subject(target: str, *, trains: bool = False) -> Subject:
     """The subject that `package.module:factory` or `path/to/file.py:factory` names.
 
-    A factory is called without arguments; a value that is a subject is used unchanged. Raises `UsageError` if the
+    A factory is called without arguments; a value that is a subject is used unchanged. trains: a function that
+    returns nothing is no factory but the subject, as it trains. Raises `UsageError` if the
     target cannot be imported, the factory raises, or its result has no known shape.
     """
     source, _, attribute = target.rpartition(":")
@@ -134,6 +139,8 @@ def load_subject(target: str) -> Subject:
         raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
     except BaseException as error:  # a property, or a module's __getattr__
         raise UsageError(f"{target} raised {brief(as_result(error))}") from error
+    if trains and callable(value) and _returns_nothing(value):
+        return Subject(value, name=target, trains=True)
     if callable(value) and not isinstance(value, Subject):
         try:
             value = require_ran(value(), f"the factory {target}")
@@ -202,6 +209,21 @@ def _takes_nothing(function: Callable[..., object]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _returns_nothing(function: Callable[..., object]) -> bool:
+    """Whether a function has no `return` with a value, by its code, and can be called without arguments."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return False
+    ops = [op for op in dis.get_instructions(code) if op.opname not in ("NOP", "CACHE")]
+    returned = [
+        before.argval if before.opname == "LOAD_CONST" else ...
+        for before, op in pairwise(ops)
+        if op.opname == "RETURN_VALUE"
+    ]
+    returned += [op.argval for op in ops if op.opname == "RETURN_CONST"]
+    return bool(returned) and all(value is None for value in returned) and _takes_nothing(function)
 
 
 def _import_module(name: str) -> ModuleType:

@@ -137,7 +137,7 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
             )
             found.append(DTYPE.fail(subject, message, where=Where("forward", module), hint=hint))
         if matching and not wrong:
-            text = f"{len(matching)} modules that {pattern!r} matches give {wanted}"
+            text = f"{pattern!r} matches {counted(len(matching), 'modules')}, all of which give {wanted}"
             found.append(DTYPE.passed(subject, text, len(matching)))
     return found
 
@@ -150,7 +150,8 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.raised is not None:
         return [check.skip(who(stats), "the run raised, so little was seen")]
     if stats.judged and not stats.low:
-        message = f"a verdict on {stats.format} needs an op that computes in it; of {stats.coverage} none did"
+        message = f"a verdict on {stats.format} needs ops that compute in it; no op computed in {stats.format} "
+        message += f"({counted(stats.ops, 'ops')} ran)"
         hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
         verdict = Verdict.WARN if total else Verdict.FAIL
         return [check.finding(verdict, who(stats), message, observed=0, limit=1, unit="ops", hint=hint)]

@@ -30,6 +30,8 @@ def source_text(stats: NumericsStats, where: Where) -> str:
 
 def range_text(fault: Fault) -> str:
     """The magnitudes that go into an op and come out of it."""
+    if 0 < fault.examination.numel <= fault.examination.lost:
+        return f"inputs reach {fault.amax_in:.5g} and no result is finite; float64 reaches {fault.exact_amax:.5g}"
     text = f"magnitudes up to {fault.amax_in:.5g} go in, up to {fault.amax_out:.5g} come out"
     return text if fault.exact_amax == fault.amax_out else f"{text} ({fault.exact_amax:.5g} in float64)"
 

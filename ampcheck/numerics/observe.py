@@ -45,4 +45,4 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
 def block_run(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
     """The findings about a watched block. checks: out of `OBSERVABLE`, all by default."""
     findings = check_numerics(stats, limits, checks or OBSERVABLE)
-    return Run(environment("cpu"), tuple(findings), stats.coverage)
+    return Run(environment("cpu"), tuple(f for f in findings if f.check in OBSERVABLE), stats.coverage)

@@ -56,7 +56,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     check = PRECISION_LOSS
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
-        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor"
+        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
         return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
     lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
     findings = [_at_fault(stats, fault) for fault in lost]
@@ -106,8 +106,8 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         message = (
             f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
             f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64, limit "
-            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; {_STORIES[fault.kind]}; "
-            f"{range_text(fault)}"
+            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; "
+            f"{fault.note if fault.kind == faults.DRIFT and fault.note else _STORIES[fault.kind]}; {range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:

@@ -7,7 +7,7 @@ from ampcheck.core.check import LISTED, Check, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
@@ -183,10 +183,15 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
                     unit="x below max", hint=hint,
                 )
             )  # fmt: skip
-    room = 1 / closest if closest else float("inf")
-    text = f"the largest value that an op computed lies {room:.3g}x below the maximum of its format"
+    if findings:
+        return first_findings(findings)
+    if any(fault.kind == faults.OVERFLOW for fault in stats.faults):
+        return [check.skip(who(stats), "values went beyond the end of their format: see overflow")]
     seen = len(stats.largest)
-    return first_findings(findings) or [passed(stats, check, text, seen, room, limits.headroom, "x below max")]
+    if not closest:
+        return [passed(stats, check, "no op made a value of 16 bits larger than its inputs", seen)]
+    text = f"the largest value that an op computed lies {1 / closest:.3g}x below the maximum of its format"
+    return [passed(stats, check, text, seen, 1 / closest, limits.headroom, "x below max")]
 
 
 def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -196,6 +201,9 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
         for fault in faults_of(stats, [faults.FLUSH])
         if fault.examination.impact > limits.flush * format_of(fault.dtype).unit_roundoff
     ]
+    emptied = any(fault.reaches for fault in faults_of(stats, [faults.ZERO]))
+    if emptied and not any(fault.reaches for fault in kept):
+        return [FLUSH.skip(who(stats), "what is lost becomes zero as a whole: see silent-zero")]
     return _vanished(stats, limits, FLUSH, kept, "no tensor lost more than rounding to zero and subnormal numbers")
 
 
@@ -267,5 +275,5 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         )  # fmt: skip
     if not findings and not stats.whole:
         return [check.skip(who(stats), "no integers were seen in 16 bits")]
-    text = f"different integers stayed different in {stats.whole} results of 16 bits"
+    text = f"different integers stayed different in {counted(stats.whole, 'results')} of 16 bits"
     return first_findings(findings) or [passed(stats, check, text, stats.whole, 0, 0, "elements")]

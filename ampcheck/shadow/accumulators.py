@@ -1,12 +1,55 @@
-"""Accumulators that are no single tensor: `total = total * 0.9 + x`."""
+"""Values that build on themselves: sums that are no single tensor, and averages that stand still."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore
+from ampcheck.torchtools.spacing import spacing
+
+FAR = 0.2
+"""An average that stays off what it follows by this part of its size has lost it."""
+
+STALLED = "its last writes changed nothing, and a distance below this part of its size never will"
+
+_FIRST, _WINDOW = 8, 12
+"""The write at which a value is looked at first, and writes between two looks: an average of one, two, three, four or
+six writes a step is in the same phase at each."""
+
+_LOST = 0.9
+_SAMPLE = 256
+_ADDS = frozenset("add sub addcmul addcdiv index_add scatter_add".split())
+
+
+class Decay:
+    """What writes kept of a value: the product of their gains, and how many of them took something away. looks: its
+    real and exact values at the last looks."""
+
+    __slots__ = ("gain", "looks", "reductions", "writes")
+
+    def __init__(self) -> None:
+        self.gain, self.reductions, self.writes = 1.0, 0, 0
+        self.looks: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(self, gain: float) -> Decay:
+        """Book a write that keeps the part `gain` of the value."""
+        self.gain *= gain
+        self.reductions += gain < 1.0
+        self.writes += 1
+        return self
+
+
+def note_write(call: Call, tensor: torch.Tensor, companions: Companions) -> None:
+    """Book a write to a tensor of at most 16 bits in place, before the count of its writes is brought up to date."""
+    builds = tensor.dtype.itemsize <= 2 and not call.schema.resets
+    gain = _gain(call, tensor, read=id(companions) in call.read) if builds else None
+    companions.decay = None if gain is None else (companions.decay or Decay()).note(gain)
 
 
 def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], store: CompanionStore) -> None:
@@ -19,17 +62,62 @@ def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], 
         return
     line = where.file, where.line
     sources = [
-        c
+        (c, t)
         for t, c in zip(call.inputs, before, strict=True)
         if t.shape == result.shape and any(line == (site.file, site.line) for site in c.sites)
     ]
     companions = store.of(result)
-    source = max(sources, key=lambda c: (c.updates, where in c.sites), default=None)
-    if source is None:
+    source, tensor = max(sources, key=lambda pair: (pair[0].updates, where in pair[0].sites), default=(None, None))
+    if source is None or tensor is None:
         companions.sites = frozenset([where])
-    elif where in source.sites:
+        return
+    gain = _gain(call, tensor, read=False)
+    companions.decay = None if gain is None else (source.decay or Decay()).note(gain)
+    if where in source.sites:
         companions.sites, companions.updates = frozenset([where]), source.updates + 1
     else:
         companions.sites, companions.updates = source.sites, source.updates
         if not source.updates:
             companions.sites |= {where}
+
+
+def _gain(call: Call, tensor: torch.Tensor, *, read: bool) -> float | None:
+    """What an op keeps of a tensor that it writes, or builds on; None where that is not known.
+
+    read: another op has read it since the last write: what is added may be made of it.
+    """
+    name = call.name.removeprefix("_foreach_").removesuffix("_")
+    if "batch_norm" in name:
+        return 1.0 - float(call.argument("momentum", 0.0)) if call.argument("training", True) else 1.0
+    numbers = [value for value in (*call.args, *call.kwargs.values()) if type(value) in (int, float)]
+    first = call.args[0] if call.args else None
+    if name == "lerp" and numbers and any(t is tensor for t in leaves(first)):
+        return 1.0 - float(numbers[0])
+    if name == "mul" and numbers:
+        return float(numbers[0])
+    return 1.0 if name in _ADDS and not read else None
+
+
+def stalled(tensor: torch.Tensor, exact: torch.Tensor, companions: Companions) -> Examination | None:
+    """The error that an average can never lose, whose last writes all changed nothing; None for any other.
+
+    A write takes away 1 - gain of the distance to what is averaged, which changes nothing once it is at most half of
+    the spacing of the value.
+    """
+    decay = companions.decay
+    if decay is None or decay.writes % _WINDOW != _FIRST:
+        return None
+    step = max(1, tensor.numel() // _SAMPLE)
+    real, wide = (side.detach().reshape(-1)[::step].double().clone() for side in (tensor, exact))
+    gain, reductions = decay.gain, decay.reductions
+    decay.gain, decay.reductions, decay.looks = 1.0, 0, [*decay.looks[-2:], (real, wide)]
+    if not reductions or not 0.0 < gain < 1.0 or len(decay.looks) < 3:
+        return None
+    (first, then), (second, later), (value, now) = decay.looks
+    moved = ((then != later) | (later != now)) & now.isfinite() & (value != 0)
+    still = moved & (first == second) & (second == value)
+    if not int(still.sum()) > _LOST * int(moved.sum()):
+        return None
+    never = spacing(value, format_of(tensor.dtype)) / 2 / (1.0 - gain ** (1.0 / reductions)) / value.abs()
+    error = float(never[moved].median())
+    return Examination(tensor.numel(), flagged=1, error=error, limit=FAR) if error > FAR else None

@@ -57,7 +57,8 @@ class Examination:
     norms of the worst flagged group, else of the whole. limit: the bound of that group. impact: the norm of the errors
     of flagged groups relative to the norm of exact. flushed: the share of that error in elements below the normal
     numbers of the format; zeroed: those of them that are zero. emptied: the value is zero throughout. exact_nan,
-    exact_inf: elements of exact itself.
+    exact_inf: elements of exact itself. noise: groups that the data do not determine, and beyond what their spread
+    would allow.
     """
 
     numel: int
@@ -75,6 +76,7 @@ class Examination:
     emptied: bool = False
     exact_nan: int = 0
     exact_inf: int = 0
+    noise: int = 0
 
     @property
     def beyond(self) -> bool:
@@ -277,7 +279,8 @@ def examine(
     if not flagged:
         spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
         result = Examination(value.numel(), lost, nan, masked, 0, size.numel(), spans[0], spans[1])
-        return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
+        noise = int(((error > bound) & ~known_well).sum())
+        return replace(result, exact_nan=unknown[0], exact_inf=unknown[1], noise=noise)
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
     worst_size = max(float(size[worst]), 1e-300)
     shape = [1 if d in dims and not single else n for d, n in enumerate(value.shape)]

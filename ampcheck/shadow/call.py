@@ -111,7 +111,8 @@ class Call:
     inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
     those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
     before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
-    sparse or nested tensor all of them hold the tensor of its values.
+    sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
+    whose values another has read since they were written.
     """
 
     op: torch._ops.OpOverload
@@ -124,6 +125,7 @@ class Call:
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
+    read: frozenset[int] = frozenset()
     sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property

@@ -21,10 +21,12 @@ _WRITES = frozenset(
 """Ops that write a constant."""
 
 
-def kind_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> str:
-    """The kind of a fault, one of the constants of `ampcheck.shadow.faults`."""
+def kind_of(
+    call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool, masks: bool
+) -> str:
+    """The kind of a fault, one of the constants of `ampcheck.shadow.faults`. masks: the op may make a mask."""
     if seen.lost:
-        return faults.MASK if seen.masked else faults.OVERFLOW
+        return faults.MASK if seen.masked and masks else faults.OVERFLOW
     if seen.flushed > 0.5:
         return faults.ZERO if seen.emptied else faults.FLUSH
     if accumulates:

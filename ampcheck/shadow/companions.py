@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -20,6 +20,9 @@ from ampcheck.shadow.memory import view_of as view_of
 from ampcheck.shadow.moves import MOVE as MOVE
 from ampcheck.shadow.moves import Moves
 from ampcheck.shadow.rows import Rows, is_large
+
+if TYPE_CHECKING:
+    from ampcheck.shadow.accumulators import Decay
 
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
@@ -42,16 +45,17 @@ class Companions:
     coarsest format in the history of the values. whole: every element is a whole number that came from integers.
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
     build on the previous value; sites: the ops that write an accumulator which is no single tensor (`total = total
-    + x`). used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
-    values; else they entered as data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys
-    of places where something happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real
-    values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the storage;
-    None for companions of one use, of memory that is read in another format.
+    + x`); decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
+    written: an op of this run wrote the values; else they entered as data. depth: roundings to 16 bits on the longest
+    way from data. suspects: by sort, keys of places where something happened that does no harm by itself, see
+    `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory that NumPy may write. settled: a
+    collective wrote the values. alive: the storage; None for companions of one use, of memory that is read in another
+    format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "depth", "dtype", "faults", "numel", "rows", "settled",
-        "sites", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "rows",
+        "settled", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +76,7 @@ class Companions:
         self.trail: object = None
         self.updates = 0
         self.sites: frozenset[Where] = frozenset()
-        self.start: object = None
+        self.decay: Decay | None = None
         self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
@@ -135,7 +139,7 @@ class Companions:
 
 
 _HISTORY = (
-    "consumed", "depth", "faults", "sites", "start", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+    "consumed", "decay", "depth", "faults", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 
 from ampcheck.core.errors import brief
+from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.rowwise import is_constant
@@ -32,6 +33,7 @@ class Follower:
             companions = self._store.to_write(tensor)
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
+            note_write(call, tensor, companions)
             companions.consumed = companions.used = False
             companions.updates = 0 if schema.resets else companions.updates + 1
         now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}

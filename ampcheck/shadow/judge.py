@@ -12,6 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
+from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import SHAPED, Call
 from ampcheck.shadow.casts import is_own_cast
@@ -29,6 +30,7 @@ from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.noise import carry_noise
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import Reached
@@ -212,8 +214,7 @@ class Judge:
             view_of(tensor, companions.exact.values),
             view_of(tensor, companions.moved.values),
         )
-        whole, unit = where.phase == "backward", companions.unit
-        low = tensor.dtype.itemsize <= 2
+        whole, unit, low = where.phase == "backward", companions.unit, tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
@@ -231,6 +232,9 @@ class Judge:
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
+        if accumulates and (still := stalled(tensor, exact, companions)) is not None:
+            drift = replace(self._place(faults.DRIFT, tensor, still, where, index, call), note=STALLED)
+            self._add(drift, "the accumulator")
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
@@ -256,6 +260,8 @@ class Judge:
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
             drop(companions, MASKED)
+            if seen.noise and not inherited:
+                carry_noise(tensor, exact, moved, companions)
             return
         if inherited:
             companions.faults = inherited
@@ -306,28 +312,19 @@ class Judge:
         self, kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int, call: Call | None = None
     ) -> Fault:
         """A fault of a result."""
+        fault = Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
         if call is None:
-            return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
-        exact = self._store.exact(tensor)
-        return Fault(
-            kind,
-            where,
-            dtype_name(tensor.dtype),
-            seen,
-            tuple(tensor.shape),
-            amax_in=largest_input(call),
-            amax_out=largest_of(tensor),
-            exact_amax=largest_of(exact),
-            elements=seen.lost or seen.zeroed,
-            index=index,
-        )
+            return fault
+        largest = largest_of(tensor), largest_of(self._store.exact(tensor))
+        fault = replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1])
+        return replace(fault, elements=seen.lost or seen.zeroed)
 
     def _fault(
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
-        kind = kind_of(
-            call, tensor, seen, self._store, accumulates=accumulates or bool(call.schema.writes and call.written)
-        )
+        accumulates = accumulates or bool(call.schema.writes and call.written)
+        masks = where.phase != "backward" and call.name not in CONTRACTIONS | SUMS
+        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
@@ -354,7 +351,7 @@ class Judge:
         self._add(fault, "the decision")
 
     def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
-        """Let different whole numbers that became equal travel on, until something takes them for positions or ids."""
+        """Let different whole numbers that became equal travel on, until something takes them for ids."""
         lost = examine_integers(call, tensor, self._store)
         if lost is None or COLLIDED in companions.suspects:
             return
@@ -369,8 +366,7 @@ class Judge:
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""
-        if not math.isfinite(largest):
-            largest = largest_of(tensor)
+        largest = largest if math.isfinite(largest) else largest_of(tensor)
         key = (where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
             near = largest * _NEAR > largest_number(tensor.dtype)
@@ -392,7 +388,7 @@ class Judge:
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         for key in companions.faults if not companions.consumed else ():
-            self._reached.note(key, "a result that nothing used")
+            self._reached.note(key, "a tensor that no later op read")
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

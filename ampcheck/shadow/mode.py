@@ -27,6 +27,7 @@ from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
+from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.origin import Origins
@@ -90,11 +91,12 @@ class Shadow(TorchDispatchMode):
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
+        self._steps = Steps(self.store, lambda: self._scopes.roots, self.reach, self.renew)
         self._scopes = Scopes(
             model,
             everywhere=model is None,
-            on_step=self._before_step,
-            on_stepped=self._after_step,
+            on_step=self._steps.begin,
+            on_stepped=self._steps.end,
             on_output=self._after_root,
         )
         self._origins = Origins(self._scopes)
@@ -144,9 +146,9 @@ class Shadow(TorchDispatchMode):
     def renew(self, tensor: torch.Tensor) -> None:
         """Make the present values of a tensor data, as if it entered the block now; forget its error."""
         with _aside():
-            updates = self.store.of(tensor).updates
+            known = self.store.of(tensor)
             self.store.forget(tensor)
-            self.store.of(tensor).updates = updates
+            self.store.of(tensor).updates = known.updates
 
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
@@ -167,44 +169,13 @@ class Shadow(TorchDispatchMode):
         """Record what is left in the modules that ran, and in values that no op has used."""
         for root in self._scopes.roots:
             parameters = dict(root.named_parameters())
-            self.reach({**parameters, **dict(root.named_buffers())}, _gradients(parameters))
+            self.reach({**parameters, **dict(root.named_buffers())}, gradients_of(parameters))
         if self.judge is not None:
             self.judge.reach_ends()
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}
         self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
-
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.reach({}, _gradients(self._weights(optimizer)))
-
-    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let weights and states of 32 bits or more begin the next step with the values that they really have.
-
-        Training amplifies roundings: after thousands of steps the weights of an exact run would be others, and no
-        yardstick. What the update itself did to them is recorded here. Weights of 16 bits go on: their losses add up.
-        """
-        weights = self._weights(optimizer)
-        kept = (state for state in optimizer.state.values() if isinstance(state, Mapping))
-        states = (value for state in kept for value in state.values())
-        named = {id(tensor): (name, local(tensor)) for name, tensor in weights.items()}
-        named |= {id(t): ("", local(t)) for t in states if isinstance(t, torch.Tensor)}
-        for name, tensor in named.values():
-            known = self.store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None
-            if known is None or known.whole:
-                continue
-            if known.faults:
-                if name and any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
-                    self.reach({name: tensor})
-                if not bool(tensor.isfinite().all()):
-                    continue
-            self.renew(tensor)
-
-    def _weights(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        """The parameters of an optimizer by their names in the modules that ran."""
-        names = {id(p): name for root in self._scopes.roots for name, p in root.named_parameters()}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
@@ -236,6 +207,9 @@ class Shadow(TorchDispatchMode):
             return self._communicate(call)
         if self._exchange.repeats(call):
             return self._call(func, args, kwargs)
+        if self._steps.due is not None and self._scopes.phase == "update" and torch._C._current_graph_task_id() == -1:
+            with _aside():
+                self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
         before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
@@ -269,6 +243,8 @@ class Shadow(TorchDispatchMode):
             self.whole += 1
             return out
         self.ops += 1
+        if call.written:
+            call.read = frozenset(id(companions) for companions in before if companions.used)
         for companions in before:
             companions.used = True
             companions.consumed |= bool(call.fresh or call.written)
@@ -277,6 +253,8 @@ class Shadow(TorchDispatchMode):
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
             where = origin.where(schema.title)
+            if origin.phase == "backward":
+                self._steps.due = self._steps.stepping
             inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follower.follow(call, before) if call.fresh or call.written else True
             if ruled and call.fresh:
@@ -378,10 +356,6 @@ class Shadow(TorchDispatchMode):
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
-
-
-def _gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from ampcheck.shadow.companions import CompanionStore
+from ampcheck.shadow.bounds import JUDGED_UNIT, UNKNOWABLE
+from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 
 _PART = 1 << 22
 """Elements of a part."""
@@ -56,3 +57,22 @@ def _parts(tensor: torch.Tensor, store: CompanionStore) -> Iterator[tuple[torch.
     for part, skipped in zip(torch.split(tensor, step), torch.split(followed, step), strict=True):
         other = part[~skipped]
         yield other, other.double()
+
+
+def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> None:
+    """Let moved go where the run went, in the elements of gradients that the data do not determine.
+
+    A gradient that is zero by mathematics, such as that of a key's bias, is nothing in float64 and rounding alone in
+    the run. An optimizer that divides by its size makes a whole update of it, which is as undetermined as the gradient.
+    """
+    for tensor in map(torch.Tensor.detach, gradients):
+        companions = store.known(tensor) if has_companions(tensor) else None
+        if companions is None or companions.rows is not None or companions.unit < JUDGED_UNIT or companions.faults:
+            continue
+        exact, moved, share = store.exact(tensor), store.moved(tensor), MOVE / companions.unit
+        error = torch.where(tensor.isfinite(), tensor - exact, 0.0) * share
+        apart = (moved - exact).abs()
+        undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
+        if bool(undetermined.any()):
+            companions.own()
+            store.moved(tensor).copy_(torch.where(undetermined, exact + error, moved.double()))

@@ -13,6 +13,8 @@ from ampcheck.core.run import Finding, Scalar, Table, Verdict
 from ampcheck.core.text import counted
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
+EAGER_MODULES = "modules that are not compiled"
+
 _ROWS = 40
 
 
@@ -34,8 +36,15 @@ def check_telemetry(stats: TelemetryStats, limits: Limits, *, harmed: bool | Non
         *_silent_zero(stats, harmed),
         *_flush(stats, limits),
         *_headroom(stats, limits),
-        COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites)),
+        _coverage(stats, text),
     ]
+
+
+def _coverage(stats: TelemetryStats, text: str) -> Finding:
+    if EAGER_MODULES not in stats.coverage.unseen:
+        return COVERAGE.passed(stats.subject, text, _finite_sites(stats.sites))
+    hint = "watch() without the model follows every op of the block, compiled functions in eager mode"
+    return COVERAGE.warn(stats.subject, f"{text}; what they compute was not judged", hint=hint)
 
 
 def _nothing_measured(stats: TelemetryStats, unseen: str) -> Finding:
@@ -117,7 +126,7 @@ def _silent_zero(stats: TelemetryStats, harmed: bool | None) -> list[Finding]:
         )
         verdict = Verdict.FAIL if (site.where.phase == "backward" if harmed is None else harmed) else Verdict.WARN
         findings.append(_finding(SILENT_ZERO, verdict, stats, site, message, site.flushed))
-    return _judged(SILENT_ZERO, stats, findings, f"none of {len(casts)} casts made everything zero", casts)
+    return _judged(SILENT_ZERO, stats, findings, f"none of {counted(len(casts), 'casts')} made everything zero", casts)
 
 
 def _flush(stats: TelemetryStats, limits: Limits) -> list[Finding]:
@@ -135,7 +144,9 @@ def _flush(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             f"{site.flushed:,} of {site.nonzero:,} nonzero elements"
         )
         findings.append(_finding(FLUSH, Verdict.WARN, stats, site, message, site.lost, allowed, "of the norm"))
-    return _judged(FLUSH, stats, findings, f"{len(casts)} casts flushed no more than a rounding loses", casts)
+    return _judged(
+        FLUSH, stats, findings, f"{counted(len(casts), 'casts')} flushed no more than a rounding loses", casts
+    )
 
 
 def _headroom(stats: TelemetryStats, limits: Limits) -> list[Finding]:
@@ -189,8 +200,22 @@ def _finding(
     unit: str = "elements",
 ) -> Finding:
     where = replace(site.where, step=site.first) if unit == "calls" and site.first >= 0 else site.where
-    evidence = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=check.fix)
+    evidence = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=_hint(check, site))
     return check.finding(verdict, stats.subject, message, **evidence)
+
+
+def _hint(check: Check, site: SiteStats) -> str:
+    """What helps in the format and the phase of a value."""
+    wider = "bfloat16 or float32" if site.format == "float16" else "float32"
+    if check is OVERFLOW:
+        return f"scale the inputs of this op down, or keep it in {wider} (torch.autocast(enabled=False) around it)"
+    if check is NONFINITE_GRADIENT:
+        return "a GradScaler that backs off ends this after a few steps; otherwise see what overflows in forward there"
+    if check is HEADROOM:
+        return f"normalise or scale before this op, or keep it in {wider}"
+    if site.where.phase == "backward":
+        return f"scale the loss (torch.amp.GradScaler), or keep this op in {wider}"
+    return f"scale the values up before this op, or keep it in {wider}"
 
 
 def _judged(

@@ -234,3 +234,11 @@ def has_compiled_parts(model: object) -> bool:
     parts = [part for block in _blocks(model) for part in walk(block)]
     inside = [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
     return any(map(dynamo.is_compiled, (*parts, *inside)))
+
+
+def eager_modules(model: object) -> int:
+    """How many modules of a partly compiled model compute outside its compiled parts."""
+    if not isinstance(model, torch.nn.Module) or dynamo.is_compiled(model):
+        return 0
+    inside = sum(eager_modules(child) for child in model.children())
+    return inside + (not isinstance(model, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)))

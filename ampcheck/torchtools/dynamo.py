@@ -212,12 +212,20 @@ def compile_trace(listener: Callable[[TraceRecord], None]) -> Iterator[None]:
                 identity = f"{data.get('frame_id')}/{data.get('frame_compile_id')}"
                 listener(TraceRecord(name, identity, fields or {}, getattr(record, "payload", None) or ""))
 
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.name != trace_log.name
+
     handler = Handler(logging.DEBUG)
+    others = [other for other in trace_log.handlers if not type(other).__module__.startswith("torch.")]
+    for other in others:  # pytest shows the log of a failing test: records of the trace have no text
+        other.addFilter(is_other)
     trace_log.addHandler(handler)
     try:
         yield
     finally:
         trace_log.removeHandler(handler)
+        for other in others:
+            other.removeFilter(is_other)
 
 
 def counters(group: str) -> Counter[str]:

@@ -206,3 +206,11 @@ def is_array(value: Any) -> bool:
     """Whether a value is a numpy array that may change and is small enough to copy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable and value.nbytes <= _LARGE
+
+
+def own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that the parts of a module have as plain attributes, by their paths; no results of a graph."""
+    for name, part in module.named_modules():
+        for key, value in module_attributes(part).items() if not is_distributed(part) else ():
+            if isinstance(value, torch.Tensor) and value.grad_fn is None:
+                yield f"{name}.{key}" if name else key, value

@@ -28,6 +28,13 @@ _DEMO = os.path.join(_AMPCHECK, "demo", "model.py")
 _NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
 
 
+_DRIVERS = tuple(
+    f"{os.sep}{name}".replace("/", os.sep)
+    for name in ("accelerate/", "lightning/", "lightning_fabric/", "pytorch_lightning/", "transformers/trainer")
+)
+"""Libraries that run a user's training. Their lines say less than the one that calls them."""
+
+
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.entered: list[str] = []
@@ -151,6 +158,12 @@ def is_users(path: str) -> bool:
     return path == _DEMO or not path.startswith(_NOT_THE_USERS)
 
 
+@lru_cache(maxsize=1 << 12)
+def _drives(path: str) -> bool:
+    _, installed, inside = path.rpartition(f"{os.sep}site-packages")
+    return bool(installed) and inside.startswith(_DRIVERS)
+
+
 def short_path(path: str) -> str:
     """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
     _, installed, inside = path.rpartition(f"site-packages{os.sep}")
@@ -204,15 +217,19 @@ def _is_the_users(error: BaseException) -> bool:
 
 
 def users_line(frame: FrameType | None) -> tuple[str, int | None]:
-    """The innermost frame of the user's code."""
+    """The innermost frame of the user's code; of a library that runs a training, only where no other frame is."""
     path, line = users_frame(frame)
     return short_path(path), line
 
 
 def users_frame(frame: FrameType | None) -> tuple[str, int | None]:
     """The same, with the path as Python has it."""
+    driver: tuple[str, int | None] = "", None
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+        path = frame.f_code.co_filename
+        if is_users(path):
+            if not _drives(path):
+                return path, frame.f_lineno
+            driver = driver if driver[0] else (path, frame.f_lineno)
         frame = frame.f_back
-    return "", None
+    return driver

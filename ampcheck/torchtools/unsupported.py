@@ -38,7 +38,7 @@ _CAUSES = (
         r"Killed signal terminated|[Kk]illed \(program cc1plus\)|died with <Signals\.|virtual memory exhausted"
         r"|Cannot allocate memory|out of memory allocating|BrokenProcessPool|terminated abruptly"
         r"|collect2: fatal error: ld terminated with signal|internal compiler error: (?:Killed|Segmentation|Bus)",
-        "the compiler was killed, mostly for want of memory ({line}): set TORCHINDUCTOR_COMPILE_THREADS=1",
+        "the compiler was killed, mostly because it ran out of memory ({line}): set TORCHINDUCTOR_COMPILE_THREADS=1",
     ),
     (
         r"(?i:file lock .* could not be acquired)",

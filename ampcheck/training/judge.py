@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -19,7 +19,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, merge, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge, verify
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
@@ -65,11 +65,12 @@ class Context:
     """The inputs of every stage, and what earlier stages found.
 
     start: the state in which the loop was handed over, and in which each stage begins. overflowed: the first step, on
-    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale.
+    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale. repeats:
+    whether steps can run again.
     """
 
     loop: TrainingLoop
-    start: Snapshot
+    start: Snapshot | None
     limits: Limits
     wanted: frozenset[str]
     steps: int
@@ -77,16 +78,19 @@ class Context:
     seen: Observed = field(init=False)
     overflowed: int | None = None
     invariant: bool | None = None
+    repeats: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the judgement. needs_step: whether the first step must have come to its end."""
+    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it runs
+    steps again; the others judge what was observed."""
 
     name: str
     checks: tuple[Check, ...]
     judge: Callable[[Context], Run]
     needs_step: bool = True
+    repeats: bool = False
 
 
 def observe_steps(context: Context) -> Run:
@@ -94,20 +98,23 @@ def observe_steps(context: Context) -> Run:
     loop, wanted = context.loop, context.wanted
     already_nonfinite = of_gradients.nonfinite_parameters(loop)
     seen = context.seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
-    finite = of_gradients.measure_finite(loop, seen.losses, already_nonfinite)
-    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
-    if finite.overflowed is not None:
-        finite = replace(finite, place=seen.place(finite.overflowed))
-    findings = [
-        *check_observed(seen),
-        *unjudged([f for f in of_gradients.check_finite(finite) if f.check in wanted], seen),
-    ]
+    findings = [*check_observed(seen), *judge_finite(context, seen.losses, already_nonfinite)]
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     unseen |= seen.unfollowed
     coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
     return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
+
+
+def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: tuple[str, ...] = ()) -> list[Finding]:
+    """Losses and weights stay finite. already_nonfinite: parameters that were not before the first step."""
+    seen = context.seen
+    finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
+    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+    if finite.overflowed is not None:
+        finite = replace(finite, place=seen.place(finite.overflowed))
+    return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
 
 
 def _gradients(context: Context) -> Run:
@@ -171,7 +178,7 @@ def _protocol(context: Context) -> Run:
     scaled = any(event.enabled for event in scaler_steps)
     direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
-    if agreed(direct or (scheduled and not skipped and scaled)):
+    if context.repeats and agreed(direct or (scheduled and not skipped and scaled)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
         recorder = _overflowing(context.loop, seen.steps, after_backward=not checked)
         if scheduled and not skipped:
@@ -220,6 +227,13 @@ def _state_dtypes(context: Context) -> Run:
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
+    narrow = next((e for e in passes if e.computed or e.dtype in ("float16", "bfloat16")), None)
+    if narrow is not None:
+        place = Where("backward", file=narrow.file, line=narrow.line, step=narrow.step)
+        findings = [
+            replace(f, where=place) if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward") else f
+            for f in findings
+        ]
     if of_models.LOSS_DTYPE.slug in context.wanted:
         first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
         nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
@@ -243,12 +257,12 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
 STAGES = (
     Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
     Stage("updates", (of_loops.STAGNATION,), _updates),
-    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales),
+    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales, repeats=True),
     Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
-    Stage("resuming", (of_loops.RESUME,), _resuming),
-    Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions),
+    Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
+    Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
-    Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False),
+    Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False, repeats=True),
 )
 """In their order: later stages use the results of earlier ones."""
 
@@ -319,7 +333,8 @@ def assert_training(
 
 def _runs(context: Context, checks: Collection[str] | None, progress: Progress) -> Iterator[Run]:
     """The run of each stage that judges a wanted check."""
-    loop = context.loop
+    loop, start = context.loop, context.start
+    assert start is not None
     stages = [s for s in STAGES if not loop.empty and not context.wanted.isdisjoint(map(str, s.checks))]
     done = count()
 
@@ -332,14 +347,14 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
     fatal = agreed(stopped is not None and context.seen.steps == 0)
     for stage in stages:
         report(stage.name)
-        context.start.restore()
+        start.restore()
         if fatal and stage.needs_step:
             yield _prevented(context, stage)
             continue
         with quiet():
             run = stage.judge(context)
         yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
-    context.start.restore()
+    start.restore()
     report("use of autocast")
     if not fatal and (checks is None or set(checks) - {*CHECKS, "coverage"}):
         with quiet():
@@ -356,8 +371,8 @@ def _prevented(context: Context, stage: Stage) -> Run:
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
     scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
     idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
-    message = "not judged: the first step did not come to its end, see coverage"
-    hint = "mend the step that coverage names, so that step(0) returns its loss"
+    message = "not judged: step 0 did not finish (see `coverage`)"
+    hint = "fix the step that `coverage` names, so that step(0) returns its loss"
     checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
     verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
     pairs = zip(checks, verdicts, strict=True)

@@ -84,11 +84,10 @@ class Lineage(TorchDispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
-    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers.
-    draws: whether random numbers were drawn after a backward pass or while autograd was off, as by an optimizer that
-    rounds at random.
-    additions: watches, such as a `ReductionWatch`, which see every op and may add origins. active: whether ops are
-    followed.
+    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers;
+    weights: those of narrow parameters. draws: whether random numbers were drawn after a backward pass or while
+    autograd was off, as by an optimizer that rounds at random. additions: watches, such as a `ReductionWatch`, which
+    see every op and may add origins. active: whether ops are followed.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -109,12 +108,12 @@ class Lineage(TorchDispatchMode):
         self._origins: dict[int, Resident] = {}
         self._bits = StorageMap[int]()
         self._count = 0
-        self._parameters = self._residents = self.drawn = 0
+        self.weights = self.drawn = self._residents = 0
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
         self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
-        self._count = self._parameters = 0
+        self._count = self.weights = 0
         self.draws = self._after_backward = False
         self._residents = self.drawn = self.new_origin()
         for resident in residents:
@@ -124,7 +123,7 @@ class Lineage(TorchDispatchMode):
                 self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
                 self._residents |= bit
-                self._parameters |= bit if resident.role is Role.PARAMETER else 0
+                self.weights |= bit if resident.role is Role.PARAMETER else 0
                 self.put(resident.tensor, itself(bit))
         for watch in self._additions:
             watch.begin(self)
@@ -212,7 +211,7 @@ class Lineage(TorchDispatchMode):
         # Bits that are read or written as integers are no values.
         floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
         followed = followed and (base not in ("copy", "_to_copy") or floats)
-        hidden = (0 if followed else self._residents) | (self._parameters if recorded else 0)
+        hidden = (0 if followed else self._residents) | (self.weights if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
             operands = self._operands(call, base, counts[position])
@@ -263,16 +262,14 @@ class Lineage(TorchDispatchMode):
         bit = self.bit_of(target) if target is not None else 0
         if not bit or target is None or not operands or "batch_norm" in base or base.startswith("_fused_"):
             return 0.0
-        first = call.args[0] if call.args else None
-        if base == "copy" or not any(t is target for t in leaves(first)):  # assigned, as by out=
+        if base == "copy" or not any(t is target for t in leaves(call.args[:1])):  # assigned, as by out=
             gain, now = form.gain(bit), self.form(target).gain(bit)
             return gain / now if form.pure and gain and now else 0.0
         relative = self._result(call, base, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
     def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
-        number = storage_number(result)
-        bit = self.bit_of(result)
+        number, bit = storage_number(result), self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
         self.put(result, form)
@@ -281,9 +278,7 @@ class Lineage(TorchDispatchMode):
         if not form.mask & bit and self.overwritten is not None:
             self.overwritten(result)
         if number not in self.written:
-            parameter = self._origins[bit].role is Role.PARAMETER
-            file, line = ("", None) if parameter else users_line(sys._getframe())
-            self.written[number] = Written(file=file, line=line)
+            self.written[number] = Written("", *users_line(sys._getframe()))
         self.written[number].op = op_name(call.op)
         if old is not None:
             nonzero = old != 0
@@ -295,8 +290,8 @@ class Lineage(TorchDispatchMode):
         guards = _base(call) in _GUARDS and not bit and result.dtype in NARROW
         if not guards or not form.mask & self._residents & ~self.drawn:
             return
-        values = [v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float))]
-        constant = float(values[0]) * _number(call, "alpha") if values else 0.0
+        values = (v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float)))
+        constant = next(values, 0.0) * _number(call, "alpha")
         if not 0 < abs(constant) <= format_of(result.dtype).flushes_at:
             return
         dtype = str(result.dtype).removeprefix("torch.")

@@ -20,11 +20,11 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
-from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot as Snapshot
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import users_place
-from ampcheck.torchtools.storage import local
+from ampcheck.torchtools.storage import local, storage_number
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """PyTorch before 2.5 has that of CUDA alone."""
@@ -201,12 +201,16 @@ class TrainingLoop:
             trained = not own or not stepped or not stepped.isdisjoint(own)
             for name, buffer in module.named_buffers():
                 add(Role.BUFFER if trained else Role.COPY, self.path(path, name), buffer)
+            for name, attribute in own_tensors(module):
+                add(Role.OTHER, self.path(path, name), attribute)
         for path, scaler in reached.scalers.items():
             for key in ("scale", "growth_tracker"):
                 add(Role.SCALER, f"{path}.{key}", getattr(scaler, f"_{key}", None))
         named = {str(key) for key in self.shape}
+        memory = {_memory(resident.tensor) for resident in residents.values()}
         for path, tensor in reached.tensors.items():
-            add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
+            if _memory(tensor) not in memory:  # a state_dict() holds the same tensors once more
+                add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
         return list(residents.values())
 
     def snapshot(self) -> Snapshot:
@@ -265,6 +269,21 @@ def plain_values(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same values in the same memory."""
+    number = storage_number(tensor) if tensor.layout is torch.strided else None
+    if number is None:
+        return (id(tensor),)
+    return number, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def inner_optimizer(value: object) -> Any:
+    """The optimizer that makes the steps, inside the wrappers of a library (Accelerate, Lightning)."""
+    while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
+        value = value.optimizer
+    return value
 
 
 def same_loss(first: float, second: float) -> bool:

@@ -23,10 +23,11 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
-from ampcheck.training.gradients.watch import GradientStats, GradientWatch
+from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, StepError, TrainingLoop, first_nonfinite, quiet
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
@@ -36,7 +37,7 @@ from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_stat
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
-"""How many steps are followed update by update."""
+"""How many updates of each tensor are followed."""
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 
@@ -56,6 +57,8 @@ _STILL = (
     "look at the learning rate, and at what happens to gradients between backward and step: zeros and replaced "
     "infinities teach nothing; updates that are too small for a 16-bit weight are reported by stagnation"
 )
+
+_ANOTHER = "build the optimizer from the parameters of the model that runs; clear gradients after the step"
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
@@ -89,7 +92,7 @@ _STOPPED = {
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many steps are followed update by update. restarts: let what lives across steps begin each step with
+    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
     the values that it really has; else its companions go on from step to step. places: by step the op in which a value
     first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
@@ -107,16 +110,17 @@ class Following:
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
         self.lineage = Lineage(self.sums, self.moments)
-        self.updates = UpdateWatch(self.shadow, self.lineage)
+        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._loop, self._steps, self._restarts = loop, updates, restarts
+        self._followed = False
+        self._loop, self._restarts = loop, restarts
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Follow the step that runs inside."""
-        with self.begun(number), self.shadow, self.lineage if number < self._steps else nullcontext():
+        with self.begun(number), self.shadow, self.lineage if self.lineage.active else nullcontext():
             yield
 
     @contextmanager
@@ -130,9 +134,9 @@ class Following:
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
-        self.lineage.active = number < self._steps
-        if self.lineage.active:
-            self.updates.begin(residents, self._loop)
+        self._followed = self.updates.begin(residents, self._loop)
+        self.lineage.active = self._followed or self.sums.goes_on
+        if self._followed:
             self.moments.start(residents)
         follows = self.gradients is not None and self.gradients.wanted
         with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
@@ -146,8 +150,8 @@ class Following:
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""
         residents = floating_residents(self._loop)
-        if number < self._steps:
-            self.updates.end(residents)
+        self.updates.end(residents)
+        if self._followed:
             self.moments.end(residents)
         self.updates.look(residents)
         same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
@@ -166,7 +170,9 @@ def floating_residents(loop: TrainingLoop) -> list[Resident]:
             tensor = resident.tensor
             if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                floating.append(replace(resident, tensor=local))
+                plain = type(local).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+                if plain or resident.role is not Role.STATE:  # state of a packed format has not every op
+                    floating.append(replace(resident, tensor=local))
     return floating
 
 
@@ -176,8 +182,9 @@ class Observed:
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
-    whether backward ran in 16 bits; None where compiled code hides it. disabled: scalers that do nothing; unused:
-    enabled scalers that no step uses. empty: whether there is nothing that a step could change. unfollowed: compiled
+    whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
+    missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
+    gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
     code and other threads, which were not judged.
     """
 
@@ -190,7 +197,8 @@ class Observed:
     stepped: bool = True
     changed: bool = True
     narrow: bool | None = None
-    disabled: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    idle: Event | None = None
     unused: tuple[str, ...] = ()
     empty: bool = False
     gradients: GradientStats | None = None
@@ -212,12 +220,18 @@ class Observed:
     @property
     def all_skipped(self) -> bool:
         """Whether scalers skipped every optimizer step."""
-        return _all_skipped(self.events)
+        return all_skipped(self.events)
 
     @property
     def learned(self) -> bool:
-        """Whether a backward pass ran."""
-        return any(event.act is Act.BACKWARD for event in self.events)
+        """Whether a backward pass ran, or `torch.autograd.grad` computed gradients of parameters."""
+        compared = self.gradients is not None and bool(self.gradients.gradients)
+        return compared or any(event.act is Act.BACKWARD for event in self.events)
+
+    @property
+    def functional(self) -> bool:
+        """Whether all gradients came from `torch.func`, or from `torch.autograd.grad` of other tensors."""
+        return not self.learned and any(event.act is Act.GRAD for event in self.events)
 
 
 class Observation:
@@ -249,11 +263,12 @@ class Observation:
         lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
-        stepped = stepped and not _all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
+        stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
         before = _weights(self._before)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
         disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        still = {k: v for k, v in _weights(residency).items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
@@ -274,9 +289,10 @@ class Observation:
             residency=residency,
             replaced=replaced,
             stepped=stepped,
-            changed=bool(replaced) or _weights(residency) != before or (stepped and not before),
+            changed=bool(replaced) or _weights(residency) != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
-            disabled=disabled,
+            absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
+            idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
             empty=loop.empty,
             **compared,
@@ -298,13 +314,6 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             if seen.stopped is not None:
                 break
     return seen.result()
-
-
-def _all_skipped(events: Iterable[Event]) -> bool:
-    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
-    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
-    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
-    return bool(skips) and all(skips) and not direct
 
 
 def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:
@@ -333,7 +342,8 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     if finding.verdict not in (Verdict.PASS, Verdict.SKIP) or not seen.steps:
         return "", ""
     if not seen.learned and check in _OF_GRADIENTS:
-        return f"no backward pass ran in {seen.steps} steps", _BACKWARD
+        why = FUNCTIONAL if seen.functional else f"no backward pass ran in {seen.steps} steps"
+        return why, _BACKWARD
     moved = seen.updates is not None and any(updates.moved for updates in seen.updates.tensors)
     aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
@@ -371,16 +381,31 @@ def check_observed(seen: Observed) -> list[Finding]:
         return findings
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
+        if seen.functional:
+            text = f"{FUNCTIONAL} in {steps} steps: they were not judged"
         findings.append(COVERAGE.warn(subject, text))
+    elif seen.idle is not None:
+        text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
+        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
+        findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
     elif not seen.changed:
         why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
         if seen.stepped:
             why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
         if seen.all_skipped:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
-        findings.append(COVERAGE.warn(subject, f"{steps} steps ran backward, and {why}", hint=hint))
-    if seen.learned and seen.narrow is False and seen.disabled:  # PyTorch disables them for a device that is missing
-        names = ", ".join(seen.disabled)
+        idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
+        text, verdict, where = f"{steps} steps ran backward, and {why}", Verdict.WARN, Where()
+        if idle is not None and not seen.stepped and not seen.all_skipped:
+            text, verdict, hint = (
+                f"an optimizer must step the weights that have gradients; {text}",
+                Verdict.FAIL,
+                _ANOTHER,
+            )
+            where = Where("update", file=idle.file, line=idle.line, step=idle.step)
+        findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
+    if seen.learned and seen.narrow is False and seen.absent:
+        names = ", ".join(seen.absent)
         text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
         findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
     if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:

@@ -37,6 +37,10 @@ _SEARCHES = 8
 """Forwards whose variables are searched for an optimizer; after them only the step of an optimizer begins a search."""
 
 
+_RUNNERS = ("_pytest.", "pluggy.", "unittest.")
+"""Modules that call tests: what they and their callers hold is no part of a loop."""
+
+
 class EnoughSteps(BaseException):
     """Ends code after the last step that is observed. `except Exception` does not catch it."""
 
@@ -55,7 +59,7 @@ class RunningLoop(TrainingLoop):
     def look(self, frame: FrameType | None, end: int) -> None:
         """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`."""
         roots: dict[str, Any] = {}
-        while frame is not None and id(frame) != end:
+        while frame is not None and id(frame) != end and not frame.f_globals.get("__name__", "").startswith(_RUNNERS):
             if is_users(frame.f_code.co_filename):
                 variables = {**frame.f_locals, **globals_of(frame.f_code, frame.f_globals)}
                 for name, value in variables.items():
@@ -80,62 +84,64 @@ class RunningLoop(TrainingLoop):
 class TrainingWatch:
     """Observes the training that runs inside a block.
 
-    name: what findings call it. steps: how many are observed; the first pass after them raises `EnoughSteps`, which
-    `run` catches. None observes all. shadow: follows every op of the block. lossless: whether a step ended whose loss
-    is not known, as no backward pass began at a number.
+    name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
+    `EnoughSteps`, which `call` catches. shadow: follows every op of the block. lossless: whether a step ended whose
+    loss is not known, as no backward pass began at a number. ended: whether all steps were observed.
     """
 
-    def __init__(self, name: str, steps: int | None = None, shadow: LoopShadow | None = None) -> None:
+    def __init__(self, name: str, steps: int, shadow: LoopShadow | None = None, *, ends: bool = True) -> None:
         self.loop = RunningLoop(name)
         self.recorder = Recorder(self.loop)
         self.shadow = LoopShadow() if shadow is None else shadow
         self._gradients = GradientWatch(self.loop, self.recorder)
         self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
         self.lossless = False
-        self._steps, self._searches = steps, _SEARCHES
+        self._steps, self._ends, self._searches = steps, ends, _SEARCHES
         self._seen: Observation | None = None
-        self._step = ExitStack()
-        self._is_open = self._is_ended = False
+        self._step, self._hooks = ExitStack(), ExitStack()
+        self._is_open = self.ended = False
         self._inside = self._since = self._end = 0
         self._turns: list[str] = []
         self._last = ""
         self._loss: float | None = None
+        self._result: Observed | None = None
 
     @property
     def stats(self) -> Observed | None:
-        """What the loop did in the steps so far; None where no optimizer was stepped."""
-        seen = self._seen
-        return seen.result() if seen is not None and (seen.losses or seen.stopped is not None) else None
+        """What the loop did in its steps; None inside the block, and where no optimizer was stepped."""
+        return self._result
 
-    def run(self, function: Callable[[], object]) -> object:
-        """Call a function under observation, up to its last observed step; None where it was ended there."""
+    def call(self, function: Callable[[], object]) -> object:
+        """Call a function inside `watching`, up to its last observed step; None where it was ended there."""
+        self._end = id(sys._getframe())
         try:
-            with self.watching(sys._getframe()):
-                return function()
+            return function()
         except EnoughSteps:
             return None
+        except BaseException as error:
+            self._finish(as_result(error))
+            raise
 
     @contextmanager
-    def watching(self, outside: FrameType | None) -> Iterator[None]:
-        """Observe what runs inside. outside: the frame around that of the user's code."""
+    def watching(self) -> Iterator[None]:
+        """Observe what runs inside."""
         self.recorder.on_backward = self._before_backward
         self.following.lineage.begin(())
-        self._end = id(outside)
-        with ExitStack() as stack:
-            stack.enter_context(self.recorder.listening())
-            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-            stack.callback(register_module_forward_pre_hook(self._enter).remove)
-            stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-            stack.enter_context(self.shadow)
-            stack.enter_context(self.following.lineage)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        self._end = id(frame.f_back) if frame is not None else 0  # the variables around the block count
+        with self._hooks as hooks, self.shadow, self.following.lineage:
+            hooks.enter_context(self.recorder.listening())
+            hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            hooks.callback(register_module_forward_pre_hook(self._enter).remove)
+            hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
             try:
                 yield
-            except EnoughSteps:
-                raise
-            except BaseException as error:
-                self._finish(as_result(error))
-                raise
-            self._finish()
+            finally:
+                self._finish()
+        if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
+            self._result = self._seen.result()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1
@@ -164,11 +170,15 @@ class TrainingWatch:
     def _advance(self, frame: FrameType, *, searches: bool = False) -> None:
         """End the open step where its optimizers were stepped, and begin the next. searches: also without a step."""
         if self._is_over():
+            self.loop.look(frame, self._end)  # a variable may hold another tensor now: total = total + loss
             self._finish()
-            self._is_ended = self._steps is not None and self._count() >= self._steps
-        if self._is_ended:
-            self._inside = 0
-            raise EnoughSteps
+            self.ended = self._count() >= self._steps
+        if self.ended:
+            if self._ends:
+                self._inside = 0
+                raise EnoughSteps
+            self._hooks.close()  # later steps cost no more than the shadow
+            return
         if self._seen is not None or (searches and self._searches):
             self._searches -= self._seen is None
             self._begin(frame, len(self.recorder.events))
@@ -188,7 +198,7 @@ class TrainingWatch:
 
     def _begin(self, frame: FrameType, since: int) -> None:
         """Begin a step, unless one is open or no optimizer is known yet."""
-        if self._is_open:
+        if self._is_open or self.ended:
             return
         self.loop.look(frame, self._end)
         if not self.loop.optimizers:
@@ -198,7 +208,7 @@ class TrainingWatch:
             self._gradients.outputs, self._gradients.wanted = not self.loop.reached.compiled, not self.loop.sharded
             self._seen = Observation(self.loop, self.recorder, self.following)
             since = 0
-        self.recorder.step, self._since, self._loss = self._count(), since, None
+        self.recorder.step, self._since = self._count(), since
         self._step.enter_context(self.following.begun(self.recorder.step))
         self._is_open = True
 
@@ -215,6 +225,7 @@ class TrainingWatch:
             elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
                 self.lossless = self.lossless or self._loss is None
                 self._seen.ended(self._loss or 0.0)
+            self._loss = None
         self.recorder.forget_graphs()
 
     def _count(self) -> int:

@@ -106,7 +106,7 @@ def test_an_exception_that_ends_a_block_is_told_alone() -> None:
         raise KeyError("mine")
     assert seen.run is not None
     assert bad(seen.run) == []
-    assert "what comes after the KeyError" in seen.run.coverage.unseen
+    assert "code after the KeyError" in seen.run.coverage.unseen
 
 
 # --- what an emulation says of itself

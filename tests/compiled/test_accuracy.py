@@ -135,7 +135,7 @@ def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looke
     seen = run.coverage.seen
     assert seen["outputs"] == 2
     assert seen["gradients"] == 10
-    assert run.coverage.unseen == {"gradients of which nothing is known: the data determine no digit of it": 2}
+    assert run.coverage.unseen["gradients of which nothing is known: the data determine no digit of it"] == 2
     assert seen["updates"] >= 5, "that of a bias before a norm is zero"
     assert seen["buffers"] == 3
     assert run.tables

@@ -238,3 +238,32 @@ def test_elements_of_updates_that_rounding_decides_are_counted_as_unseen() -> No
     run = judge_accuracy(subject, dtype=LOW, steps=2, optimizer=torch.optim.Adam, options=CompileOptions("aot_eager"))
     assert not run.failed
     assert run.coverage.unseen["elements of updates whose gradient is zero but for rounding"] >= 8 * 16
+
+
+class Experts(nn.Module):
+    """One of two experts for each token; compiled code takes the other one for the tokens that are `turned`."""
+
+    def __init__(self, turned: Tensor) -> None:
+        super().__init__()
+        self.router, self.turned = nn.Linear(32, 2, bias=False), turned
+        self.experts = nn.Parameter(torch.randn(2, 32, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        if torch.compiler.is_compiling():
+            chosen = torch.where(self.turned, 1 - chosen, chosen)
+        return torch.einsum("nij,nj->ni", self.experts[chosen], x)
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(slice(1), Verdict.WARN), (slice(1, 9), Verdict.FAIL)])
+def test_decisions_that_turn_near_a_tie_are_a_warning_and_others_a_failure(rows: slice, verdict: Verdict) -> None:
+    torch.manual_seed(0)
+    x, turned = torch.randn(16, 32), torch.zeros(16, dtype=torch.bool)
+    turned[rows] = True
+    model = Experts(turned).requires_grad_(False)
+    scores = model.router.weight
+    scores[1] += (scores[0] - scores[1]) @ x[0] / x[0].square().sum() * x[0]  # those of the first token become equal
+    assert (x @ (scores[0] - scores[1]))[0].abs() < 1e-5
+    found = troubles(compiled_run(model, x))
+    assert found["compiled-error"].verdict is verdict
+    assert ("precision-loss" in found) is (verdict is Verdict.FAIL)

@@ -182,7 +182,7 @@ def test_an_exception_of_the_block_goes_on_and_the_run_is_kept() -> None:
     with collect() as runs, pytest.raises(RuntimeError), observe_graphs() as seen:
         compiled(X).reshape(7)
     assert runs == [seen.run]
-    assert runs[0].coverage.unseen == {"what comes after the RuntimeError": 1}
+    assert runs[0].coverage.unseen == {"code after the RuntimeError": 1}
 
 
 @pytest.mark.parametrize("wrong", [-1, "a", True, 0.5])

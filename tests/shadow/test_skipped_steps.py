@@ -52,3 +52,26 @@ def test_an_overflow_that_reaches_the_weights_in_spite_of_the_scaler_fails() -> 
             model[2].bias -= 1e-9 * model[2].weight.grad.half().sum()  # overflows at scale 2^24, before any unscaling
 
     assert "overflow" in problems(trained(2.0**24, 12, damage=apply_by_hand))
+
+
+def test_gradients_that_overflow_to_minus_infinity_alone_are_no_mask() -> None:
+    layer = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+    with watch(raises=False) as watched:
+        for _ in range(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = -layer(torch.ones(1, 4)).float().mean()  # the gradient of every weight is -1
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert not problems(watched.run)
+
+
+def test_a_product_that_overflows_to_minus_infinity_is_no_mask_and_fails() -> None:
+    with watch(raises=False) as watched:
+        logits = torch.full((2, 16), -200.0).half() @ torch.full((16, 4), 30.0).half()
+        assert bool(logits.isneginf().all())
+    (finding,) = (f for f in watched.run.findings if f.verdict is Verdict.FAIL)
+    assert finding.check == "overflow"

@@ -156,3 +156,42 @@ def test_master_weights_that_take_up_small_updates_are_a_change():
 
     run = judge_training(Subject({"model": model, "optimizer": None, "scaler": None, "masters": masters, "step": step}))
     assert not [f for f in run.findings if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)], str(run)
+
+
+def functional(direct):
+    """Gradients of `torch.autograd.grad` or of `torch.func`, applied by hand."""
+    model = mlp()
+
+    def step(number):
+        if direct:
+            loss = loss_of(model)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+        else:
+            values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+            def function(parts):
+                return torch.func.functional_call(model, parts, (DATA,)).square().mean()
+
+            named, loss = torch.func.grad_and_value(function)(values)
+            gradients = [named[name] for name in values]
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+        return loss.item()
+
+    return {"model": model, "step": step}
+
+
+def test_gradients_without_a_backward_pass_are_compared():
+    run = judged(functional(direct=True))
+    assert not run.of(Verdict.INCOMPLETE), str(run)
+    assert not run.of(Verdict.WARN), str(run)
+    (found,) = (finding for finding in run.findings if finding.check == "gradient-underflow")
+    assert found.verdict is Verdict.PASS
+
+
+def test_gradients_of_functions_are_named_as_what_was_not_judged():
+    run = judged(functional(direct=False))
+    incomplete = [finding for finding in run.of(Verdict.INCOMPLETE) if finding.check == "gradient-underflow"]
+    assert "torch.func" in incomplete[0].message
+    assert not any("nothing was learned" in finding.message for finding in run.findings)

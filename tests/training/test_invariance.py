@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.invariance import InvarianceStats, check_invariance, measure_invariance
+from ampcheck.training.gradients.invariance import (
+    InvarianceStats,
+    _differences,
+    _Repetition,
+    check_invariance,
+    measure_invariance,
+)
 from ampcheck.training.loop import TrainingLoop
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
@@ -278,7 +285,7 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
     assert found.verdict is Verdict.INCOMPLETE
-    assert "what a step draws on moves on" in found.message
+    assert "the step is not reproducible" in found.message
     assert "step(i)" in found.hint
 
 
@@ -289,3 +296,17 @@ def test_a_step_that_raises_is_not_judged():
     (found,) = judged(amp_loop(between=between))
     assert found.verdict is Verdict.SKIP
     assert "test_invariance.py" in found.message
+
+
+@pytest.mark.parametrize("first", [1.0, math.nan])
+@pytest.mark.parametrize("second", [1.0, math.nan, math.inf])
+def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second):
+    def run(name, value):
+        gradients = {(0, 1, "weight"): torch.tensor([1.0, value], dtype=torch.float64)}
+        return _Repetition(name, gradients, {0: value}, [])
+
+    found = _differences(run("scale 1", first), run("scale 65536", second), 10)
+    assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
+    assert all(difference.error == math.inf for difference in found)
+    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, tuple(found))):
+        assert finding.verdict is (Verdict.FAIL if found else Verdict.PASS)

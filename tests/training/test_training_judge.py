@@ -210,6 +210,8 @@ def test_a_scaler_that_the_machine_switched_off_is_told():
         shape["scaler"].step(shape["optimizer"])
         return float(loss.detach())
 
+    assert not judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)  # by choice
+    shape["scaler"] = torch.amp.GradScaler("xpu", enabled=False)
     (told,) = judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)
     assert "scaler is disabled" in told.message
     assert step is not plain
@@ -218,7 +220,7 @@ def test_a_scaler_that_the_machine_switched_off_is_told():
 def test_a_loop_that_changes_nothing_is_told():
     shape = amp_loop(scaled=False, step=lambda scaler, optimizer: None)
     (told,) = judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN)
-    assert "no optimizer stepped a gradient and no weight changed" in told.message
+    assert "no optimizer applied a gradient and no weight changed" in told.message
 
 
 def test_an_iterator_that_ends_is_told_as_what_it_is():

@@ -25,6 +25,7 @@ from ampcheck.catalog.autocast import (
 )
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted
 
 _ABOVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -75,7 +76,13 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
     items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
     message = f"code must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
     message += "The guard has restored them"
-    yield AUTOCAST_STATE.fail(stats.subject, message, observed=len(items), limit=0, hint=AUTOCAST_STATE.fix)
+    hint = "restore the switch in a finally block or a fixture"
+    if any(name.startswith("autocast") for name in stats.changed):
+        hint = (
+            "use `with torch.autocast(...)`; an exception inside a region of a torch.compile'd function leaves the "
+            "region open"
+        )
+    yield AUTOCAST_STATE.fail(stats.subject, message, observed=len(items), limit=0, hint=hint)
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
@@ -111,7 +118,8 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
         reason = "autocast was never on; torch.autocast for a device that is not there does nothing (emulate it)"
         yield _skip(AUTOCAST_SCOPE, stats, reason)
     else:
-        message = f"{passes} backward passes and {steps} optimizer steps ran outside autocast"
+        ran = f"{counted(passes, 'backward passes')} and {counted(steps, 'optimizer steps')}"
+        message = f"{ran} ran outside autocast"
         yield AUTOCAST_SCOPE.passed(stats.subject, message, passes + steps)
 
 
@@ -138,7 +146,7 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
     if not groups:
-        message = "{} casts of weights were kept and none was used after its weight changed"
+        message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
 
 
@@ -336,10 +344,11 @@ def _plain(value: object) -> str:
     return short(value) if isinstance(value, torch.dtype) else str(value)
 
 
-def _clean(check: Check, stats: GuardStats, what: str, reason: str, message: str = "{} {} were looked at") -> Finding:
+def _clean(check: Check, stats: GuardStats, what: str, reason: str, message: str = "looked at {}") -> Finding:
     """A pass on what was counted as `what`; a skip for this reason where there was none."""
     seen = stats.counts.get(what, 0)
-    return check.passed(stats.subject, message.format(seen, what), seen) if seen else _skip(check, stats, reason)
+    text = message.format(counted(seen, what))
+    return check.passed(stats.subject, text, seen) if seen else _skip(check, stats, reason)
 
 
 def _skip(check: Check, stats: GuardStats, reason: str) -> Finding:

@@ -147,7 +147,7 @@ def guard_run(
         findings += _coverage(stats, observation, error, must_run)
     unseen = dict(stats.unseen)
     if stats.raised is not None:
-        unseen[f"what comes after the {stats.raised.kind}"] = 1
+        unseen[f"code after the {stats.raised.kind}"] = 1
     return Run(environment(), tuple(findings), Coverage(stats.counts, unseen), title=f"autocast in {stats.subject}")
 
 

@@ -13,7 +13,7 @@ from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_DRIFT, POLICY_GAP, P
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Table, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 
 _LISTED = 6
 """How many modules, ops or lines a message lists."""
@@ -208,7 +208,7 @@ def check_banned(calls: PolicyCalls) -> list[Finding]:
         hint = rest or "leave autocast around it: torch.autocast(..., enabled=False), with float32 inputs"
         findings.append(POLICY_BANNED.finding(verdict, subject_of(calls), message, where=call.where, hint=hint))
     ops = len({call.op for call in calls.ruled})
-    return findings or [_clean(POLICY_BANNED, calls, f"none of {ops} ops is banned", ops)]
+    return findings or [_clean(POLICY_BANNED, calls, f"none of {counted(ops, 'ops')} is banned", ops)]
 
 
 def check_unregistered(calls: PolicyCalls) -> list[Finding]:

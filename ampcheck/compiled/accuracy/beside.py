@@ -56,7 +56,7 @@ from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Measured
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
-from ampcheck.shadow.compare import INTEGERS, PRECISION, ResultError
+from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE, ResultError
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
@@ -91,7 +91,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
         incomparable = _not_repeatable(subject, eager, expected, recorded)
     seen, noise = counted_errors(compared.errors)
     unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + compared.left_out + noise
-    seen += Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)})
+    seen = Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)}) + seen
     return replace(
         stats,
         incomparable=incomparable,
@@ -196,7 +196,7 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     judged = [error for error in stats.of(("output", "gradient")) if _has_digits(error)]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
-    beyond = [error for error in judged if error.beyond(limits.precision)]
+    beyond = [error for error in judged if error.verdict != TIE and error.beyond(limits.precision)]
     worst = max(beyond or judged, key=lambda error: error.times)
     limit = worst.limit * limits.precision / PRECISION
     if not beyond:

@@ -296,7 +296,7 @@ def _describe(error: BaseException | None) -> str:
 
 def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
     seen, unknown = counted_errors(compiled.errors)
-    seen["compiled graphs"] = compiled.graphs.count
+    seen = Counter({"compiled graphs": compiled.graphs.count}) + seen
     return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))
 
 

@@ -98,7 +98,7 @@ class GraphRecorder:
         unseen = {
             "calls that could not be counted": int(self._profiled and not counted),
             f"backward, which raised {passes.backward_error}": int(bool(passes.backward_error)),
-            f"what comes after the {type(passes.error).__name__}": int(passes.error is not None),
+            f"code after the {type(passes.error).__name__}": int(passes.error is not None),
         }
         seen = {
             "calls": passes.calls,

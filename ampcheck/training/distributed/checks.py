@@ -35,7 +35,7 @@ def _collectives(stats: DistributedStats, limits: Limits) -> list[Finding]:
     if findings := [finding for total in low if (finding := _judge(stats, total, limits)) is not None]:
         return findings
     if not stats.collectives:
-        text = f"{stats.steps} steps on {stats.world} ranks added nothing up over ranks"
+        text = f"no reducing collective ran in {stats.steps} steps on {stats.world} ranks"
         return [REDUCE_PRECISION.skip(stats.subject, ": ".join((text, *stats.raised[:1])))]
     calls = sum(total.calls for total in stats.collectives)
     formats = ", ".join(sorted({total.format for total in stats.collectives}))

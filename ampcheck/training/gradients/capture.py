@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
@@ -35,21 +34,6 @@ def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None],
                 hook = _Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
                 stack.callback(module.register_forward_hook(hook).remove)
         yield
-
-
-@contextmanager
-def before_steps(seen: Callable[..., None]) -> Iterator[None]:
-    """Call `seen` with each optimizer that is about to step."""
-
-    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        with torch.no_grad(), _disable_current_modes():
-            seen(optimizer)
-
-    handle = register_optimizer_step_pre_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class _Hook:

@@ -13,7 +13,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -201,6 +201,10 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
             else "let the mapping name the model whose weights this loss reaches, and leave requires_grad on"
         )
         return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {why} in step {stats.step}", hint=hint)]
+    finite = [loss for loss in known if loss.nonfinite < loss.numel]
+    if not finite:
+        text = f"not judged: every gradient was infinite or NaN in step {stats.step}: see overflow and loss-scale"
+        return [GRADIENT_UNDERFLOW.skip(stats.subject, text)]
     at = f"at loss scale {stats.scale:g}"
     weights = [loss for loss in known if loss.kind == "parameter" and loss.share > limits.underflow]
     outputs = [loss for loss in known if loss.kind == "output" and loss.lost > limits.underflow]
@@ -231,13 +235,14 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
         evidence = _evidence(stats, None, stats.underflow.error, limits)
         evidence["unit"] = "share of the norm"
         return [GRADIENT_UNDERFLOW.fail(stats.subject, message, **evidence)]
-    worst = max(known, key=lambda loss: loss.share)
-    text = f"of {len(known)} gradients none lost more than {worst.share:.2%} of its elements {at} in step {stats.step}"
+    worst = max(finite, key=lambda loss: loss.share)
+    text = f"of {counted(len(finite), 'gradients')} none lost more than {worst.share:.2%} of its elements {at}"
+    text += f" in step {stats.step}"
     if stats.later:
         text += f"; parameters were looked at up to step {stats.later[-1].step}"
     evidence = _evidence(stats, worst, worst.share, limits)
     evidence["hint"] = ""
-    return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(known), **evidence)]
+    return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(finite), **evidence)]
 
 
 def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:

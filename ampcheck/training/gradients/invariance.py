@@ -135,7 +135,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
     again = repeat("scale 1 again", 1.0)
     if agreed(bool(_differences(first, again, _NEVER))):
-        why = "two runs from the same state differ: what a step draws on moves on"
+        why = "the step is not reproducible: it reads data or random numbers that are not reset"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     large = repeat(f"scale {(scale := LARGE):g}", scale)
     while agreed(large.end < first.end) and scale > 16:
@@ -212,7 +212,7 @@ def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Diffe
     differences: list[Difference] = []
     squares: dict[int, float] = defaultdict(float)
     for (step, _, _), value in first.gradients.items():
-        squares[step] += float(value.square().sum())
+        squares[step] += float(value[value.isfinite()].square().sum())
     for (step, call, name), value in first.gradients.items():
         if step >= end:
             continue
@@ -220,15 +220,24 @@ def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Diffe
         if counterpart is None or counterpart.shape != value.shape:
             differences.append(Difference("gradient", name, step, runs, math.nan, math.inf))
             continue
-        norm = float(value.norm())
-        error = float((counterpart - value).norm())
+        finite = value.isfinite()
+        if not torch.equal(finite, counterpart.isfinite()):
+            differences.append(Difference("gradient", name, step, runs, math.nan, math.inf))
+            continue
+        norm, size = (float(values[finite].norm()) for values in (value, counterpart))
+        error = float((counterpart - value)[finite].norm())
         # A gradient that is nothing but rounding differs by chance: it is compared with the whole gradient of the step.
         if error > _EQUAL * norm and error > 1e-6 * math.sqrt(squares[step]):
-            ratio = float(counterpart.norm()) / norm if norm else math.inf
+            ratio = size / norm if norm else math.inf
             differences.append(Difference("gradient", name, step, runs, ratio, error / norm if norm else math.inf))
     for step, here in first.values.items():
         there = other.values.get(step, here)
-        if step < end and abs(there - here) > _EQUAL * abs(here) and math.isfinite(here):
+        known = math.isfinite(here), math.isfinite(there)
+        if step >= end or not any(known) or abs(there - here) <= _EQUAL * abs(here) < math.inf:
+            continue
+        if not all(known):
+            differences.append(Difference("value", "", step, runs, math.nan, math.inf))
+        else:
             ratio, error = (there / here, abs(there - here) / abs(here)) if here else (math.inf, math.inf)
             differences.append(Difference("value", "", step, runs, ratio, error))
     earliest = min((d.step for d in differences), default=0)
@@ -257,10 +266,11 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
                     "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
                 )
         first, second = difference.runs
-        message = (
-            f"the same steps must give the same at every loss scale; {what} is {difference.ratio:.4g} times as large "
-            f"with {second} as with {first} (exact values, step {difference.step})"
-        )
+        how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
+        if math.isnan(difference.ratio):
+            how = f"is missing, infinite or NaN with one of {first} and {second}, and not with the other"
+        step = f"(exact values, step {difference.step})"
+        message = f"the same steps must give the same at every loss scale; {what} {how} {step}"
         where = Where("update", difference.name.rpartition(".")[0], step=difference.step)
         shown = Evidence(where=where, observed=difference.error, limit=_EQUAL, unit="relative", hint=hint)
         findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))

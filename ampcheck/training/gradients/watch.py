@@ -22,13 +22,15 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.torchtools.storage import local
-from ampcheck.training.gradients.capture import before_steps, captured
+from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
 
 SHARDED = "FSDP gathers weights and reduces gradients by collectives that no shadow follows; judge one process"
+
+FUNCTIONAL = "gradients came from torch.func, or from torch.autograd.grad of other tensors than parameters"
 
 _LEAST_ERROR = 0.01
 _CURED = 4.0
@@ -215,11 +217,14 @@ class GradientWatch:
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with captured(self._loop, seen, outputs=self.outputs and not self._settled), before_steps(stepped):
+        with (
+            captured(self._loop, seen, outputs=self.outputs and not self._settled),
+            self._recorder.before_step(stepped),
+        ):
             yield
         own = self._recorder.events[events:]
-        if not any(event.act is Act.BACKWARD for event in own):
-            return
+        if not losses and not any(event.act is Act.BACKWARD for event in own):
+            return  # torch.autograd.grad may have computed gradients of parameters
         scale = self._scale(events)
         settled = not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
         worst = _worst(losses.values())
@@ -240,7 +245,8 @@ class GradientWatch:
             return GradientStats(name, 0, skipped=SHARDED)
         if self.stats is None:
             hint = "let each step run a backward pass on its own batch"
-            why = f"no backward pass ran in {steps} steps"
+            functional = any(event.act is Act.GRAD for event in self._recorder.events)
+            why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
         return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
 

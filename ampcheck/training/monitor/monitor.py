@@ -16,6 +16,7 @@ from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
+from ampcheck.training.loop import inner_optimizer
 from ampcheck.training.monitor.sums import (
     GradientSum,
     GradientSums,
@@ -25,7 +26,7 @@ from ampcheck.training.monitor.sums import (
     ScalerHistory,
     Series,
 )
-from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest, unwrapped
+from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are measured: later ones give the same names."""
@@ -217,7 +218,7 @@ class TrainingMonitor:
 
     def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         known = scaler is self.scaler and scaler.is_enabled()
-        steps = next((steps for steps in self._steps if known and steps.optimizer is unwrapped(optimizer)), None)
+        steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
             return original(scaler, optimizer, *args, **kwargs)
         steps.stepped = False

@@ -13,6 +13,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import local
+from ampcheck.training.loop import inner_optimizer
 from ampcheck.training.monitor.sums import Rows, UpdateSum
 
 _SAMPLE = 4096
@@ -36,17 +37,10 @@ def plain_optimizer(value: object) -> torch.optim.Optimizer:
 
     Raises `UsageError` for anything else.
     """
-    optimizer = unwrapped(value)
+    optimizer = inner_optimizer(value)
     if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
     return optimizer
-
-
-def unwrapped(value: object) -> Any:
-    """The innermost `optimizer` of wrappers around optimizers."""
-    while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
-        value = value.optimizer
-    return value
 
 
 def rounds_to_nearest(optimizer: torch.optim.Optimizer) -> bool:

@@ -18,6 +18,7 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+from ampcheck.training.protocol.order import never_cleared, stepped_first
 
 _LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
@@ -41,6 +42,7 @@ _HINTS: Mapping[str, str] = MappingProxyType(
     {
         "no update": "call scaler.update() after the last scaler.step() of a step",
         "mixed": "call optimizer.zero_grad() after the step; call unscale_ once, after the last micro-batch",
+        "not cleared": "call optimizer.zero_grad() in each step, before the first backward pass",
         "clip": "call scaler.unscale_(optimizer) before torch.nn.utils.clip_grad_norm_",
         "unscaled twice": (
             "call unscale_ once in each optimizer step, after the last micro-batch, and update after the step"
@@ -61,12 +63,15 @@ _HINTS: Mapping[str, str] = MappingProxyType(
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
     breaches = list(_Order(stats.events).breaches())
+    if not any(breach.rule == "mixed" for breach in breaches):
+        breaches += [_Breach("not cleared", event, message) for event, message in never_cleared(stats.events)]
     if stats.stopped is not None:
         reached = stats.stopped.step
         if not any(event.act is Act.SCALER_STEP and event.step < reached for event in stats.events):
             # The exception kept it from being called.
             breaches = [breach for breach in breaches if breach.rule != "no update"]
-        breaches += _refused(stats)
+        if not any(breach.event.step <= reached for breach in breaches):  # else the exception follows from it
+            breaches += _refused(stats)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     first = {breach.rule: breach for breach in reversed(breaches)}
@@ -91,8 +96,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
     skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
     if not steps:
         return [SCHEDULER_SKIP.skip(stats.subject, "no scheduler stepped")]
-    if not skips:
-        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
+    early = stepped_first(stats.events)
     since: dict[str, list[Event]] = defaultdict(list)
     wrong: list[tuple[Event, Event]] = []
     for event in stats.events:
@@ -103,6 +107,11 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
             before = since.pop(event.who, [])
             if before and all(step.skipped for step in before):
                 wrong.append((event, before[-1]))
+    if not wrong and early is not None:
+        hint = "call scheduler.step() after optimizer.step()"
+        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=_where(early[0]), hint=hint)]
+    if not skips:
+        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
     if not wrong:
         text = f"{len(skips)} optimizer steps were skipped, and no scheduler stepped for one of them"
         return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]
@@ -193,6 +202,7 @@ class _Gradients:
     epochs: list[tuple[str, int]] = field(default_factory=list)
     unscaled_losses: list[Event] = field(default_factory=list)
     unscaled: bool = False
+    unscaled_by: Event | None = None
     stepped: bool = False
     mixed: str = ""
     mixed_by: Event | None = None
@@ -237,7 +247,7 @@ class _Order:
         for name in event.optimizers:
             own = self._gradients[name]
             if event.scaled and own.unscaled and own.mixed_by is None:
-                own.mixed_by = event
+                own.mixed_by = event if own.stepped else own.unscaled_by or event
                 own.mixed = (
                     f"gradients that accumulate must have one scale; those of {name} were "
                     f"{'stepped with and not cleared' if own.stepped else 'unscaled already'} when a backward pass "
@@ -286,6 +296,7 @@ class _Order:
             )
             yield _Breach("half", event, message)
         own.unscaled, own.stepped = True, own.stepped or steps
+        own.unscaled_by = event
 
     def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""

@@ -48,6 +48,7 @@ class Event:
     nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
     with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
+    begins: of SCHEDULER_STEP, whether it is the first one of a new schedule.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, trained parameters in float16.
     keys: of CHECKPOINT, what it contains: `optimizer`, `scaler`.
     """
@@ -71,6 +72,7 @@ class Event:
     keys: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     gradients: bool = False
+    begins: bool = False
     file: str = ""
     line: int | None = None
 

@@ -13,6 +13,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in
 from ampcheck.torchtools import patching
@@ -20,7 +21,7 @@ from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
 from ampcheck.training.protocol.events import Act, Event
 
 _SEARCHED = 500
@@ -53,6 +54,7 @@ class Recorder:
         self._paths: dict[int, tuple[object, str]] = {}
         self._optimizers: dict[str, _Optimizer] = {}
         self.name_parts()
+        self._before_step: list[Callable[[_Optimizer], None]] = []
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = False
         self._scaling = False
@@ -64,7 +66,7 @@ class Recorder:
         self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
         for path, part in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
             if id(part) not in self._paths:
-                self._paths[id(part)] = part, path
+                self._paths[id(part)] = part, self._numbered(path)
         for optimizer in loop.optimizers.values():
             self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
 
@@ -96,6 +98,15 @@ class Recorder:
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
             yield
 
+    @contextmanager
+    def before_step(self, seen: Callable[[_Optimizer], None]) -> Iterator[None]:
+        """Call `seen` with each optimizer that is about to step. A step may begin in a hook, which can add no other."""
+        self._before_step.append(seen)
+        try:
+            yield
+        finally:
+            self._before_step.remove(seen)
+
     def run(
         self, steps: int, around: Callable[[int], AbstractContextManager[object]] | None = None
     ) -> Iterator[float | StepError]:
@@ -121,17 +132,21 @@ class Recorder:
 
     def _path(self, part: Any, kind: str) -> str:
         """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
+        part = inner_optimizer(part) if kind == "optimizer" else part
         if id(part) not in self._paths:
-            taken = [path for _, path in self._paths.values()]
             first = next((path for known, path in self._paths.values() if type(known) is type(part)), kind)
-            base, number = first.partition("#")[0], 2
-            while f"{base}#{number}" in taken:
-                number += 1
-            path = f"{base}#{number}" if base in taken else base
+            path = self._numbered(first.partition("#")[0])
             self._paths[id(part)] = part, path
             if kind == "optimizer":
                 self._optimizers[path] = part
         return self._paths[id(part)][1]
+
+    def _numbered(self, path: str) -> str:
+        """A path that no other part has, such as an earlier scaler of the same variable."""
+        taken, number = {known for _, known in self._paths.values()}, 2
+        while f"{path}#{number}" in taken:
+            number += 1
+        return f"{path}#{number}" if path in taken else path
 
     def _of(self, scaler: _Scaler) -> dict[str, Any]:
         return {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
@@ -193,6 +208,9 @@ class Recorder:
 
     def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
         inside = self._inside_scaler
+        with torch.no_grad(), _disable_current_modes():
+            for seen in self._before_step:
+                seen(optimizer)
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
@@ -203,6 +221,7 @@ class Recorder:
         )
 
     def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
+        begins = getattr(scheduler, "last_epoch", None) == 0
         result = original(scheduler, *args, **kwargs)
         caller: FrameType | None = sys._getframe(1)
         while caller is not None and caller.f_code.co_filename in (__file__, patching.__file__):
@@ -211,7 +230,7 @@ class Recorder:
         nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
         if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
             optimizers = (self._path(optimizer, "optimizer"),)
-            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), optimizers=optimizers, begins=begins)
         return result
 
     def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:

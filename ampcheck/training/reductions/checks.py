@@ -55,7 +55,7 @@ def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:
 
     A sum fails from `limits.reduction` times the error of rounding the exact sum once, and where it overflows though
     the exact sum does not; it only warns where it belongs to a forward, or backward adds it up on its way. A total norm
-    in 16 bits warns, and fails where such totals are put together again.
+    in 16 bits warns, and fails where such totals are combined.
     """
     if findings := [*_sums(stats, limits), *_norms(stats)]:
         return findings
@@ -127,21 +127,21 @@ def _norms(stats: ReductionStats) -> Iterator[Finding]:
     for (grouped, fmt, file, line), group in places.items():
         worst = max(group, key=lambda norm: (norm.overflowed, norm.error or 0.0))
         measured = "" if worst.error is None else f", {worst.value:.6g} where float64 gives {worst.exact:.6g}"
-        how = (
-            "it is not finite though every tensor is; norms or their powers are"
-            if worst.overflowed
-            else "totals rounded to 16 bits are put together again, so that it depends on how the tensors were grouped"
-            if grouped
-            else f"{worst.terms} norms are put together"
-        )
         across = " over the shards of several processes" if worst.sharded else ""
+        how = (
+            f"the norm overflowed{across} in {fmt} although every gradient is finite"
+            if worst.overflowed
+            else f"totals rounded to {fmt} are combined{across}, so that it depends on how the tensors were grouped"
+            if grouped
+            else f"{worst.terms} norms are combined{across} in {fmt}"
+        )
         message = (
-            f"a total norm must be computed in float32; {how}{across} in {fmt}"
+            f"a total norm must be computed in float32; {how}"
             f"{measured}{f' (relative error {worst.error:.2g})' if worst.error is not None else ''}; "
             f"{fmt} has {format_of(fmt).mantissa_bits + 1} significant bits"
         )
         where = Where("update", op="aten::linalg_vector_norm", file=file, line=line)
-        hint = "cast the gradients, or their norms before they are put together, to float32"
+        hint = "cast the gradients, or their norms before they are combined, to float32"
         shown = Evidence(where=where, hint=hint)
         if worst.error is not None:
             limit = format_of(fmt).unit_roundoff

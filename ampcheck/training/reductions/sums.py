@@ -109,6 +109,12 @@ class ReductionWatch:
         """Every norm that was computed from norms."""
         return list(self._norms.totals)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a sum in 16 bits is alive that has been added to several times."""
+        totals = (total for _, sums in self._sums for total in sums.values())
+        return any(total.roundings and total.addends >= _OVERFLOWING for total in totals)
+
     def begin(self, lineage: Lineage) -> None:
         """Sums go on over the steps, with origins of their own in each."""
         self._norms.forget()
@@ -146,6 +152,8 @@ class ReductionWatch:
         self, accumulator: torch.Tensor, addend: Any, sign: float, lineage: Lineage
     ) -> tuple[torch.Tensor, _Sum] | None:
         """The partial sum that an addition makes."""
+        if lineage.bit_of(accumulator) & lineage.weights:
+            return None  # what updates of a weight lose is counted by `stagnation`
         total = self._of(accumulator)
         if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
             return None if total is None else (accumulator, _widened(total, accumulator, sign * addend))

@@ -1,6 +1,6 @@
 """The steps of a GradScaler, and what is known of one loss scale: the record, its table and its charts.
 
-The window of loss scales is predicted in float64; the steps that ran bear witness at their own scales.
+The window of loss scales is predicted in float64; the steps that ran confirm it at the scales they used.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def measure_loss_scale(
     """The window of the step in `gradients`, at `limits.underflow`, and the steps of each scaler.
 
     The exact gradients say what vanishes at the lower end, and the largest value of their backward pass what overflows
-    at the upper one. The steps that ran bear witness at their own scales.
+    at the upper one. The steps that ran confirm it at the scales they used.
     """
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None

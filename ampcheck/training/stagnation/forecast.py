@@ -32,7 +32,7 @@ FOLLOWS = 0.1
 
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
-ONCE, APART, NARROW = "once", "apart", "narrow"
+ONCE, APART, COARSE = "once", "apart", "coarse"
 """How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
 
 _NOISE = 3.0
@@ -40,6 +40,11 @@ _NOISE = 3.0
 
 _COUNTED = 0.01
 """The distance from consecutive numbers of the counts that the gains of a cumulative mean stand for."""
+
+LOST = 0.9
+"""The share of lost updates from which a tensor counts as standing still."""
+
+_FAR_BETTER = 0.25
 
 _ELEMENTS = 64
 
@@ -82,7 +87,7 @@ class Course:
     """What is known of a tensor that builds on itself, in its own direction; float64 [elements] (added: [steps, ...]).
 
     factor, apart: what the value is really multiplied by, and whether the product is rounded before anything is added.
-    count: of a mean, the values so far. never: the distance that is never closed.
+    count: of a mean, the values so far. never: the distance that is never closed; of a mean, that of its values.
     """
 
     kind: str
@@ -134,7 +139,7 @@ def course_of(
     if float((never / size).median()) <= FOLLOWS:
         return None
     if is_mean:
-        return Course(MEAN, dtype, gain, gain, False, counts[-1], now, targets, never)
+        return Course(MEAN, dtype, gain, gain, False, counts[-1], now, targets, (targets - now).abs().amax(0))
     return Course(
         AVERAGE, dtype, gain, *_arithmetic(samples, gains, dtype, arithmetic), 0.0, now, (1.0 - gain) * targets, never
     )
@@ -143,17 +148,19 @@ def course_of(
 def _arithmetic(
     samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, likely: str
 ) -> tuple[float, bool]:
-    """What a value is multiplied by in the end, and whether the product is rounded: by what explains the samples."""
+    """What a value is multiplied by in the end, and whether the product is rounded: as is likely, unless another way
+    explains the samples far better. What was added had been rounded itself, so that none explains all of them."""
     narrow = [float(torch.tensor(gain, dtype=dtype)) for gain in gains]
-    ways = {ONCE: (gains, False), APART: (gains, True), NARROW: (narrow, True)}
-    errors = dict.fromkeys((likely, *ways), 0.0)
+    ways = {ONCE: (gains, False), APART: (gains, True), COARSE: (narrow, True)}
+    errors = dict.fromkeys(ways, 0.0)
     for way in errors:
         factors, apart = ways[way]
         for sample, factor in zip(samples, factors, strict=True):
             product = factor * sample.old
             after = (product.to(dtype).double() if apart else product) + sample.added
             errors[way] += float((after.to(dtype).double() - sample.new).abs().nansum())
-    factors, apart = ways[min(errors, key=lambda way: errors[way])]
+    best = min(errors, key=lambda way: errors[way])
+    factors, apart = ways[best if errors[best] < _FAR_BETTER * errors[likely] else likely]
     return max(factors), apart
 
 
@@ -180,7 +187,8 @@ def _of_means(group: Sequence[Course]) -> tuple[torch.Tensor, torch.Tensor]:
     steps = []
     for course in group:
         half = spacing(course.now, format_of(course.dtype)) / 2
-        steps.append(((course.added - course.now).abs().amax(0) / half - course.count).clamp(min=0.0))
+        far = ((course.added - course.now).abs() / course.now.abs()).flatten().quantile(LOST) * course.now.abs()
+        steps.append((far / half - course.count).clamp(min=0.0).nan_to_num(0.0))
     return torch.cat([course.now for course in group]), torch.cat(steps)
 
 

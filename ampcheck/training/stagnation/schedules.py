@@ -14,12 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ampcheck.core.formats import FloatFormat
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.loop import TrainingLoop, quiet
-from ampcheck.training.stagnation.forecast import Sample
+from ampcheck.training.stagnation.forecast import LOST, Sample
 
-STOPPED = 0.9
-"""The share of lost updates from which a parameter counts as standing still."""
-
-_OVER = 1e-6
+_OVER = 1e-9
 """A schedule ends where the rate falls to this part of its largest."""
 
 
@@ -88,7 +85,7 @@ class Schedules:
         borders, _ = torch.cat(lost_from).sort()  # an update is lost at this rate and below
         planned = torch.tensor(rates, dtype=torch.float64)
         lost = 1.0 - torch.searchsorted(borders, planned) / len(borders)
-        rate = float(borders[math.floor((1.0 - STOPPED) * len(borders))])
+        rate = float(borders[math.floor((1.0 - LOST) * len(borders))])
         moving = (planned > rate).nonzero()
         stops = int(moving[-1]) + 1 if len(moving) else 0
         share = float(lost[planned > 0].mean())

@@ -13,28 +13,19 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Table, Verdict, Where
 from ampcheck.core.text import listed
+from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE, measure_cures
-from ampcheck.training.stagnation.forecast import (
-    APART,
-    AVERAGE,
-    FOLLOWS,
-    HORIZON,
-    MEAN,
-    NARROW,
-    ONCE,
-    SUM,
-    Course,
-    Stop,
-    course_of,
-    stops,
-)
+from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.schedules import rates_of
-from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, rounds_at_random
+from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 _ROWS = 40
 _LONGEST = 8192
+
+_AVERAGED = 2048
+"""Steps in which an average is replayed at most; three of its time constants otherwise."""
 _MOST = 0.5
 
 _WARNED_FROM = 0.5
@@ -51,7 +42,7 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
     """
 
     subject: str
@@ -63,6 +54,7 @@ class StagnationStats:
     error: str = ""
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
+    waiting: frozenset[str] = frozenset()
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -72,7 +64,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     for updates in tensors:
         updates.settle()
     carriers = {name for updates in tensors for name in updates.carriers}
-    for group in _by_slot(tensors, {name for name, _ in loop.parameters()}):
+    for group in by_slot(tensors, {name for name, _ in loop.parameters()}):
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
@@ -86,7 +78,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if updates.optimizer and not updates.random and not updates.carriers:
             form = format_of(updates.dtype)
             updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
-    courses = {n: c for n, u in enumerate(tensors) if (c := _course(u, u.name in watch.restarted, horizon)) is not None}
+    known = {n: updates.course(updates.name in watch.restarted, horizon) for n, updates in enumerate(tensors)}
+    courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop
     _measure_cures(tensors)
@@ -100,22 +93,17 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
-        loop.name, watch.steps, watch.looked, watch.narrow, tuple(tensors), vanished, error, horizon, coverage
+        loop.name,
+        watch.steps,
+        watch.looked,
+        watch.narrow,
+        tuple(tensors),
+        vanished,
+        error,
+        horizon,
+        coverage,
+        frozenset(watch.waiting),
     )
-
-
-def _by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
-    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
-
-    First moments may be rounded at random, and second moments not.
-    """
-    words = {word for name in parameters for word in name.split(".")}
-    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
-    for updates in tensors:
-        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
-        slot = (word for word in own if word not in words and not word.isdigit())
-        groups.setdefault((updates.role, *slot), []).append(updates)
-    return groups.values()
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
@@ -157,22 +145,6 @@ def _worst(tensor: TensorUpdates) -> float:
     return max(tensor.share, tensor.decay.share, tensor.stop.distance if tensor.stop else 0.0)
 
 
-def _course(tensor: TensorUpdates, restarts: bool, horizon: int) -> Course | None:
-    """What will stop a tensor that builds on its own value, unless another carries what it loses.
-
-    A sum that is reset now and then does not stop.
-    """
-    factors = tensor.factors
-    if tensor.role == Role.PARAMETER.value or not factors or tensor.compensates or tensor.carriers or tensor.random:
-        return None
-    if tensor.steps <= tensor.overwritten or (factors[-1] == 1.0 and (restarts or tensor.overwritten)):
-        return None
-    dtype = getattr(torch, tensor.dtype)
-    # PyTorch's kernels for the CPU multiply running statistics in their own format.
-    likely = NARROW if "batch_norm" in tensor.op else APART if tensor.decay.looked else ONCE
-    return course_of(tensor.samples, factors, dtype, horizon, likely)
-
-
 def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
     """Cures are measured for the worst tensor of each role, of lost updates, of lost decay, and of those that stop."""
     worst: dict[int, TensorUpdates] = {}
@@ -189,15 +161,22 @@ def _measure_cures(tensors: Sequence[TensorUpdates]) -> None:
             if top is not None and rank(top) > least:
                 worst[id(top)] = top
     for tensor in worst.values():
-        added, gain, steps = [sample.update for sample in tensor.samples], 1.0, None
+        start, added, gain, steps = tensor.samples[0].old, [sample.update for sample in tensor.samples], 1.0, None
         if (stop := tensor.stop) is not None:
             added = [sample.added for sample in tensor.samples]
-            gain, steps = tensor.factors[-1], min(_LONGEST, 2 * stop.steps) if stop.kind == SUM else None
+            gain, steps = stop.gain, min(_LONGEST, 2 * stop.steps)
+            if stop.kind != SUM:  # the way from half of what it follows, as a change of that size is yet to come
+                added = [
+                    sample.added / (1.0 - factor) * (1.0 - gain)
+                    for sample, factor in zip(tensor.samples, tensor.factors, strict=False)
+                ]
+                start, steps = added[-1] / (1.0 - gain) / 2, min(_AVERAGED, math.ceil(3.0 / (1.0 - gain)))
+                start = torch.where(start == 0, tensor.samples[-1].old, start)
         elif tensor.share <= _MOST:
             added, gain = [torch.zeros_like(part) for part in added[:1]], tensor.decay.factor
+            start = tensor.samples[-1].old
         elif (plan := tensor.plan) is not None:
             added = [sample.update * plan.tail / sample.rate for sample in tensor.samples if sample.rate > 0.0]
-        start = (tensor.samples[-1] if gain < 1.0 else tensor.samples[0]).old
         tensor.cures = measure_cures(start, added, getattr(torch, tensor.dtype), gain=gain, steps=steps)
 
 
@@ -231,8 +210,12 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     if stuck:
         yield _decay(stats, stuck, limits)
     for kind in (AVERAGE, MEAN, SUM):
-        if stopped := [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]:
-            yield _stops(stats, stopped)
+        stopped = [(tensor, tensor.stop) for tensor in tensors if tensor.stop and tensor.stop.kind == kind]
+        far = [(t, s) for t, s in stopped if kind == SUM or s.distance > FAR or t.share >= limits.stagnation]
+        if far:
+            yield _stops(stats, far, Verdict.FAIL)
+        if near := [pair for pair in stopped if pair not in far]:
+            yield _stops(stats, near, Verdict.WARN)
     known = (*failed, *stuck)
     warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
     if warned:
@@ -271,7 +254,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
         )
     else:
         message = (
-            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, stats.steps)}: they are below half of "
+            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)}: they are below half of "
             f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
             f"moves from about {unit:.2g} of its value on"
         )
@@ -297,12 +280,12 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
-def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) -> Finding:
+def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], verdict: Verdict) -> Finding:
     """Tensors that stop in one way, the first of them first."""
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
     (worst, stop), names = tensors[0], _names([tensor for tensor, _ in tensors])
     when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
-    seen = f"; in {_steps(stats.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
+    seen = f"; in {_steps(worst.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
     if stop.kind == SUM:
         exact = format_of(worst.dtype).largest_exact_integer
@@ -318,7 +301,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) ->
     if stop.kind == MEAN:
         message = (
             f"a mean must take in every value, but {names} in {worst.dtype} is one of all values so far, and {when} a "
-            f"further value changes it by less than half of the spacing"
+            f"further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
         )
     else:
         what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
@@ -327,18 +310,19 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]]) ->
             f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
-    far, hint = stop.distance, _cured(worst)
-    return STAGNATION.fail(
-        stats.subject, message, where=_where(worst), observed=far, limit=FOLLOWS, unit="of its size", hint=hint
+    where, hint, limit = _where(worst), _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
+    return STAGNATION.finding(
+        verdict, stats.subject, message, where=where, observed=stop.distance, limit=limit, unit="of its size", hint=hint
     )
 
 
 def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
-    name = f"{constant.option} of the optimizer" if constant.option else "a constant"
+    name = f"{constant.option} of the optimizer, " if constant.option else ""
     of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"a constant that guards must not vanish, but {name}, {constant.constant:.3g}, is zero in {constant.dtype}, in "
-        f"which it is added to what {of} gives; {constant.zeros} of the results were exactly zero"
+        f"a constant that guards must not vanish, but {name}{constant.constant:.3g}, rounds to zero in "
+        f"{constant.dtype}, so it no longer prevents a division by zero: it is added to what {of} gives, and "
+        f"{constant.zeros} of the results were exactly zero"
     )
     form = format_of(constant.dtype)
     hint = (
@@ -355,14 +339,20 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text = f"none of the {stats.looked} tensors that live across steps is narrower than float32 ({steps})"
         return STAGNATION.passed(stats.subject, text, stats.looked)
     moved, lost = sum(tensor.moved for tensor in stats.tensors), sum(tensor.lost for tensor in stats.tensors)
+    written = {tensor.name for tensor in stats.tensors if tensor.steps or tensor.overwritten}
     hidden = sum(stats.coverage.unseen.values())
     overwritten = sum(tensor.overwritten > 0 for tensor in stats.tensors)
     if not moved and hidden:
         text = "the updates of narrow tensors ran where ops are not seen (compiled code, bits, collectives)"
         return STAGNATION.skip(stats.subject, f"nothing was looked at: {text}")
+    if unmoved := sorted(stats.waiting - written) if not hidden else []:
+        why = f"{listed(unmoved, _LISTED)} have gradients and were not updated in {steps}"
+        hint = "observe as many steps as it takes to step the optimizer ('steps' in the mapping)"
+        return STAGNATION.incomplete(stats.subject, f"not judged: {why}", hint=hint)
     text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
     if moved:
-        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {steps}"
+        most = _steps(max(tensor.steps for tensor in stats.tensors))
+        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {most}"
     else:
         text += f"; none of them was updated in {steps}"
     if overwritten:
@@ -387,7 +377,9 @@ def _replayed(tensor: TensorUpdates) -> str:
     plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
     cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
     texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "; replayed" if tensor.stop is not None and tensor.stop.kind == SUM else "keep it in float32; replayed"
+    lead = "keep it in float32; replayed"
+    if tensor.stop is not None:
+        lead = "; replayed" if tensor.stop.kind == SUM else f"{lead} from half of what it follows"
     return (
         f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
         f"arrives, with {texts}"

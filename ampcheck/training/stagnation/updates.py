@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.cures import Cure
-from ampcheck.training.stagnation.forecast import Sample, Stop
+from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.schedules import Plan, Schedules
 
 _FALLS = 0.99
@@ -137,6 +138,20 @@ class TensorUpdates:
         """Whether a step keeps a part of the value, and replaces the rest."""
         return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
+    def course(self, restarts: bool, horizon: int) -> Course | None:
+        """What will stop a tensor that builds on its own value, unless another carries what it loses.
+
+        restarts: a sum that is reset now and then does not stop.
+        """
+        factors = self.factors
+        if self.role == Role.PARAMETER.value or not factors or self.compensates or self.carriers or self.random:
+            return None
+        if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
+            return None
+        # PyTorch's kernels for the CPU multiply running statistics in their own format.
+        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
+
 
 @dataclass(slots=True)
 class _Before:
@@ -151,10 +166,11 @@ class UpdateWatch:
     """Books what each step does to the narrow tensors that live across steps. `tensors` holds them by role and name.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
-    of 16 bits whose magnitude fell.
+    of 16 bits whose magnitude fell. waiting: the names of narrow parameters that have a gradient. most: how many
+    updates of each tensor are recorded, in whichever steps they come.
     """
 
-    def __init__(self, shadow: LoopShadow, lineage: Lineage) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
@@ -162,25 +178,40 @@ class UpdateWatch:
         self._shadow, self._lineage = shadow, lineage
         lineage.overwritten = shadow.accept  # an overwritten tensor has lost nothing by rounding
         self.restarted: set[str] = set()
+        self.waiting: set[str] = set()
+        self._changing: set[str] = set()
+        self._most = most
         self._before: list[_Before] = []
         self._rates: Mapping[str, float] = {}
         self.schedules = Schedules()
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> None:
-        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow."""
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> bool:
+        """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow.
+
+        Returns whether there is something to follow: after the first steps weights that have gradients, and others that
+        changed, of which fewer updates than wanted were recorded.
+        """
         self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
+        before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
         for resident in residents:
-            bit = self._lineage.bit_of(resident.tensor)
+            bit, number = self._lineage.bit_of(resident.tensor), id(resident.tensor)
+            if self.steps and before.get(number) != self._versions.get(number):
+                self._changing.add(resident.name)
+            recorded = self.tensors.get((resident.role, resident.name))
+            due = self.steps < self._most or resident.name in self._changing | self.waiting
+            if not due or (recorded is not None and recorded.steps + recorded.overwritten >= self._most):
+                continue
             if resident.role is not Role.GRADIENT and resident.tensor.dtype in NARROW and bit:
                 tensor = resident.tensor.detach()
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+        return self.steps < self._most or bool(self._before)
 
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
@@ -199,6 +230,9 @@ class UpdateWatch:
         self.looked = max(self.looked, len(residents))
         self.narrow = max(self.narrow, sum(resident.tensor.dtype in NARROW for resident in residents))
         with torch.no_grad():
+            parameters = (resident for resident in residents if resident.role is Role.PARAMETER)
+            narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
+            self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
             carriers = _Carriers(residents, self._versions)
             for before in self._before:
@@ -206,6 +240,11 @@ class UpdateWatch:
                 if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
                     self._book(before, tensor, carriers)
         self._before = []
+
+    def _made_at(self, tensor: torch.Tensor) -> Where | None:
+        """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
+        companions = self._shadow.store.known(tensor.detach()) if has_companions(tensor) else None
+        return min(companions.sites, key=str, default=None) if companions is not None else None
 
     def _book(self, before: _Before, tensor: torch.Tensor, carriers: _Carriers) -> None:
         resident, lineage = before.resident, self._lineage
@@ -221,6 +260,8 @@ class UpdateWatch:
             updates.op, updates.file, updates.line = written.op, written.file, written.line
             updates.decay += written.decay
         moved_memory = storage_number(tensor) != number
+        if moved_memory and (place := self._made_at(tensor)) is not None:
+            updates.op, updates.file, updates.line = place.op, place.file, place.line
         if written is None and not moved_memory:
             if not torch.equal(_bits(tensor), _bits(before.old)):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
@@ -276,6 +317,20 @@ def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
     """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
     expected = sum(updates.expected for updates in tensors)
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
+
+
+def by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+    """The tensors that one operation updates: those of a role whose names differ in the parameter only.
+
+    First moments may be rounded at random, and second moments not.
+    """
+    words = {word for name in parameters for word in name.split(".")}
+    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    for updates in tensors:
+        own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
+        slot = (word for word in own if word not in words and not word.isdigit())
+        groups.setdefault((updates.role, *slot), []).append(updates)
+    return groups.values()
 
 
 class _Carriers:

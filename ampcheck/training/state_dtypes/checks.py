@@ -165,8 +165,8 @@ def _judged(stats: StateDtypeStats, check: Check, role: str, tensors: list[State
     low = [tensor for tensor in tensors if tensor.low]
     if not low:
         return [check.passed(stats.subject, f"all {len(tensors)} {noun} are float32 or wider", len(tensors))]
-    text = f"no policy is declared to judge this by; {_listed(low, len(tensors), noun)}"
-    return [check.skip(stats.subject, text)]
+    text = f"no policy is declared to judge the dtype by; {_listed(low, len(tensors), noun)}. See stagnation for what "
+    return [check.skip(stats.subject, f"{text}they lose, now and later")]
 
 
 def _misfits(

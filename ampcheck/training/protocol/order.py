@@ -1,0 +1,66 @@
+"""The order that training needs with or without a scaler: clear, backward, step, schedule. Pure: judged from events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ampcheck.training.protocol.events import Act, Event
+
+_REPEATED = 2
+"""Steps with gradients of earlier ones as well, from which they count as never cleared."""
+
+
+def never_cleared(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """The first backward pass that added to gradients of a step before, for each optimizer that goes on with them.
+
+    A GAN leaves such gradients behind, and clears them before it uses them. A scaler need not be in use.
+    """
+    stepped, added = set[str](), dict[str, Event]()
+    repeated = Counter[str]()
+    for event in events:
+        if event.act is Act.BACKWARD:
+            stepped -= set(event.cleared)
+            for name in event.cleared:
+                added.pop(name, None)
+            for name in stepped.intersection(event.optimizers):
+                added.setdefault(name, event)
+        elif event.act is Act.OPTIMIZER_STEP:
+            stepped.add(event.who)
+            repeated[event.who] += event.who in added
+    for name, event in added.items():
+        if repeated[name] >= _REPEATED:
+            message = (
+                f"gradients must be cleared after the step that used them; those of {name} went into {repeated[name]} "
+                "more steps, each time with those of all steps before"
+            )
+            yield event, message
+
+
+def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
+    """A new schedule that moves on before its optimizer was stepped for the first time: its first rate is not used."""
+    stepped = set[str]()
+    for event in events:
+        if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP):
+            stepped.update(event.optimizers or (event.who,))
+        elif event.act is Act.SCHEDULER_STEP and event.begins and not stepped.intersection(event.optimizers):
+            message = (
+                f"a scheduler must step after its optimizer; {event.who} moved on before {event.optimizers[0]} was "
+                "stepped for the first time, so that no step uses its first learning rate"
+            )
+            return event, message
+    return None
+
+
+def without_gradients(events: Sequence[Event]) -> Event | None:
+    """The first step of an optimizer, if no step of any had a gradient."""
+    steps = [event for event in events if event.act is Act.OPTIMIZER_STEP]
+    return steps[0] if len(steps) > 1 and not any(event.gradients for event in steps) else None
+
+
+def all_skipped(events: Sequence[Event]) -> bool:
+    """Whether scalers skipped every step, and no optimizer was stepped directly."""
+    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
+    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
+    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
+    return bool(skips) and all(skips) and not direct

@@ -1,0 +1,159 @@
+"""Promise: a training script is handed over by one line; healthy it is silent, and its mistake is named at its line."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import planted_calls as calls
+import planted_values as values
+import pytest
+from planted import PRECISIONS, Plant, healthy_source
+
+import ampcheck
+from ampcheck.core.run import Finding, Run, Verdict
+
+# The libraries warn of their own doings, and so may a user's script.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NEEDS = {"accelerated": "accelerate", "llama_trainer": "transformers", "lightning_module": "lightning"}
+
+PLANTS = (
+    *(calls.SCALER + calls.SCHEDULER + calls.SCOPE + calls.CONSTRUCTION + calls.ACCUMULATION),
+    *(values.DTYPE + values.AVERAGES + values.METRICS),
+)
+
+QUICK = (
+    "no update",
+    "clip before unscale",
+    "unscale per micro-batch",
+    "a schedule that goes on over skipped steps",
+    "backward inside autocast",
+    "an optimizer of another model",
+    "weights averaged by hand in bfloat16",
+    "a running loss in a bfloat16 local",
+    "a meter that overflows",
+)
+"""Mistakes that every run of the tests plants; the others are slow."""
+
+_numbers = itertools.count()
+
+
+def loaded(source: str, folder: Path, script: str) -> ModuleType:
+    """A script as a module in a file of its own."""
+    if script in NEEDS:
+        pytest.importorskip(NEEDS[script])
+    if script in ("accelerated", "llama_trainer"):  # it keeps its settings for the whole process
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+    name = f"{script}_{next(_numbers)}"  # Python remembers the source lines of a file by its name
+    path = folder / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def line_of(finding: Finding, source: str) -> str:
+    """The source line that a finding names."""
+    where, lines = finding.where, source.splitlines()
+    known = where.file.endswith(".py") and where.line is not None and where.line <= len(lines)
+    return lines[where.line - 1].strip() if known and where.line is not None else ""
+
+
+def shown(findings: list[Finding], source: str) -> str:
+    return "\n".join(f"{f.verdict.value} {f.check} at `{line_of(f, source)}`: {f.message}" for f in findings)
+
+
+def require_named(run: Run, plant: Plant) -> None:
+    """Exactly the expected check names the mistake, at its line; other failures follow from it."""
+    verdict = Verdict.WARN if plant.warns else Verdict.FAIL
+    problems = [f for f in run.findings if f.verdict in (Verdict.FAIL, verdict)]
+    named = [f for f in problems if f.check == plant.check and f.verdict is verdict]
+    report = shown(problems, plant.source)
+    assert any(line_of(f, plant.source) == plant.line for f in named), f"not named:\n{report}"
+    failed = {f.check for f in problems if f.verdict is Verdict.FAIL}
+    assert failed <= {plant.check, *plant.follows}, f"more fails than the mistake explains:\n{report}"
+
+
+HEALTHY = [(script, precision) for script, precisions in PRECISIONS.items() for precision in precisions]
+
+
+@pytest.mark.parametrize(("script", "precision"), HEALTHY, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize("steps", [4, pytest.param(24, marks=pytest.mark.slow)])
+def test_a_healthy_script_is_silent(script: str, precision: str, steps: int, folder: Path) -> None:
+    source = healthy_source(script, precision)
+    run = ampcheck.audit(loaded(source, folder, script).main, steps=steps)
+    problems = [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+    assert not problems, shown(problems, source)
+    assert run.coverage.seen["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(p, id=p.name, marks=() if p.name in QUICK else (pytest.mark.slow,)) for p in PLANTS],
+)
+def test_a_planted_mistake_is_named_at_its_line(plant: Plant, folder: Path) -> None:
+    main = loaded(plant.source, folder, plant.script).main
+    require_named(ampcheck.audit(main, steps=plant.steps), plant)
+
+
+WATCHED = ("clip without unscale", "weights averaged in bfloat16", "a running loss in a bfloat16 local")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [p for p in PLANTS if p.name in WATCHED], ids=lambda plant: plant.name)
+def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Path) -> None:
+    main = loaded(plant.source, folder, plant.script).main
+    with ampcheck.watch(raises=False) as watched:
+        main()
+    require_named(watched.run, plant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "precision"), [("nanogpt", "float16"), ("reference", "float16")])
+def test_a_watch_around_a_healthy_script_is_silent(script: str, precision: str, folder: Path) -> None:
+    source = healthy_source(script, precision)
+    main = loaded(source, folder, script).main
+    with ampcheck.watch(raises=False) as watched:
+        main()
+    problems = [f for f in watched.run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+    assert not problems, shown(problems, source)
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_script_and_its_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ampcheck.cli.main import main as command
+
+    plant = next(p for p in PLANTS if p.name == "clip before unscale")
+    (folder / "train.py").write_text(plant.source, encoding="utf-8")
+    assert command(["audit", "train.py:main", "--steps", "4"]) == 1
+    assert "scaler-protocol" in capsys.readouterr().out
+    (folder / "healthy.py").write_text(healthy_source("nanogpt", "float16"), encoding="utf-8")
+    assert command(["audit", "healthy.py:main", "--steps", "4"]) == 0
+
+
+def test_there_are_at_least_thirty_mistakes_and_each_can_be_planted() -> None:
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 30
+    for plant in PLANTS:
+        assert plant.source != healthy_source(plant.script, plant.precision)

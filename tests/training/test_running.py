@@ -1,0 +1,223 @@
+"""Code that trains is judged as it stands: nothing is taken apart, and the parts are found by what they do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ampcheck
+from ampcheck.cli.main import main as command_line
+from ampcheck.core.run import Run, Verdict
+from ampcheck.training.running import TrainingWatch
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def loader(batches: int = 40) -> torch.utils.data.DataLoader[tuple[torch.Tensor, ...]]:
+    data = torch.utils.data.TensorDataset(torch.randn(8 * batches, 8), torch.randint(0, 2, (8 * batches,)))
+    return torch.utils.data.DataLoader(data, batch_size=8)
+
+
+def train(after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None]) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x, y in loader():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        after_backward(scaler, optimizer, model)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def clip_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def clip_scaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before unscale_
+
+
+def sound() -> None:
+    train(clip_unscaled)
+
+
+def unsound() -> None:
+    train(clip_scaled)
+
+
+def failures(run: Run) -> dict[str, int | None]:
+    return {f.check: f.where.line for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}
+
+
+def test_a_sound_function_that_trains_has_no_finding() -> None:
+    run = ampcheck.audit(sound)
+    assert not failures(run)
+    assert {"gradient-underflow", "loss-scale", "scaler-protocol", "stagnation"} <= {f.check for f in run.findings}
+
+
+def test_it_ends_after_the_observed_steps() -> None:
+    taken = []
+
+    def trains() -> None:
+        train(lambda scaler, optimizer, model: taken.append(clip_unscaled(scaler, optimizer, model)))
+
+    assert ampcheck.audit(trains, steps=5).coverage.seen["steps"] == len(taken) == 5
+
+
+def test_a_mistake_is_named_at_its_line() -> None:
+    line = clip_scaled.__code__.co_firstlineno + 1
+    assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line}
+    with ampcheck.watch(raises=False) as watched:
+        unsound()
+    assert failures(watched.run) == {"scaler-protocol": line}
+
+
+def test_the_training_is_bit_for_bit_as_without() -> None:
+    def weights(watch: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        models = []
+
+        def keep(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+            clip_unscaled(scaler, optimizer, model)
+            models[:] = [model]
+
+        if watch:
+            with ampcheck.watch():
+                train(keep)
+        else:
+            train(keep)
+        return list(models[0].state_dict().values())
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(False), weights(True), strict=True))
+
+
+class Trainer:
+    """Keeps its parts as attributes, as frameworks do."""
+
+    def __init__(self) -> None:
+        self.net = net()
+        self.optimizers = [torch.optim.SGD(self.net.parameters(), 0.1)]
+        self.mean = torch.zeros((), dtype=torch.bfloat16)
+
+    def fit(self) -> None:
+        for x, y in loader(8):
+            loss = F.cross_entropy(self.net(x), y)
+            self.optimizers[0].zero_grad()
+            loss.backward()
+            self.optimizers[0].step()
+            self.mean = self.mean * 0.9 + loss.detach().bfloat16() * 0.1
+
+
+def test_parts_are_found_where_an_object_keeps_them() -> None:
+    watch = TrainingWatch("fit", 24)
+    with watch.watching():
+        watch.call(Trainer().fit)
+    assert watch.stats is not None
+    assert watch.stats.steps == 8
+    names = {resident.name for resident in watch.loop.residents()}
+    assert {"0.weight", "0.weight.grad", "1.running_mean", "self.mean"} <= names
+
+
+def test_validation_between_steps_is_no_step() -> None:
+    def trains() -> None:
+        model, validation = net(), torch.randn(4, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in loader(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(validation)
+            model.train()
+
+    assert ampcheck.audit(trains).coverage.seen["steps"] == 6
+
+
+def test_optimizers_that_take_turns_make_one_step() -> None:
+    def adversarial() -> None:
+        generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+        of_generator = torch.optim.SGD(generator.parameters(), 0.01)
+        of_critic = torch.optim.SGD(critic.parameters(), 0.01)
+        for _ in range(10):
+            of_critic.zero_grad()
+            (critic(generator(torch.randn(8, 4)).detach()).mean() - critic(torch.randn(8, 4)).mean()).backward()
+            of_critic.step()
+            of_generator.zero_grad()
+            (-critic(generator(torch.randn(8, 4))).mean()).backward()
+            of_generator.step()
+
+    run = ampcheck.audit(adversarial)
+    assert run.coverage.seen["steps"] in (10, 11)  # that there are two is known after the first
+    assert not failures(run)
+
+
+def test_a_loop_without_a_module_has_steps_too() -> None:
+    def fit() -> None:
+        weight = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], 0.1)
+        for _ in range(12):
+            optimizer.zero_grad()
+            (torch.randn(8, 4) @ weight - 1.0).square().mean().backward()
+            optimizer.step()
+
+    assert ampcheck.audit(fit).coverage.seen["steps"] == 12
+
+
+def test_bfloat16_weights_that_do_not_move_are_found_in_a_plain_loop() -> None:
+    def fit() -> None:
+        model = net().bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+        for x, y in loader():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.bfloat16()).float(), y).backward()
+            optimizer.step()
+
+    assert "stagnation" in failures(ampcheck.audit(fit))
+
+
+def test_a_bias_before_a_normalisation_has_a_gradient_of_rounding_alone_and_is_no_finding() -> None:
+    with ampcheck.watch():
+        sound()
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def main():
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(4, 8)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+def forgets_to_return():
+    model = nn.Linear(8, 2)
+    model(torch.randn(4, 8))
+"""
+
+
+def test_the_command_line_takes_a_training_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script_that_trains.py").write_text(SCRIPT, encoding="utf-8")
+    assert command_line(["audit", f"{tmp_path / 'script_that_trains.py'}:main", "--steps", "6"]) == 0
+    assert "6 steps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_factory_that_forgets_to_return_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script_that_forgets.py").write_text(SCRIPT, encoding="utf-8")
+    assert command_line(["audit", f"{tmp_path / 'script_that_forgets.py'}:forgets_to_return"]) == 2
+    assert "stepped no optimizer" in " ".join(capsys.readouterr().err.split())
