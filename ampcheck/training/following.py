@@ -111,5 +111,7 @@ def floating_residents(loop: TrainingLoop) -> list[Resident]:
             tensor = resident.tensor
             if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                floating.append(replace(resident, tensor=local))
+                plain = type(local).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+                if plain or resident.role is not Role.STATE:  # state of a packed format has not every op
+                    floating.append(replace(resident, tensor=local))
     return floating

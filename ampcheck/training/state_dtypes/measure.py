@@ -259,7 +259,8 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     for resident in residents:
         part = local(resident.tensor)
         wide = resident.role in (Role.PARAMETER, Role.STATE) and part.dtype in (torch.float32, torch.float64)
-        if wide and part.layout is torch.strided:
+        plain = type(part).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # no packed format
+        if wide and plain and part.layout is torch.strided:
             full[_shape(part)].append((resident.name, part, _sample(part)))
     masters: dict[int, str] = {}
     for weight, part in low:

@@ -120,7 +120,7 @@ class MomentWatch:
         self._before = {}
         for resident in residents:
             tensor = resident.tensor
-            if resident.role is Role.PARAMETER and tensor.dtype in NARROW:
+            if resident.role is Role.PARAMETER and tensor.dtype in NARROW and _is_plain(tensor):
                 old = tensor.detach().double()
                 self._before[resident.name] = _Before(old, self._exact(tensor), tensor, guards.get(id(tensor), 0.0))
 
@@ -137,6 +137,8 @@ class MomentWatch:
             before = self._before.get(resident.name.rpartition(".")[0]) if resident.role is Role.STATE else None
             if before is None or state.dtype not in NARROW or state.shape != before.old.shape:
                 continue
+            if not _is_plain(state):
+                continue  # a packed format has values of its own, and not every op
             exact = self._exact(state)
             lost = (state == 0) & (exact != 0)
             if bool(lost.any()):
@@ -198,6 +200,11 @@ class MomentWatch:
 def excess_of(vanished: Sequence[VanishedState]) -> float:
     """The norm by which the updates of all these states together are too large, relative to that of all updates."""
     return math.sqrt(sum(state.excess**2 for state in vanished))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return plain and has_companions(tensor)
 
 
 def _guard(group: Mapping[str, Any]) -> float:
