@@ -114,7 +114,7 @@ def audit(
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
     - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
       its use of autocast and of compiler caches. One that trains (it steps an optimizer) is judged as a training loop
-      too, and ended after `steps` steps.
+      too, and ended after `steps` steps, by default 24.
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
     followed, as `coverage` then says. Only `device`, `checks`, `limits` and `steps` apply. If the model is already
