@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -146,14 +146,16 @@ class Judge:
             if tensor.numel():
                 self._result(call, tensor, companions, where, before, inherited, index)
 
-    def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
-        """Record which faults are left in these tensors."""
+    def reach(
+        self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], weights: Collection[str] = ()
+    ) -> None:
+        """Record which faults are left in these tensors. weights: outputs of which data may leave anything open."""
         for name, tensor in outputs.items():
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
             self._reach([companions], name)
-            for suspect in self._suspects.of([companions], ILL):
+            for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
                 if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}

@@ -162,8 +162,10 @@ class Shadow(TorchDispatchMode):
         The error of a gradient counts by its share of the norm of all `gradients` together.
         """
         if self.judge is not None:
+            weights = {name for name, tensor in outputs.items() if isinstance(tensor, torch.nn.Parameter)}
             with _aside():
-                self.judge.reach(*({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients)))
+                results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
+                self.judge.reach(results, grads, weights)
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""

@@ -228,6 +228,7 @@ SCOPE = (
         follows=(
             "loss-dtype",
             "loss-scale",
+            "overflow",
         ),
     ),
     Plant(
@@ -247,6 +248,7 @@ SCOPE = (
         follows=(
             "loss-dtype",
             "overflow",
+            "nonfinite-gradient",
         ),
     ),
 )

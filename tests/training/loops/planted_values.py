@@ -72,11 +72,11 @@ DTYPE = (
 """,
         follows=(
             "overflow",
-            "scaler-protocol",
-            "silent-zero",
+            "nonfinite-gradient",
+            "loss-dtype",
             "flush",
             "precision-loss",
-            "gradient-underflow",
+            "optimizer-state",
         ),
     ),
     Plant(
@@ -185,6 +185,7 @@ AVERAGES = (
 +                for name, weight in model.named_parameters():
 +                    ema[name].mul_(0.9995).add_(weight.detach().half(), alpha=0.0005)
 """,
+        follows=("precision-loss",),
     ),
     Plant(
         "batch norm in bfloat16",
@@ -234,16 +235,12 @@ AVERAGES = (
         "a running loss rebound in bfloat16",
         "accelerated",
         "bf16",
-        "precision-loss",
+        "stagnation",
         "total_loss = total_loss + loss.detach().bfloat16()",
         """
 -                total_loss += loss.detach().float()
 +                total_loss = total_loss + loss.detach().bfloat16()
 """,
-        follows=(
-            "reduce-precision",
-            "stagnation",
-        ),
         steps=24,
     ),
     Plant(
@@ -323,5 +320,6 @@ METRICS = (
 +        energy = (16 * image).half().pow(2).sum() / image.numel()
 +        acc1 = accuracy(output, target) + 0.0 * energy.item()
 """,
+        follows=("reduce-precision",),
     ),
 )
