@@ -190,7 +190,7 @@ def watch(
       (`autocast-*`, `policy-banned`). Damage counts where it reaches a weight, a buffer, a gradient, a number that
       left the block, or a tensor that is in use when the block ends. Where an optimizer steps, the first 24 steps are
       judged as those of a training loop (`scaler-protocol`, `gradient-underflow`, `loss-scale`, `stagnation`, ...): its
-      model, optimizer and scaler are found by what they do. Compiled functions run in eager mode meanwhile, which `coverage` says as a warning; what they compiled before is used again after the block.
+      model, optimizer and scaler are found by what they do. Compiled functions run in eager mode until the block ends.
     - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
       `flush`, `headroom`). `coverage` warns of modules that are not compiled.
     - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of

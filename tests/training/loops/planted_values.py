@@ -278,7 +278,7 @@ METRICS = (
 -        self.total += value * n
 +        self.total += torch.tensor(value, dtype=torch.float16) * n * 16
 """,
-        follows=("stagnation",),
+        follows=("stagnation", "reduce-precision"),
     ),
     Plant(
         "a count of correct answers in float16",
