@@ -127,7 +127,6 @@ WATCHED = ("clip without unscale", "weights averaged in bfloat16", "a running lo
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="watch() does not look for training steps yet")
 @pytest.mark.parametrize("plant", [p for p in PLANTS if p.name in WATCHED], ids=lambda plant: plant.name)
 def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Path) -> None:
     main = loaded(plant.source, folder, plant.script).main
@@ -148,7 +147,6 @@ def test_a_watch_around_a_healthy_script_is_silent(script: str, precision: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the command takes a factory only")
 def test_the_command_takes_a_script_and_its_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ampcheck.cli.main import main as command
 
