@@ -24,7 +24,7 @@ from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import UsageError
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.progress import Progress, silent
@@ -269,8 +269,17 @@ def _audit_unchanged(
     runs: list[Run] = []
     graphs: list[GraphStats | None] = []
 
+    raised: list[BaseException] = []
+
+    def user() -> object:
+        try:
+            return subject.run_call()
+        except BaseException as error:
+            raised.append(error)
+            raise
+
     def call(run: callable_checks.Runner) -> None:
-        seen = replace(subject, shape=lambda: run(subject.run_call))
+        seen = replace(subject, shape=lambda: run(user))
         runs.append(judge.judge_use(seen, guards) if guards != [] else _count_ops(seen))
 
     def call_with_caches(run: callable_checks.Runner) -> None:
@@ -285,11 +294,11 @@ def _audit_unchanged(
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks, steps=steps)
-    if subject.trains and "steps" not in values.coverage.seen and not any(run.failed for run in runs):
+    if subject.trains and not values.coverage.seen.get("steps"):
+        what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"
         raise UsageError(
-            f"{subject.name} must train, or return a subject: it returned nothing and stepped no optimizer; write "
-            "return (model, args), or name the function that trains"
-        )
+            f"{what}, and stepped no optimizer: it must return a subject, such as (model, args), or train"
+        ) from next(iter(raised), None)
     own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
     if own_caches and COMPILED in values.coverage.unseen:
         runs = _with_caches_compiled(runs, subject)

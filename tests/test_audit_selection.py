@@ -19,6 +19,7 @@ from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.training import callable_checks
+from ampcheck.training.judge import CHECKS
 
 MODEL = nn.Linear(4, 4), (torch.ones(2, 4),)
 
@@ -111,7 +112,7 @@ def test_a_selection_of_nothing_is_refused(subject: Any) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "check"),
-    [(MODEL, "resume"), (MODEL, "autocast-scope"), (lambda: None, "compiled-error"), (lambda: None, "stagnation")],
+    [(MODEL, "resume"), (MODEL, "autocast-scope"), (lambda: None, "compiled-error"), (lambda: None, "graph-break")],
 )
 def test_a_selection_of_which_nothing_applies_is_refused(subject: Any, check: str) -> None:
     with pytest.raises(UsageError, match=rf"is judged by .*; asked for was {check}"):
@@ -125,7 +126,7 @@ def test_a_selection_of_which_nothing_applies_is_refused(subject: Any, check: st
         (MODEL, "dtype", "declares no dtypes"),
         (MODEL, "graph-break", "compile=False"),
         (MODEL, "compiled-error", "compile=False"),
-        (lambda: torch.ones(2).half() + 1, "resume", "to which this check does not apply"),
+        (lambda: torch.ones(2).half() + 1, "resume", "nothing that this check looks at"),
         (lambda: torch.ones(2).half() + 1, "cache-artifacts", ""),
     ],
 )
@@ -171,6 +172,6 @@ def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> N
 
 
 def test_every_check_that_judges_a_callable_can_be_selected_for_it() -> None:
-    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, "cache-artifacts"}
+    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, *CHECKS, "cache-artifacts"}
     assert judged == set(for_kind(Kind.CALL))
     assert set(GUARD_CHECKS) <= set(for_kind(Kind.TRAINING))

@@ -56,7 +56,8 @@ class Shadow(TorchDispatchMode):
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. freedom: also measure which
-    decisions other roundings may turn. seed: of the moves of data.
+    decisions other roundings may turn. renews: without a model, let weights of 32 bits begin each step of an optimizer
+    with their real values. seed: of the moves of data.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
@@ -75,7 +76,13 @@ class Shadow(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, model: torch.nn.Module | None = None, *, judge: bool = True, freedom: bool = False, seed: int = 0
+        self,
+        model: torch.nn.Module | None = None,
+        *,
+        judge: bool = True,
+        freedom: bool = False,
+        renews: bool = True,
+        seed: int = 0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
@@ -96,7 +103,7 @@ class Shadow(TorchDispatchMode):
             model,
             everywhere=model is None,
             on_step=self._steps.begin,
-            on_stepped=self._steps.end,
+            on_stepped=self._steps.end if renews else None,
             on_output=self._after_root,
         )
         self._origins = Origins(self._scopes)

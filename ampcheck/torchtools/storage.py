@@ -120,3 +120,8 @@ def _storage(key: object) -> torch.UntypedStorage | None:
         except (RuntimeError, NotImplementedError):
             return None
     return key if isinstance(key, torch.UntypedStorage) else None
+
+
+def is_transformed() -> bool:
+    """Whether a function transform (`torch.func.vmap`, `grad`, `jvp`) runs: values may not leave its tensors."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -25,6 +25,7 @@ from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import is_users, users_place
+from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
@@ -146,7 +147,8 @@ class TrainingWatch:
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1
-        if self._inside == 1 and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+        begins = self._inside == 1 and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        if begins and not is_transformed():
             with _disable_current_modes():
                 self.loop.note("model", module)
                 self._advance(sys._getframe(1), searches=True)

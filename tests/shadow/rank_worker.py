@@ -233,7 +233,7 @@ def part_of(tensor):
 
 def against_float64(rank, make, norm=False, sharded=False):
     """The loop with and without a shadow, and its exact weights against one process in float64."""
-    plain, shadow = trained(rank, contextlib.nullcontext(), make), Shadow()
+    plain, shadow = trained(rank, contextlib.nullcontext(), make), Shadow(renews=False)
     model = trained(rank, shadow, make)
     apart = []
     for parameter, expected in zip(model.parameters(), in_float64(norm).parameters(), strict=True):

@@ -20,7 +20,7 @@ from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import is_users, users_line
-from ampcheck.torchtools.storage import local
+from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
 from ampcheck.training.protocol.events import Act, Event
 
@@ -234,6 +234,9 @@ class Recorder:
         return result
 
     def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
+        if is_transformed():  # its values may not be looked at
+            self._add(Act.GRAD)
+            return original(t_outputs, *args, **kwargs)
         if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
             return original(t_outputs, *args, **kwargs)
         scaled, who, scale = self._scaling_of(t_outputs)
