@@ -118,7 +118,8 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 
 def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits) -> Iterable[Finding]:
     rest = [tensor for tensor in tensors if tensor.stop is None]
-    judged = [tensor for tensor in rest if not tensor.averages and tensor.steps > tensor.overwritten]
+    parameters = Role.PARAMETER.value  # one that a weight decay multiplies is no average
+    judged = [t for t in rest if (t.role == parameters or not t.averages) and t.steps > t.overwritten]
     lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
     failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
     stuck = [tensor for tensor in rest if tensor not in failed and tensor.decay.share >= limits.stagnation]
