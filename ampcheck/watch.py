@@ -27,7 +27,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits, resolve_limits
 from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
 from ampcheck.numerics.checks import OBSERVABLE
-from ampcheck.numerics.observe import block_run, measure_block
+from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Shadow, explain_error
 from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
@@ -38,7 +38,7 @@ from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.judge import STEPS
-from ampcheck.training.judge_running import OBSERVED, judge_running, together
+from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
@@ -294,7 +294,7 @@ def watched(
     if "ops" in families:
         shadow = LoopShadow()
         steps = TrainingWatch(shown, STEPS, shadow, ends=False)
-        judge_ops = partial(_block_run, bounds, wanted, steps)
+        judge_ops = partial(judge_block, steps, bounds, wanted)
         monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
         use = AutocastObservation(_named(wanted, GUARD_CHECKS))
@@ -377,13 +377,6 @@ def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
             yield
     finally:
         telemetry.release()
-
-
-def _block_run(limits: Limits, checks: Collection[str] | None, steps: TrainingWatch, stats: NumericsStats) -> Run:
-    """The findings about the values of a block, and about the training in it."""
-    block, learned = block_run(stats, limits, _named(checks, OP_CHECKS)), judge_running(steps, limits, checks)
-    found = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
-    return replace(merge([block, learned]), findings=tuple(together(list(block.findings), found)))
 
 
 def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.training import RESUME, SCALE_INVARIANCE
+from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, merge
+from ampcheck.core.run import SEVERITY, Coverage, Finding, Run, Verdict, merge
+from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.observe import block_run
+from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import quiet
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.running import TrainingWatch
 
+_BAD = (Verdict.FAIL, Verdict.WARN)
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 
-
-OBSERVED = tuple(slug for slug in CHECKS if slug != SCALE_INVARIANCE.slug)
-"""What can be judged of training that runs once; of `resume` the contents of checkpoints."""
+OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
+"""What is judged here of training that runs once; of `resume` the contents of checkpoints."""
 
 
 def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None = None) -> Run:
@@ -35,10 +39,11 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
     context = Context(loop, None, limits, wanted, seen.steps, loop.device_type, repeats=False)
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
-    findings = [*observed, *judge_finite(context, () if training.lossless else seen.losses)]
+    findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
     findings += check_checkpoint_events(seen.events, loop.name)
     findings += [check.skip(loop.name, f"not judged: {_REPEAT}") for check in (SCALE_INVARIANCE, RESUME)]
-    runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}))]
+    unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
+    runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
         if not stage.repeats and not wanted.isdisjoint(map(str, stage.checks)):
             with quiet():
@@ -51,10 +56,26 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
 def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
     """The findings about the values of a block and about its steps, those of one cause once.
 
-    Where both judge a check, the op that the values name comes before the step, and what fails before what passes.
+    Where both judge a check, what is worse stays; of equal verdicts the values', which name the op.
     """
-    bad = (Verdict.FAIL, Verdict.WARN)
-    named = {f.check for f in values if f.verdict in bad}
-    kept = [f for f in steps if f.check not in named or f.check == COVERAGE.slug]
-    failing = {f.check for f in kept if f.verdict in bad} - {COVERAGE.slug}
-    return [*(f for f in values if f.check not in failing), *kept]
+
+    def worst(findings: list[Finding], check: str) -> int:
+        return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
+
+    named = {f.check for f in values if f.verdict in _BAD}
+    named = {check for check in named if worst(values, check) <= worst(steps, check)} - {COVERAGE.slug}
+    kept = [f for f in steps if f.check not in named]
+    ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
+    return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
+
+
+def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str] | None, stats: NumericsStats) -> Run:
+    """Judge the values of a block and the training in it. A check that is selected and saw nothing says so."""
+    values = None if checks is None else [slug for slug in checks if slug in OBSERVABLE] or None
+    block, learned = block_run(stats, limits, values), judge_running(training, limits, checks)
+    steps = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
+    findings = together(list(block.findings), steps)
+    absent = [slug for slug in checks or () if slug in OBSERVED and all(f.check != slug for f in findings)]
+    why = "not judged: no optimizer was stepped in this block"
+    findings += [REGISTRY[slug].skip(stats.subject, why) for slug in absent]
+    return replace(merge([block, learned]), findings=tuple(findings))

@@ -87,8 +87,8 @@ class TrainingWatch:
     """Observes the training that runs inside a block.
 
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
-    `EnoughSteps`, which `call` catches. shadow: follows every op of the block. lossless: whether a step ended whose
-    loss is not known, as no backward pass began at a number. ended: whether all steps were observed.
+    `EnoughSteps`, which `call` catches. shadow: follows every op of the block. known: the steps whose loss is known, as
+    a backward pass began at one number. ended: whether all steps were observed and others came.
     """
 
     def __init__(self, name: str, steps: int, shadow: LoopShadow | None = None, *, ends: bool = True) -> None:
@@ -97,7 +97,7 @@ class TrainingWatch:
         self.shadow = LoopShadow() if shadow is None else shadow
         self._gradients = GradientWatch(self.loop, self.recorder)
         self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
-        self.lossless = False
+        self.known: list[int] = []
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
         self._seen: Observation | None = None
         self._step, self._hooks = ExitStack(), ExitStack()
@@ -129,6 +129,7 @@ class TrainingWatch:
         """Observe what runs inside."""
         self.recorder.on_backward = self._before_backward
         self.following.lineage.begin(())
+        self.following.lineage.active = self._ends  # sums are reported of callables alone
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
@@ -181,6 +182,7 @@ class TrainingWatch:
                 self._inside = 0
                 raise EnoughSteps
             self._hooks.close()  # later steps cost no more than the shadow
+            self.following.lineage.active = False
             return
         if self._seen is not None or (searches and self._searches):
             self._searches -= self._seen is None
@@ -226,8 +228,9 @@ class TrainingWatch:
                 file, line = users_place(error)
                 self._seen.ended(StepError(self.recorder.step, "raised", brief(error), file, line))
             elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
-                self.lossless = self.lossless or self._loss is None
-                self._seen.ended(self._loss or 0.0)
+                if self._loss is not None:
+                    self.known.append(self.recorder.step)
+                self._seen.ended(0.0 if self._loss is None else self._loss)
             self._loss = None
         self.recorder.forget_graphs()
 

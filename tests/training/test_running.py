@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import ampcheck
 from ampcheck.cli.main import main as command_line
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.training.judge_running import together
 from ampcheck.training.running import TrainingWatch
 
 
@@ -221,3 +222,46 @@ def test_a_factory_that_forgets_to_return_is_refused(tmp_path: Path, capsys: pyt
     (tmp_path / "script_that_forgets.py").write_text(SCRIPT, encoding="utf-8")
     assert command_line(["audit", f"{tmp_path / 'script_that_forgets.py'}:forgets_to_return"]) == 2
     assert "stepped no optimizer" in " ".join(capsys.readouterr().err.split())
+
+
+def verdicts(*pairs: tuple[str, Verdict]) -> list[Finding]:
+    return [Finding(check, verdict, "loop", verdict.value) for check, verdict in pairs]
+
+
+def test_a_failure_of_the_steps_is_not_hidden_by_a_warning_about_values() -> None:
+    warned, failed = verdicts(("overflow", Verdict.WARN)), verdicts(("overflow", Verdict.FAIL))
+    assert together(warned, failed) == [*warned, *failed]
+    assert together(failed, warned) == failed
+    assert together(failed, failed) == failed
+    passed, skipped = verdicts(("overflow", Verdict.PASS)), verdicts(("overflow", Verdict.SKIP))
+    assert together(passed, failed) == failed
+    assert passed[0] in together(passed, skipped)
+
+
+def test_a_loss_that_is_nan_is_found_beside_steps_that_have_no_loss() -> None:
+    def fit() -> None:
+        weight = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], 0.1)
+        for number in range(12):
+            optimizer.zero_grad()
+            if number % 2:
+                weight.grad = torch.ones(4)  # no backward pass
+            else:
+                ((weight.sum() - 1.0) * torch.tensor(torch.nan)).backward()
+            optimizer.step()
+
+    assert "overflow" in failures(ampcheck.audit(fit)) or "nonfinite-gradient" in failures(ampcheck.audit(fit))
+
+
+def test_what_comes_after_the_observed_steps_is_told() -> None:
+    unseen = ampcheck.audit(sound, steps=5).coverage.unseen
+    assert unseen["what comes after the first 5 steps"]
+    assert not any("what comes after" in reason for reason in ampcheck.audit(sound, steps=60).coverage.unseen)
+
+
+def test_a_check_of_training_that_is_selected_in_a_block_without_training_says_so() -> None:
+    with ampcheck.watch(checks=["stagnation"]) as watched:
+        torch.ones(3).half() * 2
+    (skip,) = [finding for finding in watched.run.findings if finding.check == "stagnation"]
+    assert skip.verdict is Verdict.SKIP
+    assert "no optimizer was stepped" in skip.message
