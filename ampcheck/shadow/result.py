@@ -61,10 +61,10 @@ class ResultError:
     seen: the value beside its exact one; eager: that of the shadowed run, where another run was compared. dtype: of the
     shadowed run. unit, floor: what both were judged by. norm, eager_norm: of the errors; size: the norm of exact;
     total: that of all results of this kind in this call. along: the error along exact, relative to it: a wrong scale.
-    apart: the norm of the difference of the two runs, relative
-    to exact; of integers, the share of elements that differ. misplaced: infinities of exact in whose place stands
-    another value. lost: elements that are inf or NaN, or not, unlike those of exact and of eager mode; hidden: elements
-    that are inf or NaN in eager mode alone; nan: NaN in exact and in the run alike. judged: elements of which something
+    apart: the norm of the difference of the two runs, relative to exact; of integers, the share of elements that
+    differ. misplaced: infinities of exact in whose place stands another value. lost: elements that are inf or NaN, or
+    not, unlike those of exact and of eager mode; hidden: elements that are inf or NaN in eager mode alone; nan: NaN in
+    exact and in the run alike. judged: elements of which something
     is known. absent: the run gave no such result, or one of another shape. verdict: one of the constants above.
     """
 

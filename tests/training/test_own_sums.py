@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from measured_sums import measure_reductions
 from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions, measure_reductions
+from ampcheck.training.reductions.checks import check_reductions
 
 BF16 = torch.bfloat16
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_sums import measure_reductions
 from torch import nn
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions, measure_reductions, reduction_table
+from ampcheck.training.reductions.checks import check_reductions, reduction_table
 
 LIMITS = Limits()
 BF16 = torch.bfloat16

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from measured_sums import measure_reductions
 from narrow_loops import B16, F16, F32, data, failures, net
 from torch import nn
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions, measure_reductions
+from ampcheck.training.reductions.checks import check_reductions
 
 
 def own_adam(first, second, rate=1e-5):

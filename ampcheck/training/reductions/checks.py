@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from ampcheck.catalog.training import REDUCE_PRECISION
 from ampcheck.core.check import Evidence
-from ampcheck.core.errors import require_ran
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where
-from ampcheck.shadow import Shadow
-from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
 
@@ -29,18 +25,6 @@ class ReductionStats:
     sums: tuple[SumStats, ...] = ()
     norms: tuple[NormStats, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
-
-
-def measure_reductions(function: Callable[[], Any], subject: str = "", shadow: Shadow | None = None) -> ReductionStats:
-    """Call `function()` under a shadow, and follow the running sums and norms that it computes, in any thread that runs
-    its ops. What the function raises is raised. shadow: by default one that judges nothing.
-    """
-    shadow = shadow or Shadow(judge=False)
-    watch = ReductionWatch(shadow)
-    with shadow, Lineage(watch) as lineage:
-        lineage.begin(())
-        require_ran(function(), subject)
-    return reduction_stats(watch, lineage.ops, subject or getattr(function, "__name__", "this function"))
 
 
 def reduction_stats(watch: ReductionWatch, ops: int, subject: str) -> ReductionStats:
