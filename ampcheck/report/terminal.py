@@ -131,7 +131,7 @@ def _verdict_tables(content: Sections, width: int) -> Iterator[rich.table.Table]
     if len(content.subjects) > _MANY_SUBJECTS:
         columns = list(content.counts)
         counts = [[_cell(section.counts.get(verdict, 0), verdict) for verdict in columns] for section in judged]
-        yield _table(judged, [f"{verdict}" for verdict in columns], counts)
+        yield _table(judged, [f"{verdict}" for verdict in columns], counts, width)
         return
     slugs = max(len(section.check) for section in judged)
     heads = short_names(content.subjects)
@@ -140,18 +140,22 @@ def _verdict_tables(content: Sections, width: int) -> Iterator[rich.table.Table]
         subjects = content.subjects[start : start + side_by_side]
         names = [heads[name] for name in subjects]
         shown = [section for section in judged if any(section.worst_of(name)[0] for name in subjects)]
-        yield _table(shown, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in shown])
+        yield _table(shown, names, [[_cell(*section.worst_of(name)) for name in subjects] for section in shown], width)
 
 
-def _table(judged: Sequence[CheckSection], columns: Iterable[str], rows: Iterable[Iterable[Text]]) -> rich.table.Table:
+def _table(
+    judged: Sequence[CheckSection], columns: Iterable[str], rows: Sequence[Sequence[Text]], total: int
+) -> rich.table.Table:
     from rich import box
     from rich import table as rich_table
     from rich.text import Text
 
+    heads = ["check", *map(clean, columns)]
+    lines = [[clean(section.check), *(cell.plain for cell in row)] for section, row in zip(judged, rows, strict=True)]
+    widths = _widths(list(zip(heads, *lines, strict=True)), total)
     table = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", overflow="fold", min_width=min(max(len(section.check) for section in judged), 24))
-    for column in columns:
-        table.add_column(Text(clean(column)), overflow="fold")
+    for number, head in enumerate(heads):
+        table.add_column(Text(head), overflow="fold", width=widths[number] if widths else None)
     for section, row in zip(judged, rows, strict=True):
         table.add_row(Text(clean(section.check)), *row)
     return table
@@ -179,7 +183,9 @@ def print_tables(tables: Sequence[Table]) -> None:
     console = Console()
     for shown in tables:
         console.print(text.Text(("\n" if shown is not tables[0] else "") + clean(shown.title), "bold"))
-        if shown.rows and (widths := _widths(shown, console.width)) is not None:
+        lines = [[_shown(cell) for cell in row] for row in shown.rows]
+        columns = list(zip(map(clean, shown.columns), *lines, strict=True))
+        if shown.rows and (widths := _widths(columns, console.width)) is not None:
             console.print(_side_by_side(shown, widths))
         else:
             for line in _paragraphs(shown, max(console.width, MIN_WIDTH)):
@@ -188,12 +194,12 @@ def print_tables(tables: Sequence[Table]) -> None:
             console.print(text.Text(clean(shown.note)))
 
 
-def _widths(shown: Table, total: int) -> list[int] | None:
+def _widths(columns: Sequence[Sequence[str]], total: int) -> list[int] | None:
     """The widths of the columns in a table of width `total`; None if words would have to be broken.
 
+    rich's own widths are not used: they cut words at the end of a column where all of them nearly fit.
     Cells of the first column, which names the row, are not folded; of the others the widest are folded first.
     """
-    columns = list(zip(map(clean, shown.columns), *([_shown(cell) for cell in row] for row in shown.rows), strict=True))
     most = [max(cells(text) for text in column) for column in columns]
     least = [max(cells(word) for text in column for word in text.split() or [""]) for column in columns]
     widths = [most[0], *least[1:]]

@@ -126,6 +126,17 @@ def test_subjects_beyond_the_width_get_a_table_of_their_own() -> None:
     assert max(cell_len(line) for line in text.splitlines()) <= 80
 
 
+@pytest.mark.parametrize("width", range(64, 120))
+def test_the_head_of_every_column_is_whole(width: int) -> None:
+    """A head that is cut ("bfloat16, eag") would name a subject that does not exist."""
+    names = [f"demo [{dtype}, {mode}]" for dtype in ("float16", "bfloat16") for mode in ("eager", "compiled")]
+    findings = tuple(Finding("nonfinite-reference", Verdict.PASS, name, "m") for name in names)
+    heads = printed(Run(findings=findings, coverage=Coverage({"ops": 1})), width=width).splitlines()
+    words = " ".join(heads).replace(",", " ").split()
+    assert words.count("eager") == words.count("compiled") == 2
+    assert words.count("float16") == words.count("bfloat16") == 2
+
+
 def test_very_many_subjects_are_counted() -> None:
     findings = tuple(Finding("flush", Verdict.PASS, f"test_{i}", "m") for i in range(100))
     text = printed(Run(findings=findings, coverage=Coverage({"ops": 1})))

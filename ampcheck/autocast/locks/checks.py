@@ -228,7 +228,7 @@ def check_unregistered(calls: PolicyCalls) -> list[Finding]:
         where = (mixed or of_op)[0].where
         findings.append(POLICY_UNREGISTERED.finding(verdict, subject_of(calls), message, where=where, hint=hint))
     custom = len({call.op for call in calls.calls if is_custom(call.op)})
-    message = f"none of {custom} custom ops is left alone by autocast"
+    message = f"autocast casts the inputs of all {custom} custom ops" if custom else "no custom op ran under autocast"
     return findings or [_clean(POLICY_UNREGISTERED, calls, message, custom)]
 
 
