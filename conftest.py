@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,20 @@ settings.register_profile("nightly", parent=settings.get_profile("default"), der
 settings.load_profile("default")
 
 
+NIGHTLY = Path(__file__).parent / "tests" / "nightly.txt"
+"""Node ids of cases that are slow; other cases of the same tests run always."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is marked slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    nightly = {line for line in NIGHTLY.read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in nightly:
+            item.add_marker(pytest.mark.slow)
+    collected, cases = {item.nodeid for item in items}, {item.nodeid.partition("[")[0] for item in items}
+    narrowed = any("[" in argument for argument in config.args)
+    if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
+        raise pytest.UsageError(f"{NIGHTLY.name} names {len(gone)} cases that are gone, such as {min(gone)}")
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.core.subject import Subject as Subject
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
     from ampcheck.search.judge import assert_property as assert_property
+    from ampcheck.sharded import ShardedStep as ShardedStep
+    from ampcheck.sharded import assert_sharded as assert_sharded
     from ampcheck.speed.assert_speed import assert_speed as assert_speed
     from ampcheck.training.judge import assert_training as assert_training
     from ampcheck.watch import watch as watch
@@ -35,6 +37,7 @@ _MODULES = {
     "Finding": "core.run",
     "Limits": "core.limits",
     "Run": "core.run",
+    "ShardedStep": "sharded",
     "Subject": "core.subject",
     "UsageError": "core.errors",
     "Verdict": "core.run",
@@ -44,6 +47,7 @@ _MODULES = {
     "assert_numerics": "audit",
     "assert_policy": "autocast.judge",
     "assert_property": "search.judge",
+    "assert_sharded": "sharded",
     "assert_speed": "speed.assert_speed",
     "assert_training": "training.judge",
     "audit": "audit",

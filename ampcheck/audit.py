@@ -13,6 +13,7 @@ from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
+from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.selection import select_checks, with_skips
@@ -26,9 +27,10 @@ from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integ
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, resolve_limits
-from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge, verify
+from ampcheck.core.limits import Limits
+from ampcheck.core.progress import Progress, shown_progress
+from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
@@ -40,6 +42,7 @@ from ampcheck.numerics import (
     tables,
 )
 from ampcheck.numerics.run import COMPILED
+from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
@@ -102,7 +105,7 @@ def audit(
     limits: Limits | None = None,
     name: str = "",
     steps: int | None = None,
-    progress: Progress = silent,
+    horizon: int | None = None,
 ) -> Run:
     """Judge a subject in every dtype, eager and compiled, forward and backward.
 
@@ -111,14 +114,15 @@ def audit(
     - `(module, args)`: forward and backward against float64.
     - `(module, [args, args])` and `([block, block], [args])`: also the graphs of the compiled subject, and compiled
       against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
-    - a training loop: all training checks and its use of autocast. `steps`: number of observed steps.
+    - a training loop: all training checks and its use of autocast. `steps`: number of observed steps; `horizon`:
+      number of planned steps, for `stagnation`; by default 10,000, or more where the lr schedule is longer.
     - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
       its use of autocast and of compiler caches. One that trains (it steps an optimizer) is judged as a training loop
       too, and ended after `steps` steps, by default 24.
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
-    followed, as `coverage` then says. Only `device`, `checks`, `limits` and `steps` apply. If the model is already
-    compiled, eager runs use the original module and compiled runs keep its compile options.
+    followed, as `coverage` then says. Only `device`, `checks`, `limits`, `steps` and `horizon` apply. If the model is
+    already compiled, eager runs use the original module and compiled runs keep its compile options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
@@ -131,18 +135,21 @@ def audit(
     other kinds of subjects alone, and an unknown device or dtype.
     """
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
-    if steps is not None:
-        parse_integer(steps, "steps")
-        if resolved.kind not in (Kind.TRAINING, Kind.CALL):
-            raise UsageError(f"steps applies to training loops; {resolved.name} is of kind '{resolved.kind.value}'")
+    for keyword, count in (("steps", steps), ("horizon", horizon)):
+        if count is not None:
+            parse_integer(count, keyword)
+            if resolved.kind not in (Kind.TRAINING, Kind.CALL):
+                kind = resolved.kind.value
+                raise UsageError(f"{keyword} applies to training loops; {resolved.name} is of kind '{kind}'")
     parse_flag(compile, "compile")
     selected = select_checks(checks, resolved)
     placement = place(device)
     if resolved.kind in (Kind.TRAINING, Kind.CALL):
         with placement.entered():
-            run = _audit_unchanged(resolved, selected, limits, steps, placement.device, progress)
+            run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, shown_progress())
         run = with_skips(run, resolved, selected, compiles=True)
-        return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
+        findings = with_causes(run.findings)
+        return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
     native = None if autocast else native_format(resolved)
     if autocast is False and native is None:
         raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {resolved.name} has none")
@@ -163,7 +170,7 @@ def audit(
         bounds=resolve_limits(limits).with_(resolved.limits, f"the subject {resolved.name}"),
     )
     with placement.entered():
-        runs = _run_stages(context, list(_stages(context)), progress)
+        runs = _run_stages(context, list(_stages(context)), shown_progress())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
     return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
 
@@ -254,13 +261,14 @@ def _audit_unchanged(
     subject: Subject,
     checks: tuple[str, ...] | None,
     limits: Limits | None,
-    steps: int | None,
+    planned: tuple[int | None, int | None],
     device: str,
     progress: Progress,
 ) -> Run:
-    """Judge a training loop, or a callable without arguments, which cannot be copied."""
+    """Judge a training loop, or a callable without arguments, which cannot be copied. planned: steps, horizon."""
+    steps, horizon = planned
     if subject.kind is Kind.TRAINING:
-        return judge_training(subject, checks, limits, steps=steps, device=device, progress=progress)
+        return judge_training(subject, checks, limits, steps=steps, horizon=horizon, device=device, progress=progress)
     guards = None if checks is None else [slug for slug in checks if slug in judge.GUARD_CHECKS]
     caches = checks is None or CACHE_ARTIFACTS.slug in checks
     if checks is not None and set(checks) & set(for_kind(Kind.CALL)) - {COVERAGE.slug} == {CACHE_ARTIFACTS.slug}:
@@ -293,7 +301,9 @@ def _audit_unchanged(
 
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
-    values = callable_checks.judge_call(call_with_caches if caches else call, name, bounds, checks, steps=steps)
+    values = callable_checks.judge_call(
+        call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon
+    )
     if subject.trains and not values.coverage.seen.get("steps"):
         what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"
         raise UsageError(

@@ -16,19 +16,22 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
+from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.arguments import parse_checks, parse_choice, parse_flag, parse_integer, show
+from ampcheck.core.arguments import parse_checks, parse_choice, parse_integer, show
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.limits import Limits, resolve_limits
-from ampcheck.core.run import Finding, Run, Verdict, emit, merge, verify
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.core.settings import resolve_limits
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.outcome.ending import end
 from ampcheck.shadow import Shadow, explain_error
 from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
@@ -136,7 +139,9 @@ class Watched:
                 if (stats := monitor.read()) is not None:
                     runs.append(self._judged(family, monitor.judge(stats)))
         run = merge(runs)
-        selected = tuple(f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
+        selected = with_causes(
+            f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug)
+        )
         return replace(run, findings=selected, title=f"watch of {self._name}")
 
     @property
@@ -155,6 +160,8 @@ class Watched:
         coverage = run.coverage
         if family == "autocast" and self._shadow is not None and self._shadow.ops:  # the same ops
             coverage = coverage.without("ops")
+        if family == "autocast" and "training" in self._monitors:  # the same steps
+            coverage = coverage.without("optimizer steps")
         return replace(run, findings=findings, coverage=coverage)
 
 
@@ -175,11 +182,12 @@ def watch(
     *objects: object,
     checks: Collection[str] | None = None,
     every: int = 1,
-    raises: bool = True,
+    fail_on: str | None = None,
     level: str = "casts",
     graphs: GraphLimits | None = None,
     limits: Limits | None = None,
     name: str = "",
+    horizon: int | None = None,
 ) -> AbstractContextManager[Watched]:
     """Watch a block of your own code, without changing what it computes; report and raise when it ends.
 
@@ -199,38 +207,35 @@ def watch(
 
     checks: names of checks, by default those above. The checks of autocast and of graphs (`graph-break`, `recompile`,
     `eager-fallback`, `cache-artifacts`, `cudagraph`) can be selected for any object. every: measure each N-th step
-    and each N-th call of a graph, the first among them. raises: raise `AssertionError` for failures when the block
-    ends; if False, the run is recorded and nothing is raised. level: which values of a graph are measured: `casts`
-    (roundings to 16 bits), `ops` (the result of every op) or `all` (every floating value). graphs: number of graph
-    breaks and recompilations to allow; it selects the checks of graphs as well, in place of those of ops. limits: by
-    default those of `[tool.ampcheck]`.
+    and each N-th call of a graph, the first among them. fail_on: the mildest verdict that raises `AssertionError` when
+    the block ends, `fail`, `warn`, `incomplete` or `never`; by default `fail` under pytest, else `never`. A line
+    is always printed, and the findings where none raises. level: values of a graph to measure: `casts` (roundings to
+    16 bits), `ops` (the result of every op) or `all` (every floating value). graphs: number of graph breaks and
+    recompilations to allow; selects the checks of graphs in place of those of ops. limits: by default those of
+    `[tool.ampcheck]`. horizon: planned training steps, by default 10,000 or those of the lr schedule.
 
-    Training: memory is needed for one copy of the weights during a measured step; for 16-bit weights, for a second copy
-    during the whole block and one byte per element; and for a 64 MiB comparison buffer. Steps inside compiled code
-    (`torch.compile(optimizer.step)`) cannot be measured. Compiled: entering resets Dynamo; the next call compiles with
-    statistics, which takes up to twice as long, and once more where a value overflows or is NaN.
+    Training: a measured step needs memory for a copy of the weights and 64 MiB; weights of 16 bits need a second copy
+    and one byte per element during the whole block. Steps inside compiled code cannot be measured. Compiled: entering
+    resets Dynamo; the next call compiles statistics in, up to twice as long, once more where a value is not finite.
 
     An exception of the block propagates; the run is emitted first. Switches of autocast that the block changed are
-    restored where autocast is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an
-    unknown check or level, a scaler without an optimizer, and a watch of compiled code inside another.
+    restored where it is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an unknown
+    setting, a scaler without an optimizer, and a watch of compiled code inside another.
     """
-    parse_flag(raises, "raises")
-
-    def begin() -> Watched:
-        return watched(*objects, checks=checks, every=every, level=level, graphs=graphs, limits=limits, name=name)
-
-    return _Block(begin, raises)
+    require_settings(every, level, fail_on)
+    given = partial(watched, checks=checks, every=every, level=level, graphs=graphs)
+    return _Block(partial(given, *objects, limits=limits, name=name, horizon=horizon), fail_on)
 
 
 class _Block(ContextDecorator, AbstractContextManager[Watched]):
     """One block that is watched; as a decorator, each call of a function."""
 
-    def __init__(self, begin: Callable[[], Watched], raises: bool) -> None:
-        self._begin, self._raises = begin, raises
+    def __init__(self, begin: Callable[[], Watched], fail_on: str | None) -> None:
+        self._begin, self._fail_on = begin, fail_on
         self._seen, self._entered = begin(), False
 
     def _recreate_cm(self) -> _Block:
-        return _Block(self._begin, self._raises)
+        return _Block(self._begin, self._fail_on)
 
     def __enter__(self) -> Watched:
         if self._entered:
@@ -245,9 +250,9 @@ class _Block(ContextDecorator, AbstractContextManager[Watched]):
         try:
             self._seen.__exit__(kind, error, trace)
         except BaseException:
-            emit(self._seen.run)
+            end(self._seen.run, self._fail_on, raises=False)
             raise
-        (verify if self._raises and error is None else emit)(self._seen.run)
+        end(self._seen.run, self._fail_on, raises=error is None)
 
 
 def watched(
@@ -258,6 +263,7 @@ def watched(
     graphs: GraphLimits | None = None,
     limits: Limits | None = None,
     name: str = "",
+    horizon: int | None = None,
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
     require_settings(every, level)
@@ -275,6 +281,8 @@ def watched(
             f"the checks {', '.join(OP_CHECKS)} follow ops in eager mode, where there are no graphs: watch "
             f"{', '.join(COMPILER_CHECKS)} in a block of their own"
         )
+    if horizon is not None and parse_integer(horizon, "horizon") and "ops" not in families:
+        raise UsageError("horizon= needs a watch of every op: call watch() without an optimizer or compiled model")
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
     shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
@@ -293,7 +301,7 @@ def watched(
         monitors["graphs"] = _Monitor(observed, lambda: observed.stats, judge_graphs)
     if "ops" in families:
         shadow = LoopShadow()
-        steps = TrainingWatch(shown, STEPS, shadow, ends=False)
+        steps = TrainingWatch(shown, STEPS, shadow, ends=False, horizon=horizon)
         judge_ops = partial(judge_block, steps, bounds, wanted)
         monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
@@ -312,8 +320,10 @@ def watched(
     return Watched(monitors, wanted, shown, training, shadow)
 
 
-def require_settings(every: int, level: str) -> None:
-    """Raise `UsageError` for an invalid sampling interval or an unknown level."""
+def require_settings(every: int, level: str, fail_on: str | None = None) -> None:
+    """Raise `UsageError` for an invalid sampling interval, an unknown level and an unknown verdict to fail on."""
+    if fail_on is not None:
+        parse_choice(fail_on, "fail_on", FAIL_ON)
     parse_integer(every, "every")
     parse_choice(level, "level", [known.value for known in Level])
 
@@ -321,9 +331,7 @@ def require_settings(every: int, level: str) -> None:
 def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
     """The model, the optimizers and the scaler among the objects."""
     models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
-    for item in objects:
-        if item is None:
-            continue
+    for item in (given for given in objects if given is not None):
         if isinstance(item, (list, tuple)) and item and all(_is_optimizer(part) for part in item):
             optimizers += item
         elif _is_optimizer(item):

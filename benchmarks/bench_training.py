@@ -62,7 +62,7 @@ class Training:
 
     def watched(self, every: int) -> Any:
         scaler = self.scaler if self.scaler.is_enabled() else None
-        return ampcheck.watch(self.model, self.optimizer, scaler, every=every, raises=False)
+        return ampcheck.watch(self.model, self.optimizer, scaler, every=every, fail_on="never")
 
 
 def paired(dtype: str, rounds: int, limit: float, shape: dict[str, int]) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,7 @@ def watched(subject: Subject, dtype: torch.dtype) -> Run:
     """One compiled step under `watch`."""
     model, call = subject.model, subject.calls[0]
     compiled = torch.compile(model)
-    with watch(compiled, name=subject.name, raises=False) as seen:
+    with watch(compiled, name=subject.name, fail_on="never") as seen:
         with torch.autocast("cpu", dtype):
             result = compiled(*call.args, **call.kwargs)
         loss = total(result)

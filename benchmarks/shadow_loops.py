@@ -31,7 +31,7 @@ import ampcheck
 from ampcheck.shadow import Shadow
 
 BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "watch()": lambda: ampcheck.watch(raises=False),
+    "watch()": lambda: ampcheck.watch(fail_on="never"),
     "Shadow()": Shadow,
 }
 

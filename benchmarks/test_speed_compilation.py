@@ -16,7 +16,7 @@ from speed_subjects import LENGTHS, sized
 
 from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.compiled.options import CompileOptions
-from ampcheck.core.run import verify
+from ampcheck.outcome.raising import verify
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup

@@ -10,7 +10,7 @@ import pytest
 import ampcheck
 
 FUNCTIONS = sorted(name for name in ampcheck.__all__ if inspect.isfunction(getattr(ampcheck, name)))
-ORDER = ("device", "dtype", "autocast", "compile", "options", "checks", "every", "raises", "level", "limits", "name")
+ORDER = ("device", "dtype", "autocast", "compile", "options", "checks", "every", "fail_on", "level", "limits", "name")
 """Shared keywords in the order in which every signature has them."""
 
 DEFAULTS: dict[str, Any] = {
@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "checks": None,
     "limits": None,
     "name": "",
-    "raises": True,
+    "fail_on": None,
 }
 OTHER = {("emulate", "device"), ("assert_policy", "device")}
 """Where the device is not the one that runs the subject: `emulate` is about it, and a lock has one or several."""

@@ -37,7 +37,7 @@ def loop() -> tuple[Run, list[torch.Tensor]]:
     model = Loud()
     compiled = torch.compile(model)
     losses: list[torch.Tensor] = []
-    with ampcheck.watch(compiled, every=3, name="loud", raises=False) as seen:
+    with ampcheck.watch(compiled, every=3, name="loud", fail_on="never") as seen:
         for number in range(6):
             with torch.autocast("cpu", torch.float16):
                 out = compiled(torch.full((2, 4), 100.0 if number == 3 else 0.1))
@@ -94,7 +94,7 @@ def test_a_model_that_was_compiled_and_called_before_is_watched_all_the_same() -
 
 def test_an_eager_model_is_watched_op_by_op_with_its_modules() -> None:
     model = Loud()
-    with ampcheck.watch(model, raises=False) as seen, torch.autocast("cpu", torch.float16):
+    with ampcheck.watch(model, fail_on="never") as seen, torch.autocast("cpu", torch.float16):
         model(torch.full((2, 4), 100.0))
 
     overflow = next(finding for finding in seen.run.of(Verdict.FAIL) if finding.check == "overflow")
@@ -106,7 +106,7 @@ def test_an_eager_model_is_watched_op_by_op_with_its_modules() -> None:
 def test_a_compiled_model_that_rounds_nothing_to_16_bits_is_no_pass() -> None:
     torch.compiler.reset()
     compiled = torch.compile(torch.nn.Linear(4, 4))
-    with ampcheck.watch(compiled, raises=False) as seen:
+    with ampcheck.watch(compiled, fail_on="never") as seen:
         compiled(torch.ones(2, 4))
 
     (finding,) = seen.run.findings
@@ -125,7 +125,7 @@ def test_without_objects_ops_and_the_use_of_autocast_are_watched() -> None:
 
 
 def test_named_checks_select_what_is_watched_and_reported() -> None:
-    with ampcheck.watch(checks=["autocast-scope"], raises=False) as seen:
+    with ampcheck.watch(checks=["autocast-scope"], fail_on="never") as seen:
         torch.full((4,), 300.0, dtype=torch.float16).square()
     assert seen.stats.ops is None
     assert {finding.check for finding in seen.run.findings} <= {"autocast-scope", "coverage"}
@@ -148,10 +148,10 @@ def test_a_block_in_which_nothing_runs_is_no_pass() -> None:
         pass
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_the_run_is_emitted_once_also_when_the_block_raises(raises: bool) -> None:
+@pytest.mark.parametrize("fail_on", ["fail", "never"])
+def test_the_run_is_emitted_once_also_when_the_block_raises(fail_on: str) -> None:
     def body() -> None:
-        with ampcheck.watch(raises=raises):
+        with ampcheck.watch(fail_on=fail_on):
             torch.ones(2).add(1)
             raise ZeroDivisionError
 
@@ -160,8 +160,33 @@ def test_the_run_is_emitted_once_also_when_the_block_raises(raises: bool) -> Non
     assert len(runs) == 1
 
 
+def test_a_watch_ends_with_one_line_and_the_findings_that_do_not_raise(capsys: pytest.CaptureFixture[str]) -> None:
+    with ampcheck.watch():
+        torch.ones(2).add(1)
+    assert capsys.readouterr().out == "ampcheck: 2 ops, nothing found\n"
+    with ampcheck.watch(fail_on="never"):
+        torch.ones(2, dtype=torch.float16).mul(7e4).sum().item()
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert (first.endswith(", 1 finding"), second) == (True, "FAIL overflow: this block")
+    with pytest.raises(AssertionError, match="overflow"), ampcheck.watch(fail_on="warn"):
+        torch.ones(2, dtype=torch.float16).mul(7e4).sum().item()
+    (line,) = capsys.readouterr().out.splitlines()  # the error has the findings
+    assert line == first
+
+
+def test_warnings_raise_where_asked_for() -> None:
+    def body(fail_on: str) -> None:
+        with ampcheck.watch(checks=["autocast-bypass"], fail_on=fail_on), torch.autocast("cpu", torch.bfloat16):
+            torch.zeros(8, 8).addmm_(torch.ones(8, 8), torch.ones(8, 8))
+
+    body("fail")
+    for fail_on in ("warn", "incomplete"):
+        with pytest.raises(AssertionError, match=r"\[autocast-bypass\] warn"):
+            body(fail_on)
+
+
 def test_the_loss_of_a_step_needs_an_optimizer() -> None:
-    with ampcheck.watch(Loud(), raises=False) as seen, pytest.raises(UsageError, match="needs a watched optimizer"):
+    with ampcheck.watch(Loud(), fail_on="never") as seen, pytest.raises(UsageError, match="needs a watched optimizer"):
         seen.step(1.0)
 
 
@@ -191,7 +216,8 @@ def test_an_exception_of_the_loop_comes_through() -> None:
         ({"every": 0}, "1 or more"),
         ({"every": 2.5}, "1 or more"),
         ({"every": True}, "1 or more"),
-        ({"raises": 1}, "True or False"),
+        ({"fail_on": "error"}, "fail_on must be one of fail, warn, incomplete, never; found 'error'"),
+        ({"fail_on": True}, "fail_on must be one of"),
         ({"checks": ["scale-invariance"]}, "checks must be one of"),
     ],
     ids=str,
@@ -205,7 +231,7 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
     from torch._inductor import compile_fx
 
     entry = compile_fx.compile_fx
-    with ampcheck.watch(torch.compile(Loud()), raises=False):
+    with ampcheck.watch(torch.compile(Loud()), fail_on="never"):
         assert compile_fx.compile_fx is not entry
     assert compile_fx.compile_fx is entry
     assert interception.unsupported() == ""
@@ -214,7 +240,7 @@ def test_watching_leaves_no_trace_in_the_compiler() -> None:
 @pytest.mark.parametrize("checks", [None, ("autocast-bypass",), ("autocast-bypass", "overflow")], ids=str)
 def test_an_op_that_bypasses_autocast_is_reported_whatever_else_is_watched(checks: tuple[str, ...] | None) -> None:
     a, b = torch.randn(8, 8), torch.randn(8, 8)
-    with ampcheck.watch(checks=checks, raises=False) as seen, torch.autocast("cpu", torch.bfloat16):
+    with ampcheck.watch(checks=checks, fail_on="never") as seen, torch.autocast("cpu", torch.bfloat16):
         torch.zeros(8, 8).addmm_(a, b)
     assert "autocast-bypass" in {finding.check for finding in seen.run.of(Verdict.WARN)}
 
@@ -241,7 +267,7 @@ def test_a_partly_compiled_model_is_no_full_pass(whole: bool) -> None:
             return self.second(self.first(x))
 
     model = torch.compile(Partly()) if whole else Partly()
-    with ampcheck.watch(model, raises=False) as seen, torch.autocast("cpu", torch.float16):
+    with ampcheck.watch(model, fail_on="never") as seen, torch.autocast("cpu", torch.float16):
         model(torch.ones(4, 8))
     coverage = coverage_of(seen.run)
     assert coverage.verdict is (Verdict.PASS if whole else Verdict.WARN)
@@ -279,7 +305,7 @@ def test_ops_are_counted_once_however_often_the_run_is_read() -> None:
 
 
 def test_a_watch_is_of_one_block_and_decorates_each_call() -> None:
-    block = ampcheck.watch(raises=False)
+    block = ampcheck.watch(fail_on="never")
     with block:
         torch.ones(2).sum()
     with pytest.raises(UsageError, match="of one block"):
@@ -314,7 +340,7 @@ def test_a_failing_test_of_graphs_logs_no_empty_lines(caplog: pytest.LogCaptureF
         return x.sin()
 
     function = torch.compile(breaks, backend="eager")
-    with caplog.at_level("DEBUG"), ampcheck.watch(checks=["graph-break"], raises=False) as seen:
+    with caplog.at_level("DEBUG"), ampcheck.watch(checks=["graph-break"], fail_on="never") as seen:
         function(torch.ones(4))
     assert seen.run.failed
     assert [record.name for record in caplog.records if record.name == "torch.__trace"] == []

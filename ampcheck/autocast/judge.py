@@ -30,8 +30,9 @@ from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGIST
 from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Table, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import is_users
 

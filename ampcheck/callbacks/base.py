@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import ExitStack
 from typing import Any
 
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Run, Verdict, describe, emit, verify
+from ampcheck.core.run import Run
+from ampcheck.outcome.ending import end
 from ampcheck.report.html import write_html
 from ampcheck.watch import Watched, require_settings, watched
 
 Path = str | os.PathLike[str]
 
-log = logging.getLogger("ampcheck")
-
 
 class WatchCallback:
     """A watch of one training after another. `run` is that of the last one; None before its end.
 
-    every, level, name, limits: of `ampcheck.watch`. raises: whether a failure raises `AssertionError` at the end of
-    training. json, html: where the run is written then.
+    every, level, name, limits, fail_on: of `ampcheck.watch`. json, html: where the run is written at the end.
     """
 
     def __init__(
@@ -31,14 +28,14 @@ class WatchCallback:
         level: str = "casts",
         name: str = "",
         limits: Limits | None = None,
-        raises: bool = False,
+        fail_on: str | None = None,
         json: Path | None = None,
         html: Path | None = None,
     ) -> None:
         super().__init__()
-        require_settings(every, level)
+        require_settings(every, level, fail_on)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
-        self._raises, self._json, self._html = raises, json, html
+        self._fail_on, self._json, self._html = fail_on, json, html
         self._stack: ExitStack | None = None
         self._seen: Watched | None = None
         self.run: Run | None = None
@@ -65,7 +62,7 @@ class WatchCallback:
         return {f"ampcheck/{verdict}": count for verdict, count in self.run.counts().items()}
 
     def _report(self, *, writes: bool = True, raises: bool = True) -> None:
-        """Emit the run and write it, where `writes`; raise its failures, where the user asks for it."""
+        """Emit the run, print and write it where `writes`, and raise its failures as `fail_on` says where `raises`."""
         __tracebackhide__ = True
         if self.run is None:
             return
@@ -73,9 +70,4 @@ class WatchCallback:
             self.run.save(self._json)
         if writes and self._html is not None:
             write_html(self.run, self._html)
-        if self._raises and raises:
-            verify(self.run)
-            return
-        emit(self.run)
-        for finding in self.run.of(Verdict.FAIL) if writes else ():
-            log.warning(describe(finding))
+        end(self.run, self._fail_on, prints=writes, raises=raises)

@@ -9,16 +9,16 @@ try:
 except ImportError as error:
     raise ImportError("ampcheck.callbacks.huggingface needs transformers and accelerate: install them") from error
 
-from ampcheck.callbacks.base import WatchCallback, log
+from ampcheck.callbacks.base import WatchCallback
 
 
 class AmpcheckCallback(WatchCallback, TrainerCallback):
     """`Trainer(..., callbacks=[AmpcheckCallback()])` watches training with `ampcheck.watch`.
 
-    Model, optimizer and scaler are those of the Trainer. At the end the run is emitted (`ampcheck.collect`), kept as
-    `run`, and its verdicts are counted in `trainer.state.log_history` and the log. every, level, name, limits: see
-    `ampcheck.watch`. raises: whether a failure raises `AssertionError` out of `trainer.train()`. json, html: where the
-    run is written.
+    Model, optimizer and scaler are those of the Trainer. At the end the run is emitted (`ampcheck.collect`), printed,
+    kept as `run`, and its verdicts are counted in `trainer.state.log_history`. every, level, name, limits: see
+    `ampcheck.watch`. fail_on: which verdicts raise `AssertionError` out of `trainer.train()`, see there. json, html:
+    where the run is written.
 
     The Trainer has no callback for exceptions. `with AmpcheckCallback() as callback: ...` around `train()` ends the
     watch then too, as does the next training with this callback.
@@ -47,6 +47,4 @@ class AmpcheckCallback(WatchCallback, TrainerCallback):
         if counts is None:
             return
         state.log_history.append({**counts, "epoch": state.epoch, "step": state.global_step})
-        if state.is_world_process_zero:
-            log.info("%s", ", ".join(f"{name} {count}" for name, count in counts.items()))
         self._report(writes=state.is_world_process_zero)

@@ -21,9 +21,9 @@ class AmpcheckCallback(WatchCallback, Callback):
     """`Trainer(..., callbacks=[AmpcheckCallback()])` watches `fit` with `ampcheck.watch`.
 
     Model, optimizers and scaler are those of the Trainer. At the end, also after an exception, the run is emitted
-    (`ampcheck.collect`), kept as `run`, and its verdicts are counted by the Trainer's loggers. every, level, name,
-    limits: see `ampcheck.watch`. raises: whether a failure raises `AssertionError` out of `fit`. json, html: where the
-    run is written.
+    (`ampcheck.collect`), printed, kept as `run`, and its verdicts are counted by the Trainer's loggers. every, level,
+    name, limits: see `ampcheck.watch`. fail_on: which verdicts raise `AssertionError` out of `fit`, see there. json,
+    html: where the run is written.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

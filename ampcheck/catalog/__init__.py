@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from ampcheck.catalog import autocast, compiled, numerics, search, speed, training
+from ampcheck.catalog import autocast, compiled, numerics, outcome, search, speed, training
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind
 
 __all__ = ["REGISTRY", "VERDICTS", "explain", "for_kind"]
 
-_MODULES = (numerics, autocast, compiled, training, search, speed)
+_MODULES = (numerics, autocast, compiled, training, search, speed, outcome)
 
 REGISTRY: Mapping[str, Check] = MappingProxyType(
     {check.slug: check for module in _MODULES for check in vars(module).values() if isinstance(check, Check)}
@@ -28,6 +28,7 @@ VERDICTS: Mapping[str, str] = MappingProxyType(
         "incomplete": "The subject prevents a requested check: its backward raises in every precision, it returns no "
         "floating tensor, no module that ran gets a gradient, its optimizer never steps. Nothing failed, and nothing "
         "was judged; the finding says what to change.",
+        "accepted": "A failure or warning that the repository accepts, in its baseline or in a comment on the line.",
         "skip": "The check does not apply to the subject, or this machine lacks what it needs. The reason is given.",
         "pass": "The requirement is met. Every pass counts its observations; without any it is a skip.",
     }

@@ -61,7 +61,7 @@ def _blame(options: argparse.Namespace) -> int:
         from ampcheck.compiled.options import BlameOptions
 
         run = blame(
-            load_placed(options),
+            load_placed(options.target, options.device),
             device=options.device,
             dtype=None if options.dtype is None else split_names(options.dtype),
             compile=options.compile,

@@ -38,16 +38,16 @@ def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, na
     command.add_argument("--dtype", metavar="DTYPES", help=dtype)
 
 
-def load_placed(options: argparse.Namespace, *, trains: bool = False) -> Subject:
-    """Load TARGET for `--device`: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
+def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
+    """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
 
     trains: see `load_subject`.
     """
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
 
-    with place(options.device).entered():
-        return load_subject(options.target, trains=trains)
+    with place(device).entered():
+        return load_subject(target, trains=trains)
 
 
 def split_names(text: str | None) -> list[str]:
@@ -149,13 +149,13 @@ def open_standard_files() -> None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
-def print_report(run: Run, tables: Sequence[Table] = (), *, verbose: bool) -> None:
-    """Print the findings, and tables below them."""
+def print_report(run: Run, tables: Sequence[Table] = (), *, verbose: bool, quiet: bool = False) -> None:
+    """Print the findings, and tables below them. quiet: failures and warnings alone."""
     from rich.console import Console
 
     from ampcheck.report import print_run, print_tables
 
-    print_run(run, Console(), verbose=verbose)
+    print_run(run, Console(), verbose=verbose, quiet=quiet)
     if tables:
         print()
         print_tables(tables)

@@ -18,9 +18,10 @@ from ampcheck.core.arguments import DType, parse_dtypes, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Run, merge, verify
+from ampcheck.core.run import Run, merge
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics.arm_format import native_format
+from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
 
 _ALWAYS = ("compiled-exception", "coverage")

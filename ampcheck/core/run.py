@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ampcheck.core.errors import UsageError, require_schema
@@ -119,6 +120,7 @@ class Verdict(str, Enum):
     """What a check concluded. Only `FAIL` fails a build.
 
     `INCOMPLETE`: the subject prevents a requested check, such as a backward that raises in every precision.
+    `ACCEPTED`: the repository accepts the failure or warning, in its baseline or in a comment on the line.
     `SKIP`: the check does not apply to the subject, or this machine lacks what it needs.
     """
 
@@ -127,6 +129,7 @@ class Verdict(str, Enum):
     WARN = "warn"
     UNDECIDED = "undecided"
     INCOMPLETE = "incomplete"
+    ACCEPTED = "accepted"
     SKIP = "skip"
 
     def __str__(self) -> str:
@@ -138,10 +141,21 @@ SEVERITY: tuple[Verdict, ...] = (
     Verdict.WARN,
     Verdict.UNDECIDED,
     Verdict.INCOMPLETE,
+    Verdict.ACCEPTED,
     Verdict.SKIP,
     Verdict.PASS,
 )
 """Verdicts, worst first."""
+
+FAIL_ON: Mapping[str, tuple[Verdict, ...]] = MappingProxyType(
+    {
+        "fail": (Verdict.FAIL,),
+        "warn": (Verdict.FAIL, Verdict.WARN),
+        "incomplete": (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.INCOMPLETE),
+        "never": (),
+    }
+)
+"""The verdicts that fail, by the mildest of them, as `fail-on` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +188,9 @@ class Finding:
 
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
     the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
-    were not counted.
+    were not counted. `cause` is the `key` of the finding that this one follows from, empty for one of its own.
+    `code` is the source line at `where`, empty where it is not known or the message shows it. `accepted` is the reason
+    for which the repository accepts the finding, and where it says so.
     """
 
     check: str
@@ -187,6 +203,9 @@ class Finding:
     unit: str = ""
     hint: str = ""
     seen: int | None = None
+    cause: tuple[Scalar, ...] = ()
+    code: str = ""
+    accepted: str = ""
 
     @property
     def key(self) -> tuple[Scalar, ...]:
@@ -247,8 +266,9 @@ class Run:
         return merge((self, other))
 
     def __str__(self) -> str:
-        """Every finding, worst first, and the coverage; control characters are made visible."""
-        findings = (describe(finding) for verdict in SEVERITY for finding in self.of(verdict))
+        """Every cause, worst first, beneath it the checks that fail because of it, and the coverage; control characters
+        are made visible."""
+        findings = (described for verdict in SEVERITY for described in describe_causes(self.findings, self.of(verdict)))
         return "\n".join((*findings, clean(f"looked at {self.coverage}")))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
@@ -328,21 +348,41 @@ def emit(run: Run) -> None:
         runs.append(run)
 
 
-def verify(run: Run) -> Run:
-    """Emit `run`, then raise `AssertionError` with every failure in it: the one function in which verdicts raise."""
-    __tracebackhide__ = True
-    emit(run)
-    if failures := run.of(Verdict.FAIL):
-        raise AssertionError("\n\n".join(map(describe, failures)))
-    return run
-
-
 def describe(finding: Finding) -> str:
     """A finding in a few lines: check and verdict, message, location, hint; control characters are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     lines += [f"  where: {where}"] if (where := str(finding.where)) else []
+    lines += [f"    {finding.code}"] if finding.code else []
     lines += [f"  hint: {finding.hint}"] if finding.hint else []
+    lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
     return clean("\n".join(lines))
+
+
+def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
+    """What follows from each finding that is a cause, by the cause's `id`; of equal keys the first is the cause."""
+    findings = tuple(findings)
+    causes = {finding.key: finding for finding in reversed(findings) if not finding.cause}
+    following: dict[int, list[Finding]] = {}
+    for finding in findings:
+        if finding.cause in causes:
+            following.setdefault(id(causes[finding.cause]), []).append(finding)
+    return following
+
+
+def follow_line(following: Sequence[Finding]) -> str:
+    """What follows from a cause in one line: `it explains 3 stagnation, precision-loss`."""
+    counts = Counter(finding.check for finding in following)
+    return f"it explains {', '.join(f'{n:,} {check}' if n > 1 else check for check, n in counts.items())}"
+
+
+def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[str]:
+    """Each wanted finding that is a cause as `describe` gives it, with a line of what follows from it."""
+    following = followers(findings)
+    known = {id(finding) for group in following.values() for finding in group}
+    for finding in wanted:
+        if id(finding) not in known:
+            below = f"\n  {clean(follow_line(following[id(finding)]))}" if id(finding) in following else ""
+            yield describe(finding) + below
 
 
 def merge(runs: Iterable[Run]) -> Run:

@@ -18,9 +18,10 @@ from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.core.run import Coverage, Finding, Run, verify
+from ampcheck.core.run import Coverage, Finding, Run
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics.execution import check_dtypes
+from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.restore import restoring
 

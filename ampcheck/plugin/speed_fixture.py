@@ -112,7 +112,7 @@ class Speed:
         in the marker, which is for `measure`, and for a second use in a test.
         """
         __tracebackhide__ = True
-        from ampcheck.core.run import verify
+        from ampcheck.outcome.raising import verify
         from ampcheck.speed.benchmark import judge_benchmark, skip_benchmark
 
         with self._options(keywords, JUDGED) as (name, options):

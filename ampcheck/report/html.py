@@ -8,7 +8,7 @@ from itertools import count, zip_longest
 from typing import TYPE_CHECKING
 
 from ampcheck.core.files import write_atomically
-from ampcheck.core.run import Chart, Run, Table, Verdict
+from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, follow_line
 from ampcheck.report.sections import arrange, short_names
 from ampcheck.report.text import clean, is_number, number, quantity
 
@@ -20,6 +20,7 @@ _MARKS = {
     Verdict.WARN: "!",
     Verdict.UNDECIDED: "?",
     Verdict.INCOMPLETE: "…",
+    Verdict.ACCEPTED: "~",
     Verdict.SKIP: "–",
     Verdict.PASS: "✓",
 }
@@ -46,7 +47,15 @@ def render_html(run: Run) -> str:
         return Markup(chart_svg(chart, key=f"chart-{next(keys)}"))  # an XML serialiser escaped its text
 
     numbers = {id(finding): index for index, finding in enumerate(content.problems, 1)}
-    return _template().render(content=content, draw=draw, card=lambda finding: numbers.get(id(finding)))
+    below = {id(finding): following for finding, following in zip(content.problems, content.following, strict=True)}
+
+    def following(finding: Finding) -> str:
+        return follow_line(below[id(finding)]) if below.get(id(finding)) else ""
+
+    def card(finding: Finding) -> int | None:
+        return numbers.get(id(finding))
+
+    return _template().render(content=content, draw=draw, following=following, card=card)
 
 
 @cache

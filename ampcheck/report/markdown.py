@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from ampcheck.core.run import Finding, Run, Table, Verdict
+from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
 from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, number
 
@@ -18,6 +18,7 @@ _MARKS = {
     Verdict.WARN: "⚠️",
     Verdict.UNDECIDED: "❔",
     Verdict.INCOMPLETE: "🚧",
+    Verdict.ACCEPTED: "☑️",
     Verdict.SKIP: "➖",
     Verdict.PASS: "✅",
 }
@@ -36,7 +37,9 @@ def comment_of(run: Run) -> str:
     lines = [f"<!-- ampcheck speed {key} -->"]
     lines += [f"### {_MARKS[content.verdict]} {escaped(run.title)}: {content.headline}", ""]
     passes = run.of(Verdict.PASS) if not content.problems else ()
-    lines += [_item(finding) for finding in (*content.problems, *content.unjudged, *passes)]
+    for finding, following in zip(content.problems, content.following, strict=True):
+        lines += [_item(finding), *([f"  - {escaped(follow_line(following))}"] if following else [])]
+    lines += [_item(finding) for finding in (*content.unjudged, *passes)]
     if run.tables:
         lines += ["", *_table(run.tables[0])]
     lines += ["", "<details><summary>Evidence</summary>", ""]

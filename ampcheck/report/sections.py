@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict, count_verdicts
+from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict, count_verdicts, followers
+
+_UNJUDGED = (Verdict.UNDECIDED, Verdict.INCOMPLETE, Verdict.ACCEPTED, Verdict.SKIP)
+_QUIET = (Verdict.ACCEPTED, Verdict.SKIP, Verdict.PASS)
+"""Verdicts that leave a run green."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class CheckSection:
 class Sections:
     """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, further evidence.
 
+    `problems` are the causes; `following` has what follows from each, by its position in `problems`.
+
     `verdict` colours the headline. It is `pass` only if something passed, nothing failed, warned or is undecided, and
     the coverage is not empty; a run that judged nothing is a `skip`.
     """
@@ -57,6 +63,7 @@ class Sections:
     counts: Mapping[Verdict, int]
     subjects: tuple[str, ...]
     problems: tuple[Finding, ...]
+    following: tuple[tuple[Finding, ...], ...]
     unjudged: tuple[Finding, ...]
     checks: tuple[CheckSection, ...]
     tables: tuple[Table, ...]
@@ -70,14 +77,21 @@ def arrange(run: Run) -> Sections:
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
+    following = followers(run.findings)
+    explained = {id(finding) for group in following.values() for finding in group}
+    problems = [f for f in run.of(Verdict.FAIL) + run.of(Verdict.WARN) if id(f) not in explained]
     return Sections(
         title=run.title,
         headline=headline(run),
         verdict=_verdict(run),
         counts=run.counts(),
         subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
-        problems=run.of(Verdict.FAIL) + run.of(Verdict.WARN),
-        unjudged=run.of(Verdict.UNDECIDED) + run.of(Verdict.INCOMPLETE) + run.of(Verdict.SKIP),
+        problems=tuple(problems),
+        following=tuple(tuple(following.get(id(finding), ())) for finding in problems),
+        unjudged=run.of(Verdict.UNDECIDED)
+        + run.of(Verdict.INCOMPLETE)
+        + run.of(Verdict.ACCEPTED)
+        + run.of(Verdict.SKIP),
         checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
         tables=tuple(table for table in run.tables if not table.check),
         charts=tuple(chart for chart in run.charts if not chart.check),
@@ -106,7 +120,7 @@ def _participle(verdict: Verdict, count: int) -> str:
 def _verdict(run: Run) -> Verdict:
     worst = next(iter(run.counts()), Verdict.SKIP)
     passed = bool(run.of(Verdict.PASS)) and run.coverage.total
-    return worst if worst not in (Verdict.SKIP, Verdict.PASS) else Verdict.PASS if passed else Verdict.SKIP
+    return worst if worst not in _QUIET else Verdict.PASS if passed else Verdict.SKIP
 
 
 def _check_section(run: Run, slug: str) -> CheckSection:

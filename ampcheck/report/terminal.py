@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from ampcheck.core.progress import Progress
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, follow_line
 from ampcheck.report.sections import CheckSection, Sections, arrange, short_names
 from ampcheck.report.text import MIN_WIDTH, cells, clean, is_number, one_line, quantity, wrap
 
@@ -24,6 +24,7 @@ _STYLES = {
     Verdict.WARN: "yellow",
     Verdict.UNDECIDED: "magenta",
     Verdict.INCOMPLETE: "cyan",
+    Verdict.ACCEPTED: "dim",
     Verdict.SKIP: "dim",
     Verdict.PASS: "green",
 }
@@ -34,21 +35,31 @@ _MANY_SUBJECTS = 16  # for more, the table counts verdicts
 def summary_lines(run: Run, *, width: int, verbose: bool = False) -> Iterator[str]:
     """`run` as plain lines of at most `width` columns, but at least `MIN_WIDTH`.
 
-    The headline; failures and warnings in full; skipped and undecided checks with the reason; passes as counts for each
+    The headline; failures and warnings in full, what follows from one in a line beneath it, or with `verbose` in full
+    too; skipped and undecided checks with the reason; passes as counts for each
     check, or with `verbose` one line for each; the coverage.
     """
     content = arrange(run)
     width = max(width, MIN_WIDTH)
     yield from wrap(_heading(content), width, hanging="  ")
-    for finding in content.problems:
-        yield from _in_full(finding, width)
+    yield from problem_lines(content, width, verbose=verbose)
     yield from _unjudged(content, width, verbose)
     yield from _passes(content, width, verbose)
     yield from _coverage(content.coverage, width)
 
 
-def print_run(run: Run, console: Console, *, verbose: bool = False) -> None:
-    """Print `run` to a rich console: headline, a table of verdicts by check and subject, then as `summary_lines`."""
+def problem_lines(content: Sections, width: int, *, verbose: bool = False) -> Iterator[str]:
+    """Failures and warnings in full, with what follows from each beneath it."""
+    for finding, following in zip(content.problems, content.following, strict=True):
+        yield from _in_full(finding, width)
+        yield from _following(following, width, verbose)
+
+
+def print_run(run: Run, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
+    """Print `run` to a rich console: headline, a table of verdicts by check and subject, then as `summary_lines`.
+
+    quiet: the headline, failures and warnings alone.
+    """
     from rich.text import Text
 
     content = arrange(run)
@@ -59,12 +70,15 @@ def print_run(run: Run, console: Console, *, verbose: bool = False) -> None:
             console.print(Text(line, style=style), soft_wrap=True)  # a str would be parsed as markup
 
     show(wrap(_heading(content), width, hanging="  "), _STYLES[content.verdict])
-    for table in _verdict_tables(content, width):
+    for table in () if quiet else _verdict_tables(content, width):
         console.print(table)
-    for finding in content.problems:
+    for finding, following in zip(content.problems, content.following, strict=True):
         title, *body = _in_full(finding, width)
         show([title], _STYLES[finding.verdict])
         show(body)
+        show(_following(following, width, verbose))
+    if quiet:
+        return
     show(_unjudged(content, width, verbose), _STYLES[Verdict.SKIP])
     show(_passes(content, width, verbose), _STYLES[Verdict.PASS])
     show(_coverage(content.coverage, width, listed=True))
@@ -80,10 +94,19 @@ def _in_full(finding: Finding, width: int) -> Iterator[str]:
     yield from wrap(finding.message, width, indent="  ", hanging="  ")
     if where := str(finding.where):
         yield from wrap(f"where: {where}", width, indent="  ", hanging="    ")
+    if finding.code:
+        yield f"    {one_line(finding.code, width - 4)}"
     if numbers := _numbers(finding):
         yield from wrap(numbers, width, indent="  ", hanging="    ")
     if finding.hint:
         yield from wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
+
+
+def _following(following: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
+    if following:
+        yield f"  {one_line(follow_line(following), width - 2)}" if not verbose else "  it explains:"
+    for finding in following if verbose else ():
+        yield from (f"    {line}" for line in _in_full(finding, max(width - 4, MIN_WIDTH)))
 
 
 def _numbers(finding: Finding) -> str:
@@ -93,11 +116,11 @@ def _numbers(finding: Finding) -> str:
 
 def _unjudged(content: Sections, width: int, verbose: bool) -> Iterator[str]:
     """Each reason once, with the number of subjects; without `verbose`, a skip in one line."""
-    count = Counter((finding.verdict, finding.check, finding.message, finding.hint) for finding in content.unjudged)
-    for (verdict, check, message, hint), times in count.items():
+    reasons = [(f.verdict, f.check, f.accepted or f.message, f.hint) for f in content.unjudged]
+    for (verdict, check, message, hint), times in Counter(reasons).items():
         advice = f" (hint: {hint})" if hint and verdict is Verdict.INCOMPLETE else ""
         line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}{advice}"
-        short = verdict is Verdict.SKIP and not verbose
+        short = verdict in (Verdict.SKIP, Verdict.ACCEPTED) and not verbose
         yield from (one_line(line, width),) if short else wrap(line, width, hanging="  ")
 
 

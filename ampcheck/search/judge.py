@@ -16,11 +16,13 @@ from ampcheck.core.arguments import LOW, DType, is_number, parse_dtypes, parse_i
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, resolve_limits
-from ampcheck.core.run import Coverage, Run, Table, merge, verify
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Run, Table, merge
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import native_format
 from ampcheck.numerics.measure import positive, substituted
+from ampcheck.outcome.raising import verify
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator

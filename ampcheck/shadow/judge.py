@@ -27,6 +27,7 @@ from ampcheck.shadow.cause import (
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.decisions import decides, examine_decision
+from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
@@ -159,6 +160,9 @@ class Judge:
                 if (error := relative_error(tensor, self._store)) > _LOST:
                     self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
+        for name, companions in known.items():
+            for suspect in self._suspects.of([companions], MASKED):  # no softmax takes a gradient
+                self._accuse(replace(suspect, kind=faults.OVERFLOW), name)
         if not any(companions.faults for companions in known.values()):
             return
         total = sum(exact_square(gradients[name], self._store) for name in known) ** 0.5
@@ -322,7 +326,8 @@ class Judge:
         self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
     ) -> Fault:
         accumulates = accumulates or bool(call.schema.writes and call.written)
-        masks = where.phase != "backward" and call.name not in CONTRACTIONS | SUMS
+        sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
+        masks = where.phase != "backward" and not sums
         kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)

@@ -16,6 +16,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.run import total_loss
 from ampcheck.speed.paired import Step
+from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.copying import Prepared, forward_through, is_compiled_already, prepare, recompiled
 from ampcheck.torchtools.global_state import setting
 
@@ -29,6 +30,9 @@ PRECISIONS: Mapping[str, torch.dtype | None] = {
     "bfloat16": torch.bfloat16,
 }
 """The dtype of autocast; `float32` is the model without autocast, `tf32` the same with TF32 in matmul and cuDNN."""
+
+_BATCHES = 8
+"""Of a training loop with data: so many are played in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +149,11 @@ def _own_step(subject: Subject) -> Step:
     if subject.kind is Kind.CALL:
         call: Step = subject.model
         return call
-    number = 0
+    number, loop = 0, played(subject, _BATCHES)
 
     def step() -> None:
         nonlocal number
-        subject.model["step"](number)
+        loop.model["step"](number)
         number += 1
 
     return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +32,22 @@ def wait_for(out: object) -> None:
         else:
             for _, tensor in tensors(result):
                 torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def reduction_around(frame: FrameType | None) -> tuple[str, float] | None:
+    """The name of the reduction that runs (`sum`), and the factor of its addends.
+
+    Ops of `c10d` get it in a box that Python cannot open; `torch.distributed` has it in the options that it passes.
+    None where no function of `torch.distributed` runs: DDP's reducer in C++, or a method of a process group.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+            reduction = getattr(frame.f_locals.get("opts"), "reduceOp", None)  # local name of torch 2.4 to 2.13
+            if reduction is not None:
+                kind, factor = reduction.__getstate__()
+                return ("sum", float(factor)) if kind.name == "PREMUL_SUM" else (kind.name.lower(), 1.0)
+        frame = frame.f_back
+    return None
 
 
 def process_rank() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ _T = TypeVar("_T")
 _AMPCHECK = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DEMO = os.path.join(_AMPCHECK, "demo", "model.py")
-_NOT_THE_USERS = (_AMPCHECK, _TORCH, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+_SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
+_NOT_THE_USERS = (_AMPCHECK, _TORCH, _SCRIPTS, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
 
 
 _DRIVERS = tuple(
@@ -175,6 +177,13 @@ def users_place(error: BaseException) -> tuple[str, int | None]:
     frames = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
     lines = [(short_path(path), line) for path, line in frames if is_users(path)]
     return lines[-1] if lines else ("", None)
+
+
+def scaler_method(error: BaseException) -> str:
+    """The method of a GradScaler that raised an exception itself, as `GradScaler.unscale_`; empty for any other."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [code.co_filename.replace("\\", "/").endswith("torch/amp/grad_scaler.py") for code in codes]
+    return f"GradScaler.{codes[own.index(True)].co_name}" if own and own[-1] else ""
 
 
 def naming_users_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -33,15 +33,17 @@ def judge_call(
     checks: Collection[str] | None = None,
     *,
     steps: int | None = None,
+    horizon: int | None = None,
 ) -> Run:
     """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
-    `steps` steps. Skips are reported only for `checks` that name them: most callables reduce no gradients.
+    `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
+    gradients.
     """
     values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
     shadow, products = LoopShadow(judge=values not in ([], [COVERAGE.slug])), list[OperandStats]()
-    training = TrainingWatch(subject, STEPS if steps is None else steps, shadow)
+    training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)
 
     def run(call: Callable[[], object]) -> object:
         result = training.call(call)

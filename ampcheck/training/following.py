@@ -79,8 +79,7 @@ class Following:
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
             self.moments.start(residents)
-        follows = self.gradients is not None and self.gradients.wanted
-        with self.gradients.step(number, self.shadow) if self.gradients and follows else nullcontext():
+        with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))

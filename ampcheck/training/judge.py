@@ -13,14 +13,18 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.catalog import for_kind
 from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
+from ampcheck.catalog.causes import with_causes
 from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits, resolve_limits
+from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.outcome.raising import verify
+from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
@@ -104,7 +108,8 @@ def observe_steps(context: Context) -> Run:
     if loop.reached.unseen:
         unseen["what the step reaches beyond the first 20,000 values"] = 1
     unseen |= seen.unfollowed
-    coverage = Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen)
+    looked = {"steps": seen.steps, "events": len(seen.events), "batches": loop.batches}
+    coverage = Coverage({what: number for what, number in looked.items() if number or what != "batches"}, unseen)
     return Run(findings=tuple(findings), coverage=coverage, charts=of_gradients.loss_chart(seen.subject, seen.losses))
 
 
@@ -280,30 +285,34 @@ def judge_training(
     limits: Limits | None = None,
     *,
     steps: int | None = None,
+    horizon: int | None = None,
     device: str = "cpu",
     progress: Progress = silent,
 ) -> Run:
     """Judge a training loop. Model, optimizer, scaler and the rest are restored, also after an error.
 
     checks: those of a training loop, all by default. steps: how many are observed, by default the subject's `steps` or
-    24. Every run begins from the state in which the loop was handed over.
+    24. horizon: how many are planned, by default the subject's `horizon`. Every run begins from the state
+    in which the loop was handed over.
     """
     if steps is not None:
         parse_integer(steps, "steps")
-    loop = TrainingLoop(subject)
+    count = steps or subject.shape.get("steps") or STEPS
+    loop = TrainingLoop(played(subject, parse_integer(count, f"steps of {subject.name}")))
     loop.settled = settled
+    loop.horizon = horizon or loop.horizon
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
     with loop.preserved() as start:
         device = device if torch.device(device).type != "cpu" else loop.device_type
-        context = Context(loop, start, bounds, wanted, steps or loop.shape.get("steps") or STEPS, device)
+        context = Context(loop, start, bounds, wanted, count, device)
         runs: list[Run] = []
         with ending_alike(runs, loop.name, wanted):
             runs.extend(_runs(context, checks, progress))  # keeps the runs before an exception
     merged = merge(runs)
     reported = (f for f in merged.findings if checks is None or f.check in checks or f.check == "coverage")
     title = f"audit of {loop.name}"
-    return replace(merged, findings=tuple(reported), environment=environment(device), title=title)
+    return replace(merged, findings=with_causes(reported), environment=environment(device), title=title)
 
 
 @restoring

@@ -21,7 +21,6 @@ from ampcheck.training.running import TrainingWatch
 
 _BAD = (Verdict.FAIL, Verdict.WARN)
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
-
 OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
 """What is judged here of training that runs once; of `resume` the contents of checkpoints."""
 

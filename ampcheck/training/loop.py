@@ -20,10 +20,11 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot as Snapshot
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
 
 _OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -67,7 +68,7 @@ class StepError:
     """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
 
     The exception itself is not stored: its traceback keeps every local of the step alive, tensors and graphs included.
-    rank: of the process, where it is another one.
+    rank: of the process, where it is another one. op: the method of a GradScaler that raised.
     """
 
     step: int
@@ -76,6 +77,7 @@ class StepError:
     file: str = ""
     line: int | None = None
     rank: int | None = None
+    op: str = ""
 
 
 class TrainingLoop:
@@ -85,12 +87,13 @@ class TrainingLoop:
     `step`; anything else that lives across steps (`ema`, `scheduler`, `teacher`). Other objects that the step reaches
     (its closure, the objects of the user's classes) belong to it as well. Optional: `steps`, how many steps are
     observed; `save() -> checkpoint` and `load(checkpoint)`, by which the loop is interrupted and resumed; `policy`, see
-    `DtypePolicy`; `world_size`, how many processes it is meant for; `horizon`, how many steps are planned.
+    `DtypePolicy`; `world_size`, how many processes it is meant for; `horizon`, how many steps are planned; `data`, an
+    iterable of batches, of which `step(batch)` takes one: see `batches.played`.
 
     Raises `UsageError` for another subject, and for `steps` or a `horizon` that are no number of steps.
     """
 
-    RESERVED = ("step", "steps", "save", "load", "policy", "run", "world_size", "horizon")
+    RESERVED = ("step", "data", "steps", "save", "load", "policy", "run", "world_size", "horizon")
 
     def __init__(self, subject: Subject) -> None:
         if subject.kind is not Kind.TRAINING:
@@ -106,11 +109,18 @@ class TrainingLoop:
         """Applied to the result of each step: ranks that step together agree on errors."""
         self.save, self.load = shape.get("save"), shape.get("load")
         parts = {str(key): value for key, value in shape.items() if key not in self.RESERVED}
-        self._roots: dict[str, Any] = {**parts, "step": self.step, "save": self.save, "load": self.load}
+        step = self.step.step if isinstance(self.step, Playback) else self.step
+        self._roots: dict[str, Any] = {**parts, "step": step, "save": self.save, "load": self.load}
         self.reached = reach(self._roots)
+        self.horizon: int | None = shape.get("horizon")
         for key in ("steps", "horizon"):
             if shape.get(key) is not None:
                 parse_integer(shape[key], f"{key} of {self.name}")
+
+    @property
+    def batches(self) -> int:
+        """How many batches of `data` are played, over and over; 0 where the steps find their data themselves."""
+        return len(self.step.batches) if isinstance(self.step, Playback) else 0
 
     @property
     def empty(self) -> bool:
@@ -119,7 +129,7 @@ class TrainingLoop:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 shards a module: its buffers for gathered weights keep the format of the first step."""
+        """Whether FSDP2 shards a module."""
         kinds = (kind.__name__ for _, module in self.modules() for kind in type(module).__mro__)
         return "FSDPModule" in kinds
 
@@ -234,7 +244,9 @@ class TrainingLoop:
             as_result(error)
             file, line = users_place(error)
             memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in message_of(error)
-            return StepError(number, "memory" if memory else "raised", brief(error), file, line)
+            return StepError(
+                number, "memory" if memory else "raised", brief(error), file, line, op=scaler_method(error)
+            )
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value
                 value = value.item()

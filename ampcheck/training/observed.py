@@ -261,7 +261,7 @@ def check_observed(seen: Observed) -> list[Finding]:
     if stopped is not None:
         requirement, hint = _STOPPED[stopped.kind]
         hint = _ITERATOR if stopped.message.startswith("StopIteration") else hint
-        where = Where(file=stopped.file, line=stopped.line, step=stopped.step)
+        where = Where(op=stopped.op, file=stopped.file, line=stopped.line, step=stopped.step)
         message = f"{requirement}; step {stopped.step}: {stopped.message}"
         findings.append(COVERAGE.fail(subject, message, where=where, hint=hint))
     if seen.replaced:
@@ -290,6 +290,8 @@ def check_observed(seen: Observed) -> list[Finding]:
             why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
         idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
         text, verdict, where = f"{steps} steps ran backward, and {why}", Verdict.WARN, Where()
+        if seen.all_skipped:
+            where = Where("update", op="GradScaler.step")
         if idle is not None and not seen.stepped and not seen.all_skipped:
             text, verdict, hint = (
                 f"an optimizer must step the weights that have gradients; {text}",

@@ -24,7 +24,7 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
-from ampcheck.torchtools.source import is_users, users_place
+from ampcheck.torchtools.source import is_users, scaler_method, users_place
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
@@ -32,6 +32,7 @@ from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.stopping import EnoughSteps, Stopper
 
 _STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
@@ -43,15 +44,11 @@ _RUNNERS = ("_pytest.", "pluggy.", "unittest.")
 """Modules that call tests: what they and their callers hold is no part of a loop."""
 
 
-class EnoughSteps(BaseException):
-    """Ends code after the last step that is observed. `except Exception` does not catch it."""
-
-
 class RunningLoop(TrainingLoop):
     """The parts of a loop that runs. It has no `step` that could be called, so nothing of it can be repeated."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.shape = name, {}
+        self.name, self.shape, self.horizon = name, {}, None
         self.step = self.save = self.load = None
         self.settled = lambda taken: taken
         self._roots: dict[str, Any] = {}
@@ -88,16 +85,27 @@ class TrainingWatch:
 
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
     `EnoughSteps`, which `call` catches. shadow: follows every op of the block. known: the steps whose loss is known, as
-    a backward pass began at one number. ended: whether all steps were observed and others came.
+    a backward pass began at one number. ended: whether all steps were observed and others came. horizon: how many steps
+    are planned.
     """
 
-    def __init__(self, name: str, steps: int, shadow: LoopShadow | None = None, *, ends: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        steps: int,
+        shadow: LoopShadow | None = None,
+        *,
+        ends: bool = True,
+        horizon: int | None = None,
+    ) -> None:
         self.loop = RunningLoop(name)
+        self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
         self.shadow = LoopShadow() if shadow is None else shadow
         self._gradients = GradientWatch(self.loop, self.recorder)
         self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
         self.known: list[int] = []
+        self._stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
         self._seen: Observation | None = None
         self._step, self._hooks = ExitStack(), ExitStack()
@@ -117,7 +125,8 @@ class TrainingWatch:
         """Call a function inside `watching`, up to its last observed step; None where it was ended there."""
         self._end = id(sys._getframe())
         try:
-            return function()
+            with self._stopper.running():
+                return function()
         except EnoughSteps:
             return None
         except BaseException as error:
@@ -180,7 +189,7 @@ class TrainingWatch:
         if self.ended:
             if self._ends:
                 self._inside = 0
-                raise EnoughSteps
+                self._stopper.stop()
             self._hooks.close()  # later steps cost no more than the shadow
             self.following.lineage.active = False
             return
@@ -210,7 +219,7 @@ class TrainingWatch:
             return
         self.recorder.name_parts()
         if self._seen is None:
-            self._gradients.outputs, self._gradients.wanted = not self.loop.reached.compiled, not self.loop.sharded
+            self._gradients.outputs = not self.loop.reached.compiled
             self._seen = Observation(self.loop, self.recorder, self.following)
             since = 0
         self.recorder.step, self._since = self._count(), since
@@ -226,7 +235,8 @@ class TrainingWatch:
             self._step.close()
             if error is not None:
                 file, line = users_place(error)
-                self._seen.ended(StepError(self.recorder.step, "raised", brief(error), file, line))
+                op = scaler_method(error)
+                self._seen.ended(StepError(self.recorder.step, "raised", brief(error), file, line, op=op))
             elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
                 if self._loss is not None:
                     self.known.append(self.recorder.step)

@@ -10,4 +10,4 @@ from ampcheck.watch import Watched
 
 
 def guard(*checks: str, subject: str = "this block", raises: bool = True) -> AbstractContextManager[Watched]:
-    return watch(checks=checks or GUARD_CHECKS, name=subject, raises=raises)
+    return watch(checks=checks or GUARD_CHECKS, name=subject, fail_on="fail" if raises else "never")

@@ -299,7 +299,7 @@ def test_an_interrupt_is_told_in_one_line(folder: Path, capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["audit", "--nonsense"], ["audit", "a:b", "c:d"], ["audit", "--dtype"]]
+    "arguments", [["nonsense"], ["audit", "--nonsense"], ["audit", "--fail-on", "pass"], ["audit", "--dtype"]]
 )
 def test_what_cannot_be_parsed_ends_with_2(capfd: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -381,3 +381,80 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("overflow\n")
     assert process("explain", "nope", folder=tmp_path).code == 2
+
+
+# Targets of the repository, selection, the baseline ------------------------------------------------------------------
+
+
+def settings(folder: Path, *lines: str) -> None:
+    (folder / "pyproject.toml").write_text("\n".join(("[tool.ampcheck]", *lines)), encoding="utf-8")
+
+
+def test_without_a_target_those_of_the_repository_are_audited(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings(folder, 'targets = ["targets.py:sound", { target = "targets.py:overflow", dtype = "bfloat16" }]')
+    done = command(capfd, "audit", "--fast", "-q", "--json", "run.json")
+    assert done.code == 0, done.out
+    assert "audit of 2 targets" in done.out
+    subjects = {finding.subject.partition(" ")[0] for finding in Run.load("run.json").findings}
+    assert {"targets.py:sound", "targets.py:overflow"} <= subjects
+
+
+def test_a_target_that_cannot_be_judged_leaves_the_others_judged(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = command(capfd, "audit", "targets.py:raises", "targets.py:overflow", *QUICK)
+    assert done.code == 1
+    assert "incomplete coverage: not judged: the factory targets.py:raises raised" in done.out
+    assert "FAIL overflow" in done.out
+
+
+def test_the_severity_of_a_target_is_its_own(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings(folder, 'targets = [{ target = "targets.py:overflow", severity = { "*" = "warn" } }]')
+    assert command(capfd, "audit", *QUICK).code == 0
+    assert command(capfd, "audit", *QUICK, "--fail-on", "warn").code == 1
+
+
+def test_what_is_ignored_or_not_selected_fails_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    audit = ("audit", "targets.py:overflow", *QUICK)
+    assert command(capfd, *audit).code == 1
+    assert command(capfd, *audit, "--select", "flush").code == 0
+    assert command(capfd, *audit, "--ignore", "overflow,nonfinite-*").code == 0
+    assert command(capfd, *audit, "--fail-on", "never").code == 0
+
+
+def test_a_baseline_accepts_what_is_known_and_says_what_is_gone(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings(folder)
+    audit = ("targets.py:overflow", *QUICK)
+    written = command(capfd, "baseline", *audit, "--reason", "see issue 12", "--author", "Ada", "--expires", "never")
+    assert written.code == 0
+    assert "accepted, " in written.out
+    accepted = command(capfd, "audit", *audit)
+    assert accepted.code == 0
+    assert "accepted overflow: by the baseline: see issue 12 (Ada)" in accepted.out
+    assert command(capfd, "audit", *audit, "--no-baseline").code == 1
+    (folder / "targets.py").write_text(
+        TARGETS.replace("def overflow(): return Big()", "def overflow(): return torch.nn.Linear(4, 4)")
+    )
+    mended = command(capfd, "audit", *audit)
+    assert mended.code == 0
+    assert "accepted findings no longer found: " in " ".join(mended.out.split())
+
+
+def test_a_baseline_is_written_from_a_kept_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings(folder)
+    assert command(capfd, "audit", "targets.py:overflow", *QUICK, "--json", "run.json").code == 1
+    assert command(capfd, "baseline", "--from", "run.json").code == 0
+    assert command(capfd, "audit", "targets.py:overflow", *QUICK).code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["baseline", "baseline --expires tomorrow targets.py:sound", "baseline --from run.json targets.py:sound"],
+)
+def test_a_baseline_of_nothing_is_a_usage_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    assert is_usage_error(command(capfd, *arguments.split()))
+    assert not (folder / "ampcheck.baseline.json").exists()

@@ -23,7 +23,7 @@ def observe_graphs(
     *, max_breaks: int = 0, max_recompiles: int = 0, subject: str = "this block", raises: bool = True
 ) -> Iterator[Observed]:
     observed, graphs = Observed(), GraphLimits(max_breaks, max_recompiles)
-    context = watch(checks=COMPILER_CHECKS, graphs=graphs, name=subject, raises=raises)
+    context = watch(checks=COMPILER_CHECKS, graphs=graphs, name=subject, fail_on="fail" if raises else "never")
     seen = None
     try:
         with context as seen:

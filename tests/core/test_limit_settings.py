@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits, load_limits
+from ampcheck.core.limits import Limits
+from ampcheck.core.settings import load_settings
 
 NAMES = [f.name for f in dataclasses.fields(Limits)]
 
@@ -25,7 +26,7 @@ def write(folder: Path, text: str) -> Path:
 
 def complaint(folder: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        load_limits(folder)
+        load_settings(folder).limits
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -35,39 +36,39 @@ def complaint(folder: Path) -> str:
 
 def test_defaults_without_a_file(tmp_path: Path) -> None:
     assert not any((folder / "pyproject.toml").exists() for folder in tmp_path.resolve().parents)
-    assert load_limits(tmp_path) == Limits() == Limits(2.0, 4.0, 1.0)
+    assert load_settings(tmp_path).limits == Limits() == Limits(2.0, 4.0, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "[project]\nname = 'x'\n", "[tool.ruff]\n", "[tool.ampcheck]\n"])
 def test_defaults_where_the_file_says_nothing(tmp_path: Path, text: str) -> None:
-    assert load_limits(write(tmp_path, text)) == Limits()
+    assert load_settings(write(tmp_path, text)).limits == Limits()
 
 
 def test_the_nearest_file_at_or_above_counts_alone(tmp_path: Path) -> None:
     write(tmp_path, "[tool.ampcheck.limits]\nprecision = 3\nflush = 7\n")
     near = write(tmp_path / "a" / "b", "[tool.ampcheck.limits]\nprecision = 5\n")
     (near / "c" / "d").mkdir(parents=True)
-    assert load_limits(tmp_path / "a") == Limits(precision=3, flush=7)
+    assert load_settings(tmp_path / "a").limits == Limits(precision=3, flush=7)
     for start in (near, near / "c", near / "c" / "d"):
-        assert load_limits(start) == Limits(precision=5)
+        assert load_settings(start).limits == Limits(precision=5)
 
 
 def test_a_nearest_file_that_says_nothing_hides_the_one_above(tmp_path: Path) -> None:
     write(tmp_path, "[tool.ampcheck.limits]\nprecision = 3\n")
-    assert load_limits(write(tmp_path / "a", "[project]\nname = 'x'\n")) == Limits()
+    assert load_settings(write(tmp_path / "a", "[project]\nname = 'x'\n")).limits == Limits()
 
 
 def test_a_folder_of_that_name_is_no_file(tmp_path: Path) -> None:
     write(tmp_path, "[tool.ampcheck.limits]\nheadroom = 9\n")
     (tmp_path / "a" / "pyproject.toml").mkdir(parents=True)
-    assert load_limits(tmp_path / "a") == Limits(headroom=9)
+    assert load_settings(tmp_path / "a").limits == Limits(headroom=9)
 
 
 def test_the_working_directory_is_where_the_search_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "[tool.ampcheck.limits]\nflush = 2.5\n")
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    assert load_limits() == Limits(flush=2.5)
+    assert load_settings().limits == Limits(flush=2.5)
 
 
 # What it may say.
@@ -79,17 +80,17 @@ def test_every_limit_can_be_set_and_the_others_keep_their_defaults(
 ) -> None:
     lines = [f"{name} = {value!r}" for name, value in values.items()]
     folder = write(tmp_path_factory.getbasetemp() / "limits", "\n".join(["[tool.ampcheck.limits]", *lines]))
-    assert load_limits(folder) == dataclasses.replace(Limits(), **values)
+    assert load_settings(folder).limits == dataclasses.replace(Limits(), **values)
 
 
 def test_an_integer_is_a_number(tmp_path: Path) -> None:
-    assert load_limits(write(tmp_path, "[tool.ampcheck.limits]\nprecision = 3\n")).precision == 3.0
+    assert load_settings(write(tmp_path, "[tool.ampcheck.limits]\nprecision = 3\n")).limits.precision == 3.0
 
 
 def test_an_unknown_key_is_named_with_what_there_is(tmp_path: Path) -> None:
     said = complaint(write(tmp_path, "[tool.ampcheck]\nlimit = 3\n"))
     assert "'limit'" in said
-    assert "there is limits" in said
+    assert "there are limits, targets" in said
 
 
 def test_an_unknown_limit_is_named_with_what_there_is(tmp_path: Path) -> None:

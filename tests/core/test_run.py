@@ -39,9 +39,9 @@ from ampcheck.core.run import (
     describe,
     emit,
     merge,
-    verify,
 )
 from ampcheck.core.text import clean
+from ampcheck.outcome.raising import verify
 
 HOSTILE = [
     "float",
@@ -660,14 +660,15 @@ def test_the_error_lists_every_failure_with_where_and_hint() -> None:
 def test_verify_hides_its_frame(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        from ampcheck.core.run import Finding, Run, Verdict, verify
+        from ampcheck.core.run import Finding, Run, Verdict
+        from ampcheck.outcome.raising import verify
         def test_it():
             verify(Run(findings=(Finding("overflow", Verdict.FAIL, "model", "too large"),)))
         """
     )
     result = pytester.runpytest("-p", "no:ampcheck", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*test_verify_hides_its_frame.py:3: AssertionError"])
+    result.stdout.fnmatch_lines(["*test_verify_hides_its_frame.py:4: AssertionError"])
     result.stdout.no_fnmatch_line("*record.py*")
 
 

@@ -202,7 +202,7 @@ CASES = [
     Case("observe_ops emulated", lambda w: observe_ops(w.model, (w.x,), device="cuda", compile=False), at=1),
     Case("watch a block", _block(lambda w: ampcheck.watch()), own=True, p=0.0),
     Case("watch training", _block(lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler)), own=True, p=0.0),
-    Case("watch graphs", _block(lambda w: ampcheck.watch(checks="graph-break", raises=False)), own=True, p=0.0),
+    Case("watch graphs", _block(lambda w: ampcheck.watch(checks="graph-break", fail_on="never")), own=True, p=0.0),
     Case("emulate", _block(_emulated_step), own=True, p=0.0),
     Case("collect", _block(lambda w: collect()), own=True, p=0.0),
     Case("measure_speed", lambda w: measure_speed({"a": w.step, "b": w.step}, budget=0.05), own=True),

@@ -26,8 +26,8 @@ from rich.console import Console
 from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import load_limits
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
+from ampcheck.core.settings import load_settings
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
 from ampcheck.report.markdown import comment_of
 from ampcheck.speed.history import append, import_benchmarks, load
@@ -280,7 +280,7 @@ def test_what_is_not_damaged_is_read() -> None:
     with a_file("b.json", SOUND["benchmarks"]) as path:
         assert import_benchmarks(path.parent / "new", [path]).added == 2
     with a_file("pyproject.toml", SOUND["pyproject"]) as path:
-        assert load_limits(path.parent).precision == 3.0
+        assert load_settings(path.parent).limits.precision == 3.0
 
 
 @given(damaged("lock"))
@@ -390,7 +390,7 @@ def damaged_pyproject(draw: st.DrawFn) -> bytes:
 @given(damaged("pyproject") | damaged_pyproject())
 def test_a_pyproject(data: bytes) -> None:
     with a_file("pyproject.toml", data) as path:
-        limits = outcome(lambda: load_limits(path.parent))
+        limits = outcome(lambda: load_settings(path.parent).limits)
         if limits is not None:
             assert all(0 < getattr(limits, name) < INF for name in limits.__dataclass_fields__)
         assert path.read_bytes() == data

@@ -31,12 +31,12 @@ def _audit(world: World) -> None:
 
 AROUND: dict[str, Callable[[World], Any]] = {
     "watch of training": lambda w: ampcheck.watch(w.model, w.optimizer, w.scaler),
-    "watch a block": lambda w: ampcheck.watch(raises=False),
+    "watch a block": lambda w: ampcheck.watch(fail_on="never"),
     "emulate": lambda w: ampcheck.emulate("cuda"),
     "autocast": lambda w: torch.autocast("cpu", torch.bfloat16),
     "no_grad": lambda w: torch.no_grad(),
     "inference mode": lambda w: torch.inference_mode(),
-    "watch graphs": lambda w: ampcheck.watch(checks="graph-break", raises=False),
+    "watch graphs": lambda w: ampcheck.watch(checks="graph-break", fail_on="never"),
 }
 
 
@@ -55,7 +55,7 @@ def test_an_audit_inside_another_block_leaves_that_block_as_it_was(around: str, 
 
 def test_a_watch_goes_on_after_an_audit_inside_it(tmp_path: Path) -> None:
     world = World(Plan(), tmp_path)
-    with ampcheck.watch(world.model, world.optimizer, world.scaler, raises=False) as seen:
+    with ampcheck.watch(world.model, world.optimizer, world.scaler, fail_on="never") as seen:
         world.step()
         _audit(world)
         world.step()

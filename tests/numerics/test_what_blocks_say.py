@@ -18,7 +18,7 @@ def only(run: Run, check: str) -> Finding:
 
 
 def watched(check: str | None, compute: Any) -> Run:
-    with ampcheck.watch(checks=None if check is None else [check], raises=False) as seen:
+    with ampcheck.watch(checks=None if check is None else [check], fail_on="never") as seen:
         compute()
     return seen.run
 
@@ -113,7 +113,7 @@ def test_hints_inside_graphs_are_of_the_format_and_the_phase(
 ) -> None:
     scale = 3.4e38 if dtype is torch.bfloat16 else 1.0
     compiled = torch.compile(lambda x: ((x * scale).to(dtype) * 4).float())
-    with ampcheck.watch(compiled, raises=False) as seen:
+    with ampcheck.watch(compiled, fail_on="never") as seen:
         compiled(torch.tensor(values * 8))
     finding = next(finding for finding in seen.run.findings if finding.check == check)
     assert finding.verdict in (Verdict.FAIL, Verdict.WARN)

@@ -9,7 +9,8 @@ import pytest
 
 SAMPLE = '''
 """Runs, as the asserts of ampcheck make them."""
-from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table, Verdict, verify
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Series, Table, Verdict
+from ampcheck.outcome.raising import verify
 
 def a_run(verdict, ops=1, subject="Tiny", observed=None, message="an output stays finite"):
     finding = Finding("overflow", Verdict(verdict), subject, message, observed=observed, hint="scale it")

@@ -42,12 +42,12 @@ def test_a_table_names_the_tests(suite: pytest.Pytester) -> None:
     suite.runpytest("-n0", "--ampcheck-json=run.json")
     table, *others = Run.load(suite.path / "run.json").tables
     assert table.title == "Tests"
-    verdicts = ("fail", "warn", "undecided", "incomplete", "skip", "pass")
+    verdicts = ("fail", "warn", "undecided", "incomplete", "accepted", "skip", "pass")
     assert table.columns == ("test", "outcome", "subject", "looked at", *verdicts)
     assert table.rows[:3] == (
-        ("test_suite.py::test_known", "xfailed", "Known", 5, 1, 0, 0, 0, 0, 0),
-        ("test_suite.py::test_overflows", "failed", "Big", 4, 1, 0, 0, 0, 0, 0),
-        ("test_suite.py::test_two", "passed", "first, second", 30, 0, 1, 0, 0, 0, 1),
+        ("test_suite.py::test_known", "xfailed", "Known", 5, 1, 0, 0, 0, 0, 0, 0),
+        ("test_suite.py::test_overflows", "failed", "Big", 4, 1, 0, 0, 0, 0, 0, 0),
+        ("test_suite.py::test_two", "passed", "first, second", 30, 0, 1, 0, 0, 0, 0, 1),
     )
     assert len(table.rows) == 6
     assert others[0].note == "Counted. Test: test_suite.py::test_known"

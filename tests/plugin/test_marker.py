@@ -16,7 +16,8 @@ import sys
 import types
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, emit, verify
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, emit
+from ampcheck.outcome.raising import verify
 
 VALID = ("overflow", "flush", "integer-cast")
 seen = []

@@ -158,7 +158,7 @@ def too_large(rank):
 
 def overflows(rank):
     """The sum of two ranks is beyond float16."""
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         total = drawn(rank, 8).abs().add(40_000).half()
         dist.all_reduce(total)  # overflows here
     return {"line": line_of("overflows here"), "failures": failures(seen.run), "value": float(total[0])}
@@ -175,7 +175,7 @@ def overflows_elsewhere(rank):
 
 def flushes(rank):
     """Gradients become zero where they are cast for the sum over ranks."""
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         gradient = drawn(rank, 8).mul(1e-8)
         sent = gradient.half()  # flushes here
         dist.all_reduce(sent)
@@ -185,7 +185,7 @@ def flushes(rank):
 
 def loses_digits(rank):
     """The addends of two ranks cancel: 16 bits keep few digits of what is left of them."""
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         base = drawn(7, 64) + 1000  # the same on both ranks
         addend = ((base if rank == 0 else -base) + drawn(rank, 64)).half()
         dist.all_reduce(addend)  # digits are lost here
@@ -259,7 +259,7 @@ def ddp_compressed(rank):
 
 def ddp_compressed_overflows(rank):
     """A loss scale of 1e6 takes the gradients beyond float16, in the hook alone."""
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         model = DistributedDataParallel(net())
         model.register_comm_hook(None, fp16_compress_hook)
         loss = model(drawn(rank, 6, 4)).square().mean() * 1e7
@@ -296,7 +296,7 @@ class RMSNorm(nn.Module):
 
 
 def fsdp_overflows(rank):
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         torch.manual_seed(0)
         model = shard(RMSNorm(), torch.float16, torch.float32)
         take_steps([model], rank)

@@ -59,7 +59,7 @@ def test_a_function_that_was_compiled_before_the_block_is_compiled_again_after_i
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_function_that_is_first_called_inside_the_block_is_compiled_after_it(fullgraph: bool) -> None:
     function = Counted(fullgraph=fullgraph)
-    with ampcheck.watch(raises=False):
+    with ampcheck.watch(fail_on="never"):
         assert function() == 0
     assert [function(), function()] == [1, 2]
 
@@ -112,7 +112,7 @@ def test_a_thread_that_outlives_the_block_compiles() -> None:
 
 def test_what_a_compiled_function_overflows_is_found_as_in_eager_mode() -> None:
     function = torch.compile(lambda x: (x * 300).sum(), fullgraph=True)
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         function(torch.full((4,), 300.0, dtype=torch.float16)).item()
     (finding,) = seen.run.of(Verdict.FAIL)
     assert finding.check == "overflow"
@@ -124,7 +124,7 @@ def test_a_run_of_compiled_functions_is_no_full_pass() -> None:
     def compute() -> torch.Tensor:
         return function.function(torch.ones(4, dtype=torch.bfloat16)).sum()
 
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         compute().item()
     for run in (seen.run, ampcheck.audit(compute)):
         assert not run.failed

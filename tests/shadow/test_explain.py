@@ -11,7 +11,7 @@ from ampcheck import UsageError
 
 def test_the_line_that_lost_the_digits_comes_first() -> None:
     torch.manual_seed(0)
-    with ampcheck.watch(raises=False) as seen:
+    with ampcheck.watch(fail_on="never") as seen:
         x = (torch.randn(8, 64) * 0.5 + 12).half()
         variance = (x * x).mean(-1, keepdim=True) - x.mean(-1, keepdim=True) ** 2
         scaled = x / (variance + 1e-5).sqrt()
@@ -28,7 +28,7 @@ def test_the_line_that_lost_the_digits_comes_first() -> None:
 
 def test_a_watch_of_an_optimizer_names_what_to_do_instead() -> None:
     model = torch.nn.Linear(2, 2)
-    with ampcheck.watch(model, torch.optim.SGD(model.parameters(), 0.1), raises=False) as seen:
+    with ampcheck.watch(model, torch.optim.SGD(model.parameters(), 0.1), fail_on="never") as seen:
         pass
     with pytest.raises(UsageError, match="watch\\(\\)"):
         seen.explain_error(torch.ones(2))

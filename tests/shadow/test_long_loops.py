@@ -24,7 +24,7 @@ STEPS = 300
 
 
 def _watch() -> AbstractContextManager[Any]:
-    return ampcheck.watch(raises=False)
+    return ampcheck.watch(fail_on="never")
 
 
 BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"shadow": Shadow, "watch": _watch}
@@ -134,7 +134,7 @@ def _line(function: Callable[..., Any]) -> int:
 
 @pytest.mark.parametrize("function", DRIFTS, ids=lambda function: function.__name__)
 def test_a_bfloat16_accumulator_is_found_at_its_line(function: Callable[[torch.dtype], Any]) -> None:
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         function(torch.bfloat16)
     failed = [f for f in watched.run.findings if f.verdict is Verdict.FAIL]
     assert (__file__.rpartition("/")[2], _line(function)) in {
@@ -144,7 +144,7 @@ def test_a_bfloat16_accumulator_is_found_at_its_line(function: Callable[[torch.d
 
 @pytest.mark.parametrize("function", DRIFTS, ids=lambda function: function.__name__)
 def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -> None:
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         function(torch.float32)
     assert not [f for f in watched.run.findings if f.verdict is Verdict.FAIL]
 
@@ -172,7 +172,7 @@ def test_a_model_that_has_converged_to_zero_is_silent_after_thousands_of_steps(s
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         for _ in range(3000):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):

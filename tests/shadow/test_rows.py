@@ -206,7 +206,7 @@ def test_more_lookups_than_make_a_large_result(
 
 def test_coverage_says_that_other_rows_restart(large: None) -> None:
     model = Classifier()
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         train(model, OPTIMIZERS["sgd"], steps=1)
     unseen: dict[str, Any] = dict(watched.run.coverage.unseen)
     assert any("of a large matrix (followed in the rows that ops read)" in reason for reason in unseen)

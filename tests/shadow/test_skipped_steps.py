@@ -17,7 +17,7 @@ def trained(scale: float, steps: int, *, fused: bool = False, damage: Callable[[
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     inputs, targets = torch.randn(64, 8), torch.randn(64, 4)
-    with watch(raises=False) as watched:
+    with watch(fail_on="never") as watched:
         for _ in range(steps):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
@@ -58,7 +58,7 @@ def test_gradients_that_overflow_to_minus_infinity_alone_are_no_mask() -> None:
     layer = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
-    with watch(raises=False) as watched:
+    with watch(fail_on="never") as watched:
         for _ in range(6):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.float16):
@@ -70,7 +70,7 @@ def test_gradients_that_overflow_to_minus_infinity_alone_are_no_mask() -> None:
 
 
 def test_a_product_that_overflows_to_minus_infinity_is_no_mask_and_fails() -> None:
-    with watch(raises=False) as watched:
+    with watch(fail_on="never") as watched:
         logits = torch.full((2, 16), -200.0).half() @ torch.full((16, 4), 30.0).half()
         assert bool(logits.isneginf().all())
     (finding,) = (f for f in watched.run.findings if f.verdict is Verdict.FAIL)

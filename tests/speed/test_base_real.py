@@ -53,6 +53,7 @@ def load(processes):
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_commit_that_makes_it_8_per_cent_slower_fails(repo):
     commit(repo, "slower", model_py=MODEL.format(times=26))
     for _ in range(2):

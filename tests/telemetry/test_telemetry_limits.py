@@ -43,7 +43,7 @@ def test_the_model_is_let_go_when_the_watch_is_over() -> None:
     model = nn.Linear(16, 16)
     gone = weakref.ref(model.weight)
     compiled = torch.compile(model)
-    with watch(compiled, raises=False) as seen, torch.autocast("cpu", torch.bfloat16):
+    with watch(compiled, fail_on="never") as seen, torch.autocast("cpu", torch.bfloat16):
         compiled(torch.randn(2, 16)).sum().backward()
     assert seen.run.coverage.seen["sites"]
     del model, compiled, seen
@@ -54,8 +54,8 @@ def test_the_model_is_let_go_when_the_watch_is_over() -> None:
 
 def test_a_watch_inside_another_is_refused_before_it_takes_anything_from_the_outer_one() -> None:
     model = torch.compile(nn.Linear(16, 16))
-    with watch(model, raises=False) as seen:
-        with pytest.raises(UsageError, match="one model at a time"), watch(model, raises=False):
+    with watch(model, fail_on="never") as seen:
+        with pytest.raises(UsageError, match="one model at a time"), watch(model, fail_on="never"):
             pass
         with torch.autocast("cpu", torch.bfloat16):
             model(torch.randn(2, 16))
@@ -77,7 +77,7 @@ def test_a_graph_with_an_op_of_the_users_own_runs_once_in_each_call() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return counted(x @ w) + 1
 
-    with watch(step, raises=False) as seen, torch.no_grad(), torch.autocast("cpu", torch.float16):
+    with watch(step, fail_on="never") as seen, torch.no_grad(), torch.autocast("cpu", torch.float16):
         for _ in range(3):
             step(torch.full((4, 4), 300.0), torch.full((4, 4), 300.0))  # overflows: the lean statistics ring each time
     assert runs == 3
@@ -90,7 +90,7 @@ def test_results_in_float8_are_compared_as_others_are() -> None:
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.to(torch.float8_e4m3fn), x.to(torch.float16)
 
-    with watch(step, raises=False) as seen:
+    with watch(step, fail_on="never") as seen:
         step(torch.randn(64))
     assert seen.stats.values.perturbation == 0.0
 
@@ -164,7 +164,7 @@ class Registry(nn.Module):
 
 def test_a_model_with_a_getattr_of_its_own_is_known_by_its_paths() -> None:
     model = torch.compile(Registry())
-    with watch(model, raises=False) as seen, torch.autocast("cpu", torch.bfloat16):
+    with watch(model, fail_on="never") as seen, torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(2, 16)).sum().backward()
     assert {"up.weight", "up.bias"} <= {site.weight for site in seen.stats.values.sites}
     assert {site.where.module for site in seen.stats.values.sites} == {"up"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ampcheck import audit
 from ampcheck.torchtools.origin import Trace
-from ampcheck.torchtools.source import Scopes
+from ampcheck.torchtools.source import Scopes, is_users
 
 
 class Branches(nn.Module):
@@ -63,3 +65,8 @@ def test_a_model_with_a_higher_order_op_is_followed() -> None:
     with Trace() as trace:
         Either()(torch.ones(2))
     assert "aten::mul.Tensor" in {event.where.op for event in trace.events}
+
+
+def test_the_scripts_of_the_environment_are_no_users_code() -> None:
+    assert not is_users(str(Path(sysconfig.get_path("scripts")) / "ampcheck"))
+    assert is_users(str(Path.cwd() / "train.py"))

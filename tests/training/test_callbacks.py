@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from watched_net import Net, data
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
@@ -17,33 +20,69 @@ from ampcheck.core.run import Run, Verdict, collect
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Net(nn.Module):
-    """Two layers whose forward runs in float16, if asked to. In batch `bad` the input is NaN."""
-
-    def __init__(self, *, half: bool = False, bad: int | None = None, raises: int | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
-        self.half_precision, self.bad, self.raises, self.calls = half, bad, raises, 0
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        if self.calls == self.raises:
-            raise ZeroDivisionError
-        if self.bad is not None and self.calls >= self.bad:
-            x = x * math.nan
-        self.calls += 1
-        with torch.autocast("cpu", torch.float16, enabled=self.half_precision):
-            out = self.second(torch.tanh(self.first(x)))
-        return {"loss": out.float().square().mean(), "logits": out.detach()}
-
-
-def data(count: int = 16) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [{"x": torch.randn(4, generator=generator), "labels": torch.zeros(1)} for _ in range(count)]
-
-
 def hooks(optimizer: Any) -> int:
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+SCRIPTS = {
+    "watch": "with ampcheck.watch(model, optimizer{fail_on}):\n    for _ in range(8):\n        step()",
+    "huggingface": """
+from transformers import Trainer, TrainingArguments
+from ampcheck.callbacks.huggingface import AmpcheckCallback
+settings = TrainingArguments({folder!r}, max_steps=8, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+    save_strategy="no", disable_tqdm=True, max_grad_norm=0.0, logging_steps=1, logging_nan_inf_filter=False)
+Trainer(model, settings, train_dataset=data(), callbacks=[AmpcheckCallback(every=1{fail_on})]).train()
+""",
+    "lightning": """
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+from ampcheck.callbacks.lightning import AmpcheckCallback
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = model
+    def training_step(self, batch, batch_idx):
+        return self.net(**batch)["loss"]
+    def configure_optimizers(self):
+        return optimizer
+pl.Trainer(max_steps=8, max_epochs=-1, accelerator="cpu", devices=1, enable_progress_bar=False, logger=False,
+    enable_model_summary=False, enable_checkpointing=False, default_root_dir={folder!r},
+    callbacks=[AmpcheckCallback(every=1{fail_on})]).fit(Module(), DataLoader(data(), batch_size=2))
+""",
+}
+"""Ends of scripts that train `model` eight times, watched."""
+
+_HEAD = """
+import torch
+import ampcheck
+from watched_net import Net, data
+model = Net(bad=3)
+optimizer = torch.optim.AdamW(model.parameters())
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4))["loss"].backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fail_on", ["", ', fail_on="fail"'], ids=["by default", "fail_on=fail"])
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_script_prints_its_findings_and_raises_only_where_asked_for(kind: str, fail_on: str, tmp_path: Path) -> None:
+    needs = {"huggingface": "transformers", "lightning": "lightning"}
+    if kind in needs:
+        pytest.importorskip(needs[kind])
+    script = tmp_path / "train.py"
+    script.write_text(_HEAD + SCRIPTS[kind].format(fail_on=fail_on, folder=str(tmp_path)) + "\nprint('trained')\n")
+    folders = [str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("ampcheck: ")]
+    assert lines == ["ampcheck: 8 steps, 8 measured, 1 finding"], run.stderr
+    assert (run.returncode != 0) == bool(fail_on), run.stderr
+    assert ("trained" in run.stdout) == (not fail_on)
+    shown = run.stderr if fail_on else run.stdout
+    assert "nonfinite-gradient" in shown
 
 
 class TestHuggingFace:
@@ -68,7 +107,9 @@ class TestHuggingFace:
 
         return AmpcheckCallback(**settings)
 
-    def test_a_gpt2_under_bfloat16_autocast_is_watched(self, tmp_path: Path) -> None:
+    def test_a_gpt2_under_bfloat16_autocast_is_watched(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
         torch.manual_seed(0)
@@ -89,6 +130,7 @@ class TestHuggingFace:
         (run,) = runs
         assert run is callback.run
         assert not run.failed, str(run)
+        assert "ampcheck: 6 steps, 3 measured, nothing found\n" in capsys.readouterr().out
         assert (run.coverage.seen["optimizer steps"], run.coverage.seen["measured steps"]) == (6, 3)
         assert {table.title for table in run.tables} == {
             "Gradients and updates: GPT2LMHeadModel", "Optimizer steps: GPT2LMHeadModel",
@@ -110,7 +152,7 @@ class TestHuggingFace:
 
     @pytest.mark.parametrize("bad", [None, 2])
     def test_the_scaler_of_accelerate_is_followed(self, tmp_path: Path, bad: int | None) -> None:
-        callback = self.callback(every=1)
+        callback = self.callback(every=1, fail_on="never")
         trainer = self.trainer(tmp_path, Net(half=True, bad=bad), callback, max_steps=20)
         # Accelerate makes a scaler for accelerators only; on a CPU float16 is otherwise the same.
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
@@ -120,8 +162,8 @@ class TestHuggingFace:
         assert finding.verdict is (Verdict.PASS if bad is None else Verdict.FAIL)
         assert callback.run.coverage.seen["loss scales"] == 21
 
-    def test_a_failure_raises_at_the_end_where_asked_for(self, tmp_path: Path) -> None:
-        callback = self.callback(every=1, raises=True)
+    def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
+        callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(bad=3), callback, max_grad_norm=0.0)
         with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
             trainer.train()
@@ -156,6 +198,8 @@ class TestHuggingFace:
             self.callback(every=0)
         with pytest.raises(UsageError, match="casts, ops, all"):
             self.callback(level="bits")
+        with pytest.raises(UsageError, match="fail_on must be one of fail, warn, incomplete, never; found 'raise'"):
+            self.callback(fail_on="raise")
 
 
 class TestLightning:
@@ -198,7 +242,9 @@ class TestLightning:
 
         return AmpcheckCallback(**settings)
 
-    def test_bfloat16_mixed_is_watched_and_its_logger_counts_the_verdicts(self, tmp_path: Path) -> None:
+    def test_bfloat16_mixed_is_watched_and_its_logger_counts_the_verdicts(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         from lightning.pytorch.loggers import CSVLogger
 
         callback = self.callback(every=2, json=tmp_path / "run.json")
@@ -209,6 +255,7 @@ class TestLightning:
         (run,) = runs
         assert run is callback.run
         assert not run.failed, str(run)
+        assert "ampcheck: 8 steps, 4 measured, nothing found\n" in capsys.readouterr().out
         assert (run.coverage.seen["optimizer steps"], run.coverage.seen["measured steps"]) == (8, 4)
         assert run.coverage.seen["gradients"] == 16
         assert Run.load(tmp_path / "run.json") == run
@@ -227,7 +274,7 @@ class TestLightning:
     def test_the_scaler_of_16_mixed_is_followed(self, tmp_path: Path, bad: int | None) -> None:
         from lightning.pytorch.plugins.precision import MixedPrecision
 
-        callback = self.callback(every=1)
+        callback = self.callback(every=1, fail_on="never")
         # By precision="16-mixed" alone Lightning takes bfloat16 on a CPU.
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
         self.fit(tmp_path, self.module(Net(bad=bad)), callback, precision=None, plugins=[plugin], max_steps=20)
@@ -235,8 +282,8 @@ class TestLightning:
         (finding,) = (one for one in callback.run.findings if one.check == "loss-scale")
         assert finding.verdict is (Verdict.PASS if bad is None else Verdict.FAIL)
 
-    def test_a_failure_raises_at_the_end_where_asked_for(self, tmp_path: Path) -> None:
-        callback = self.callback(every=1, raises=True)
+    def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
+        callback = self.callback(every=1)
         with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):
             self.fit(tmp_path, self.module(Net(bad=3)), callback)
 

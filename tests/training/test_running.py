@@ -78,7 +78,7 @@ def test_it_ends_after_the_observed_steps() -> None:
 def test_a_mistake_is_named_at_its_line() -> None:
     line = clip_scaled.__code__.co_firstlineno + 1
     assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line}
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         unsound()
     assert failures(watched.run) == {"scaler-protocol": line}
 

@@ -12,6 +12,7 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck import audit
 from ampcheck.core.errors import UsageError
+from ampcheck.core.progress import showing
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.training.judge import CHECKS, assert_training, judge_training
@@ -67,7 +68,8 @@ def good_loop() -> dict[str, Any]:
 def whole() -> tuple[Run, Any, Any, list[tuple[str, int, int]]]:
     shape, told = good_loop(), []
     before = state_of(shape)
-    run = audit(Subject(shape, name="loop"), steps=6, progress=lambda *stage: told.append(stage))
+    with showing(lambda *stage: told.append(stage)):
+        run = audit(Subject(shape, name="loop"), steps=6)
     return run, before, state_of(shape), told
 
 

@@ -23,6 +23,7 @@ from ampcheck.catalog.autocast import (
     POLICY_BANNED,
     POLICY_UNREGISTERED,
 )
+from ampcheck.catalog.causes import ONE_REGION
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted
@@ -100,7 +101,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
         )
         if steps_inside > 1 and not backward:
             message += (
-                f": the whole training loop runs inside one region ({steps_inside} steps); "
+                f": {ONE_REGION} ({steps_inside} steps); "
                 "weights keep their first cast, so the forward does not see the updates"
             )
         verdict, hint = Verdict.FAIL, AUTOCAST_SCOPE.fix

@@ -26,7 +26,7 @@ from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import scaler_method, users_place
 
 _RAN = ("ops", "backward calls", "optimizer steps")
 
@@ -82,7 +82,8 @@ class AutocastObservation:
         raised = None
         if self._error is not None:
             file, line = users_place(self._error)
-            raised = Raised(type(self._error).__name__, str(self._error), Where(file=file, line=line))
+            where = Where(op=scaler_method(self._error), file=file, line=line)
+            raised = Raised(type(self._error).__name__, str(self._error), where)
         counts = {**recorder.counts, "cached casts": recorder.casts.seen}
         if str(AUTOCAST_STATE) in self.checks:
             counts = {"switches": len(self._before), **counts}

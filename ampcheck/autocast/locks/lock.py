@@ -34,8 +34,9 @@ from ampcheck.catalog.autocast import POLICY_DRIFT
 from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Table, verify
+from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Subject, as_subject, load_subject
+from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import is_users
 

@@ -35,8 +35,9 @@ from ampcheck.compiled.accuracy.stats import (
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, resolve_limits
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Where
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs

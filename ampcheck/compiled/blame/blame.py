@@ -31,9 +31,10 @@ from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits, resolve_limits
+from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Where, merge
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.numerics.compiled import Graphs

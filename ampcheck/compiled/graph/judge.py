@@ -21,6 +21,7 @@ from ampcheck.core.errors import as_result, is_for_the_runner
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
+from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
 
@@ -130,9 +131,10 @@ class GraphObservation:
 @dynamo_warnings_suppressed()
 def _measure_own_code(subject: Subject, device: str) -> GraphStats:
     """A callable, or a training loop, which runs compiled code of its own."""
+    training = subject.kind is Kind.TRAINING
+    subject = played(subject, STEPS) if training else subject
     reset()
     recorder, passes = GraphRecorder(), Passes()
-    training = subject.kind is Kind.TRAINING
     try:
         with warnings.catch_warnings(), recorder.block() as calls:
             warnings.simplefilter("ignore")  # as in the passes of a model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,12 +10,10 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.shadow.call import Call, floating_values
-
-_MANY = 64
-"""Elements from which a common factor of all of them is no chance."""
+from ampcheck.torchtools.process_groups import reduction_around
 
 _FITS, _MISFITS = 0.02, 0.1
-"""Relative deviations at which a reduction is taken for the one that ran, and at which a sum is not."""
+"""Relative deviations at which a reduction that cannot be read is taken for the one that ran, and a sum is not."""
 
 Parts: TypeAlias = "list[torch.Tensor]"
 Combine: TypeAlias = "Callable[[Mapping[int, Parts], Parts], Parts]"
@@ -38,21 +37,20 @@ class Collective:
 
 
 def _reduced(call: Call, addends: Parts, real: torch.Tensor) -> torch.Tensor:
-    """The reduction of a call. Its name is hidden in a box where it is not functional: what gave the real result."""
+    """The reduction of a call; where it cannot be read a sum, or the one that gave the real result."""
     name = call.argument("reduce_op")
     if isinstance(name, str):
         return _REDUCTIONS[name.lower()](addends)
+    reduction = reduction_around(sys._getframe())
+    if reduction is not None:
+        return _REDUCTIONS[reduction[0]](addends) * reduction[1]
     total = _REDUCTIONS["sum"](addends)
     misfit = _deviation(real, total) if real.shape == total.shape else 0.0
     if misfit <= _MISFITS:
         return total
     others = [_REDUCTIONS[other](addends) for other in ("avg", "min", "max", "product")]
-    if not total.is_complex() and real.numel() >= _MANY:  # a sum of multiples
-        both = real.isfinite() & total.isfinite()
-        wide, known = torch.where(both, real, 0).to(total.dtype), torch.where(both, total, 0)
-        others.append(total * float((wide * known).sum() / known.square().sum().clamp_min(1e-300)))
     best = min(others, key=lambda other: _deviation(real, other))
-    return best if _deviation(real, best) < min(_FITS, misfit) else total
+    return best if _deviation(real, best) < _FITS else total
 
 
 def _deviation(real: torch.Tensor, expected: torch.Tensor) -> float:

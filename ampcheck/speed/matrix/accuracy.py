@@ -25,8 +25,9 @@ from ampcheck.catalog.numerics import (
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
 from ampcheck.core.errors import UsageError, as_result, brief
-from ampcheck.core.limits import Limits, load_limits
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import SEVERITY, Finding, Verdict
+from ampcheck.core.settings import load_settings
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics
 from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer, tf32
@@ -121,7 +122,7 @@ class Judge:
         )
 
     def _limits(self) -> Limits:
-        return load_limits().with_(self.subject.limits, f"the subject {self.subject.name}")
+        return load_settings().limits.with_(self.subject.limits, f"the subject {self.subject.name}")
 
 
 def judged(

@@ -16,13 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.torchtools.process_groups import group_among, wait_for
+from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""
+
+_Args: TypeAlias = "tuple[Any, ...]"
+
+_SCALES = ("div", "mul")
 
 _CALLS = 4096
 """Calls of one collective at one line that are followed on all ranks together; later ones are only counted."""
@@ -35,6 +39,7 @@ class Call:
     ranks: of its group. number: which call of that group it is, the same on all ranks. parts: the addends, one part for
     each process that gets a sum of its own (`reduce_scatter`), else one. wide: the addends before they were cast.
     result: the sum, of this rank's part; empty on a rank that gets none. factor: what the addends were multiplied by.
+    scale: what their sum is multiplied by; None where the reduction cannot be read.
     """
 
     ranks: tuple[int, ...]
@@ -49,25 +54,42 @@ class Call:
     wide: list[float] | None = None
     result: list[float] = field(default_factory=list)
     factor: float = 1.0
+    scale: float | None = None
 
 
 @dataclass(slots=True)
 class _Cast:
-    """The values of a 16-bit tensor before its cast, scaled as it has been since; None where there was no cast."""
+    """The values of a 16-bit tensor before its cast, None where there was no cast, and what it was multiplied by since.
+
+    version: of `wide`, which counts only as long as nothing has written it.
+    """
 
     region: Region | None = None
-    sample: torch.Tensor | None = None
+    wide: torch.Tensor | None = None
+    version: int = 0
     factor: float = 1.0
+
+    @classmethod
+    def of(cls, result: torch.Tensor, wide: torch.Tensor | None, factor: float = 1.0) -> _Cast:
+        return cls(region(result), wide, 0 if wide is None else wide._version, factor)
+
+    def values(self) -> torch.Tensor | None:
+        """The values before the cast, scaled as those after it."""
+        if self.wide is None or self.wide._version != self.version:
+            return None
+        return self.wide if self.factor == 1.0 else self.wide * self.factor
 
 
 @dataclass(slots=True)
 class _Reduction:
-    """A reduction over a group. result: where it is written; None where the op returns it. root: who gets it."""
+    """A reduction over a group. result: where it is written; None where the op returns it. root: who gets it. whole:
+    the tensor that has all parts, None where each is its own."""
 
     parts: list[torch.Tensor]
     result: torch.Tensor | None
     group: Any
     root: int | None = None
+    whole: torch.Tensor | None = None
 
     def is_mine(self, ranks: tuple[int, ...]) -> bool:
         """Whether this rank gets a result."""
@@ -107,17 +129,17 @@ class CollectiveMode(TorchDispatchMode):
         if space not in ("c10d", "_c10d_functional"):
             out = func(*args, **kwargs)
             if space == "aten":
-                self._follow_cast(base.partition(".")[0], args, out)
+                self._follow_cast(base.partition(".")[0], args, kwargs, out)
             return out
         base = base.partition(".")[0].strip("_")
-        reducer = _REDUCERS.get((space, base))
-        if reducer is None:
+        reducer, kind = _REDUCERS.get((space, base)), _reduction(args)
+        if reducer is None or kind[0] not in ("", "sum", "avg"):
             self.others.update(() if base in ("wait_tensor", "wrap_tensor_autograd") else (base,))
             return func(*args, **kwargs)
         reductions = list(reducer(args))
         line = users_line(sys._getframe())
         with _disable_current_modes(), torch.no_grad():
-            calls = [self._begin(base, line, reduction) for reduction in reductions]
+            calls = [self._begin(base, line, reduction, kind) for reduction in reductions]
         out = func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
             wait_for(out)
@@ -128,7 +150,9 @@ class CollectiveMode(TorchDispatchMode):
                     call.result = _sample(result, len(call.parts))
         return out
 
-    def _begin(self, base: str, line: tuple[str, int | None], reduction: _Reduction) -> Call | None:
+    def _begin(
+        self, base: str, line: tuple[str, int | None], reduction: _Reduction, kind: tuple[str, float]
+    ) -> Call | None:
         """Record the addends; None where the call is only counted."""
         first = reduction.parts[0]
         if isinstance(values_of(first), Unmeasured) or not first.is_floating_point():
@@ -150,47 +174,71 @@ class CollectiveMode(TorchDispatchMode):
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None
         call.parts = [_sample(part, len(reduction.parts)) for part in reduction.parts]
-        cast = self._cast_of(first)
+        call.scale = {"sum": kind[1], "avg": 1 / len(ranks)}.get(kind[0])
+        whole = reduction.whole if reduction.whole is not None else first if len(reduction.parts) == 1 else None
+        cast = None if whole is None else self._cast_of(whole)
         self._casts.pop(first)  # the collective overwrites it
         if cast is not None:
             call.factor = cast.factor
-            if cast.sample is not None and len(reduction.parts) == 1:
-                call.wide = cast.sample.tolist()
+            if (wide := cast.values()) is not None:
+                parts = wide.reshape(-1).chunk(len(reduction.parts))
+                call.wide = [value for part in parts for value in _sample(part, len(parts))]
         return call
 
     def _cast_of(self, tensor: torch.Tensor) -> _Cast | None:
         cast = self._casts.get(tensor)
         return cast if cast is not None and cast.region == region(tensor) else None
 
-    def _follow_cast(self, base: str, args: tuple[Any, ...], out: object) -> None:
-        """A communication hook casts and divides before the collective: the values before that are the addends."""
+    def _follow_cast(self, base: str, args: _Args, kwargs: dict[str, Any], out: object) -> None:
+        """What reduces gradients casts, divides and packs before the collective: the values before are the addends."""
         source = args[1] if base == "copy_" else args[0] if args else None
-        result = args[0] if base.endswith("_") and args else out
-        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
-            return
-        low = result.is_floating_point() and result.element_size() <= 2
-        if isinstance(values_of(source), Unmeasured):  # DTensor tries an op on fake tensors first
-            return
+        result = kwargs.get("out", args[0] if base.endswith("_") and args else out)
+        if not isinstance(result, torch.Tensor) or isinstance(values_of(result), Unmeasured):
+            return  # DTensor tries an op on fake tensors first
         cast: _Cast | None = None
-        if base in ("_to_copy", "copy_"):
-            if low and source.is_floating_point() and result.numel() == source.numel() and source.element_size() > 2:
-                with _disable_current_modes(), torch.no_grad():
-                    cast = _Cast(region(result), torch.tensor(_sample(source), dtype=torch.float64))
-        elif base in ("div", "div_", "mul", "mul_"):
-            factor = _number(args[1] if len(args) > 1 else None)
-            if factor is not None and low:
-                factor = 1 / factor if base.startswith("div") and factor else factor
-                before = self._cast_of(source) or _Cast()
-                sample = None if before.sample is None else before.sample * factor
-                cast = _Cast(region(result), sample, factor * before.factor)
-        elif not base.endswith("_"):
+        if result.is_floating_point() and result.element_size() <= 2:
+            with _disable_current_modes(), torch.no_grad():
+                cast = self._cast_by(base, source, args, kwargs, result)
+        if cast is None and not base.endswith("_") and "out" not in kwargs:
             return
         self._casts.pop(result)  # its values are no longer the recorded ones
         if cast is not None:
             self._casts.put(result, cast)
 
+    def _cast_by(
+        self, base: str, source: object, args: _Args, kwargs: dict[str, Any], result: torch.Tensor
+    ) -> _Cast | None:
+        """The cast of the result of an op; None where the op does more than to cast, scale or pack."""
+        if base in ("cat", "_chunk_cat"):
+            wides = [wide for part in args[0] if (wide := self._wide(part)) is not None]
+            pack: Any = torch.cat if base == "cat" else torch._chunk_cat
+            numbers = {name: value for name, value in kwargs.items() if name != "out"}
+            return _Cast.of(result, pack(wides, *args[1:], **numbers)) if len(wides) == len(args[0]) else None
+        if not isinstance(source, torch.Tensor) or source.numel() != result.numel():
+            return None
+        copies, before = base in ("_to_copy", "copy_", "clone"), self._cast_of(source)
+        if copies and source.element_size() > 2:
+            return _Cast.of(result, self._wide(source))
+        factor = 1.0 if copies else _number(args[1] if len(args) > 1 else None) if base.strip("_") in _SCALES else None
+        if not factor or (copies and before is None):
+            return None
+        before, factor = before or _Cast(), 1 / factor if base.startswith("div") else factor
+        return _Cast(region(result), before.wide, before.version, before.factor * factor)
 
-_Args: TypeAlias = "tuple[Any, ...]"
+    def _wide(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor before it was cast to 16 bits; those of a wider one are its own."""
+        if not tensor.is_floating_point() or tensor.is_inference():
+            return None
+        if tensor.element_size() > 2:
+            return tensor.detach()
+        cast = self._cast_of(tensor)
+        return None if cast is None else cast.values()
+
+
+def _reduction(args: _Args) -> tuple[str, float]:
+    """The name of the reduction of a collective, empty where it cannot be read, and the factor of its addends."""
+    names = [value for value in args if isinstance(value, str)]
+    return (names[0].lower(), 1.0) if names else reduction_around(sys._getframe()) or ("", 1.0)
 
 
 def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
@@ -206,7 +254,7 @@ def _reduce(args: _Args, rooted: bool = True) -> Iterator[_Reduction]:
 
 def _scatter_base(args: _Args) -> Iterator[_Reduction]:
     group = group_among(args)
-    yield _Reduction(_split(args[1], group), args[0], group)
+    yield _Reduction(_split(args[1], group), args[0], group, whole=args[1])
 
 
 def _scatter_lists(args: _Args) -> Iterator[_Reduction]:
@@ -219,7 +267,7 @@ def _scatter_lists(args: _Args) -> Iterator[_Reduction]:
 def _functional(args: _Args, scatter: bool = False) -> Iterator[_Reduction]:
     group = group_among(args)
     for tensor in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
-        yield _Reduction(_split(tensor, group) if scatter else [tensor], None, group)
+        yield _Reduction(_split(tensor, group) if scatter else [tensor], None, group, whole=tensor)
 
 
 _REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {

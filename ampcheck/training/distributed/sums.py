@@ -19,6 +19,9 @@ from ampcheck.training.reductions.sums import SumStats, compare_sum
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
 
+_SMALL = 1e-3
+"""The share of all sums at one line below which the error of one counts by that share."""
+
 _MOST = 1024
 """The most processes that are emulated when the user names none."""
 
@@ -48,10 +51,11 @@ class CollectiveStats:
     phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
     gradient), or `update`. format: of the addends that the collective gets. world: how many processes add up.
     error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
-    once: the same of the float64 sum rounded once; vanished: share of the elements whose sum is not zero that are zero;
-    overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were known before
-    they were cast to that format (a communication hook), and are measured as they were then. divided: whether they were
-    divided before. elements: of one call, at most; followed: how many elements were compared, of all calls.
+    once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a sum below a
+    thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not zero that
+    are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were
+    known before they were cast to that format (a communication hook), and are measured as they were then. divided:
+    whether they were divided before. elements: of one call, at most; followed: how many were compared, of all calls.
     predicted: at more processes, powers of two to 1024 and the number that the user names.
     """
 
@@ -64,6 +68,7 @@ class CollectiveStats:
     followed: int
     error: float
     once: float
+    lost: float = 0.0
     vanished: float = 0.0
     overflowed: int = 0
     cast: bool = False
@@ -151,6 +156,8 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
     worst = max(
         judged or compared, key=lambda comparison: comparison.error / comparison.once if comparison.once else 0.0
     )
+    total = math.sqrt(sum(comparison.size**2 for comparison in compared))
+    lost = [c.error * (c.size or 1.0) / (max(c.size, total * _SMALL) or 1.0) for c in compared]
     nonzero = sum(comparison.nonzero for comparison in compared)
     addends = torch.cat([comparison.addends for comparison in compared], dim=1)[:, :_EMULATED]
     usable = addends[:, addends.isfinite().all(0)]
@@ -168,6 +175,7 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
         followed=sum(comparison.followed for comparison in compared),
         error=worst.error,
         once=worst.once,
+        lost=max(lost),
         vanished=sum(comparison.vanished for comparison in compared) / nonzero if nonzero else 0.0,
         overflowed=sum(comparison.overflowed for comparison in compared),
         cast=any(comparison.cast for comparison in compared),
@@ -185,12 +193,13 @@ def _worlds(world: int, target: int | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """One call over all ranks. addends: [ranks, elements], float64. followed: sums that are finite; nonzero: of those
-    that are finite in the result as well; vanished: of these."""
+    """One call over all ranks. addends: [ranks, elements], float64. size: Euclidean norm of the exact sum. followed:
+    sums that are finite; nonzero: of those that are finite in the result as well; vanished: of these."""
 
     addends: torch.Tensor
     cast: bool
     divided: bool
+    size: float
     error: float
     once: float
     overflowed: int
@@ -214,13 +223,17 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
         return None
     # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
-    if not _is_sum(addends, reduced):
-        return None
-    factor = _factor(addends, reduced)
+    factor = first.scale
+    if factor is None:  # a reduction that could not be read
+        if not _is_sum(addends, reduced):
+            return None
+        factor = _factor(addends, reduced)
     exact, divided = addends.sum(0) * factor, any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
     nonzero = exact.isfinite() & reduced.isfinite() & (exact != 0)
     counts = int(exact.isfinite().sum()), int(nonzero.sum()), int((nonzero & (reduced == 0)).sum())
-    return _Compared(addends, cast, divided, *compare_sum(reduced, exact, addends.abs().amax(0) * factor, fmt), *counts)
+    size = float(exact[exact.isfinite()].norm())
+    errors = compare_sum(reduced, exact, addends.abs().amax(0) * factor, fmt)
+    return _Compared(addends, cast, divided, size, *errors, *counts)
 
 
 def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:

@@ -12,13 +12,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.storage import placements
 from ampcheck.training.loop import TrainingLoop
 
 
 @contextmanager
 def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
     """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
-    and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy."""
+    and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy. Of a sharded parameter it
+    gets the reduced gradient, after it was added up."""
 
     def note(kind: str, name: str, grad: torch.Tensor) -> None:
         with torch.no_grad(), _disable_current_modes():
@@ -27,7 +29,12 @@ def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None],
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                handle: Any = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
+                handle: Any
+                if placements(parameter):  # FSDP2 gives it a gradient without autograd, and calls these hooks alone
+                    register: Any = parameter.register_post_accumulate_grad_hook
+                    handle = register(_Hook(partial(_reduced, note, name)))
+                else:
+                    handle = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         for path, root in loop.reached.modules.items() if outputs else ():
             for inner, module in hookable(root):
@@ -49,6 +56,11 @@ class _Hook:
 
     def __call__(self, *args: object) -> None:
         self._function(*args)
+
+
+def _reduced(note: Callable[[str, str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        note("parameter", name, parameter.grad)
 
 
 def _ignore(*_: object) -> None:

@@ -17,11 +17,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
-from ampcheck.training.gradients.watch import SHARDED
 from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
@@ -119,8 +120,6 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
 
     if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
         return nothing("no GradScaler is in use")
-    if loop.sharded:
-        return nothing(SHARDED)
     start = loop.snapshot()
     first = repeat("scale 1", 1.0)
     if first.stopped is not None:
@@ -201,7 +200,7 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
 
 def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
     """The exact values of a gradient; of one that has none, such as a sparse one, the real ones."""
-    values = plain_values(gradient)
+    gradient, values = local(gradient), plain_values(gradient)
     known = gradient.layout is torch.strided and shadow.store.known(gradient) is not None
     return plain_values(shadow.exact(gradient)).clone() if known else values.double()
 
@@ -251,7 +250,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     findings: list[Finding] = []
     for difference in stats.differences:
-        what = "what the step returns"
+        what = RETURNED
         hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
         if difference.what == "gradient":
             what = f"the gradient of {difference.name} that the optimizer sees"

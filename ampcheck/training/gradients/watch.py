@@ -28,8 +28,6 @@ from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogra
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
 
-SHARDED = "FSDP gathers weights and reduces gradients by collectives that no shadow follows; judge one process"
-
 FUNCTIONAL = "gradients came from torch.func, or from torch.autograd.grad of other tensors than parameters"
 
 _LEAST_ERROR = 0.01
@@ -173,7 +171,6 @@ class GradientWatch:
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
-        self.wanted = not loop.sharded
         self.stats: GradientStats | None = None
         self.outputs = outputs
         self._loop, self._recorder = loop, recorder
@@ -241,8 +238,6 @@ class GradientWatch:
     def result(self, steps: int) -> GradientStats:
         """The gradients of the step that is judged. steps: how many came to their end."""
         name = self._loop.name
-        if self._loop.sharded:
-            return GradientStats(name, 0, skipped=SHARDED)
         if self.stats is None:
             hint = "let each step run a backward pass on its own batch"
             functional = any(event.act is Act.GRAD for event in self._recorder.events)

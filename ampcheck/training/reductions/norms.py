@@ -114,7 +114,7 @@ class NormWatch:
             if len(norms) > 1:
                 self._total(total, out, place, len(norms))
             self._keep(out, (total,))
-        elif tensor.is_floating_point() and tensor.numel() > 0:
+        elif tensor.is_floating_point():  # a shard without elements, too: the other ranks have their parts
             wide = torch.float64 if tensor.device.type != "mps" else torch.float32
             exact = float(torch.linalg.vector_norm(tensor.detach(), order, dtype=wide))
             self._keep(out, (_Norm(exact, float(order)),))

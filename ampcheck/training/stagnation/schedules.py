@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from ampcheck.core.formats import FloatFormat
 from ampcheck.torchtools.spacing import spacing
@@ -18,6 +26,14 @@ from ampcheck.training.stagnation.forecast import LOST, Sample
 
 _OVER = 1e-9
 """A schedule ends where the rate falls to this part of its largest."""
+
+_ENDS = {OneCycleLR: "total_steps", CosineAnnealingLR: "T_max", PolynomialLR: "total_iters"}
+"""The setting in which a schedule says its number of steps; that of a warm-up says nothing about the training."""
+
+_FAR = 100_000
+"""The most steps that a schedule plans by itself; `horizon=` may ask for more."""
+
+_UNKNOWN = "cannot be copied: the forecast assumes that the last learning rate stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +65,34 @@ class _Schedule:
 
 
 class Schedules:
-    """Copies the schedulers of a loop before its first step, and steps the copies on to its end."""
+    """Copies the schedulers of a loop before its first step, and steps the copies on to its end.
+
+    unseen: those that cannot be copied.
+    """
 
     def __init__(self) -> None:
         self._schedules: dict[str, _Schedule] = {}
         self._steps = 0
         self._planned: dict[str, list[list[float]]] = {}
+        self.unseen: dict[str, int] = {}
 
     def begin(self, loop: TrainingLoop) -> Mapping[str, float]:
         """A step begins. Returns the learning rates by the names of parameters."""
         for path, optimizer in loop.optimizers.items():
             if path not in self._schedules:
                 schedulers = [s for s in _outer(loop.reached.schedulers.values()) if s.optimizer is optimizer]
-                if schedulers and (schedule := _copied(schedulers, optimizer, self._steps)) is not None:
+                schedule = _copied(schedulers, optimizer, self._steps) if schedulers else None
+                if schedule is not None:
                     self._schedules[path] = schedule
+                elif schedulers:
+                    kinds = " and ".join(type(scheduler).__name__ for scheduler in schedulers)
+                    self.unseen[f"{kinds} of {path} {_UNKNOWN}"] = 1
         return {name: rate for name, (_, _, rate) in rates_of(loop).items()}
+
+    @property
+    def end(self) -> int:
+        """The number of steps of the longest schedule that has an end; 0 where none says it."""
+        return max((_end(schedule, self._steps) for schedule in self._schedules.values()), default=0)
 
     def ended(self) -> None:
         """A step came to its end."""
@@ -136,12 +165,36 @@ def _copied(schedulers: list[LRScheduler], optimizer: torch.optim.Optimizer, at:
         copies = copy.deepcopy(schedulers, {id(optimizer): own})
     except Exception:  # noqa: BLE001  # the user's class may hold what cannot be copied
         return None
-    return _Schedule(schedulers, copies, own, schedulers[0].last_epoch, at)
+    return _Schedule(schedulers, copies, own, _taken(schedulers[0]), at)
+
+
+def _end(schedule: _Schedule, steps: int) -> int:
+    """The planned steps from the copy on; a scheduler may step once in several."""
+    taken, ran = _taken(schedule.originals[0]) - schedule.count, steps - schedule.at
+    last = max(map(_last, schedule.originals)) - schedule.count
+    return min(_FAR, math.ceil(last * ran / taken)) if taken > 0 and ran > 0 else 0
+
+
+def _taken(scheduler: Any) -> int:
+    """The number of steps of a scheduler; a chain has it in its members."""
+    inner = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+    return int(inner.last_epoch)
+
+
+def _last(scheduler: Any) -> int:
+    """The number of steps after which a scheduler has come to its end, by its settings; 0 where these do not say it."""
+    if isinstance(scheduler, SequentialLR):
+        last = _last(scheduler._schedulers[-1])
+        return scheduler._milestones[-1] + last if last else 0
+    if isinstance(scheduler, ChainedScheduler):
+        return max(map(_last, scheduler._schedulers))
+    end = next((getattr(scheduler, name) for kind, name in _ENDS.items() if isinstance(scheduler, kind)), 0)
+    return int(min(end, _FAR))
 
 
 def _planned(schedule: _Schedule, steps: int, horizon: int) -> Iterator[list[float]]:
     """Rates of the steps from the copy on. A scheduler may step once in several steps, and not at all."""
-    taken, ran = schedule.originals[0].last_epoch - schedule.count, steps - schedule.at
+    taken, ran = _taken(schedule.originals[0]) - schedule.count, steps - schedule.at
     if taken <= 0 or ran <= 0:
         return
     largest, groups, stepped = 0.0, schedule.optimizer.param_groups, 0

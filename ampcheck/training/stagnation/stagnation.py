@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ampcheck.catalog.causes import GUARD_VANISHED
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -60,7 +61,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
-    horizon = loop.shape.get("horizon") or HORIZON
+    horizon = loop.horizon or max(HORIZON, watch.schedules.end)
     for updates in tensors:
         updates.optimizer, number, rate = rates.get(updates.name, ("", 0, 1.0))
         updates.rate = rate if 0.0 < rate < math.inf else 1.0
@@ -82,7 +83,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
         constant.option = next(options, "")
     moved = sum(updates.moved for updates in tensors)
-    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, dict(watch.unseen))
+    unseen = {**watch.unseen, **(watch.schedules.unseen if watch.narrow else {})}
+    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, unseen)
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
         loop.name,
@@ -238,7 +240,7 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     name = f"{constant.option} of the optimizer, " if constant.option else ""
     of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"a constant that guards must not vanish, but {name}{constant.constant:.3g}, rounds to zero in "
+        f"{GUARD_VANISHED}, but {name}{constant.constant:.3g}, rounds to zero in "
         f"{constant.dtype}, so it no longer prevents a division by zero: it is added to what {of} gives, and "
         f"{constant.zeros} of the results were exactly zero"
     )

@@ -9,7 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 
-def _loop(kind: str, reduce: torch.dtype = torch.float32, **more: Any) -> dict[str, Any]:
+def _loop(
+    kind: str,
+    reduce: torch.dtype = torch.float32,
+    compute: torch.dtype = torch.bfloat16,
+    factor: float = 1.0,
+    **more: Any,
+) -> dict[str, Any]:
     torch.set_num_threads(1)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -21,17 +27,17 @@ def _loop(kind: str, reduce: torch.dtype = torch.float32, **more: Any) -> dict[s
     else:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
         fully_shard(plain[0], mp_policy=policy)
         fully_shard(plain, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", enabled=kind == "ddp")
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "ddp" or compute is torch.float16)
     data = torch.randn(8, 16, generator=torch.Generator().manual_seed(dist.get_rank()))
 
     def step(number: int) -> float:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16, enabled=kind == "ddp"):
-            loss = model(data).float().square().mean()
+            loss = model(data).float().square().mean() * factor
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -50,3 +56,7 @@ def fsdp() -> dict[str, Any]:
 
 def fsdp_in_bfloat16() -> dict[str, Any]:
     return _loop("fsdp", torch.bfloat16, world_size=384)
+
+
+def fsdp_in_float16_flushes() -> dict[str, Any]:
+    return _loop("fsdp", compute=torch.float16, factor=1e-11)

@@ -27,6 +27,7 @@ class Plant:
 
     check: the check that names it; line: the source line that it names. changes: lines to replace, in hunks between
     lines of dots, each line with a sign: ' ' stays, '-' goes, '+' comes. follows: checks that fail because of it.
+    beside: checks that fail at another line, for a reason of their own that the same lines plant.
     steps: how many training steps show it. warns: the check warns only.
     """
 
@@ -37,6 +38,7 @@ class Plant:
     line: str
     changes: str
     follows: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     steps: int = 8
     warns: bool = False
 

@@ -330,6 +330,6 @@ ACCUMULATION = (
 +    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 """,
         steps=2,
-        follows=("stagnation",),
+        beside=("stagnation",),  # the learning rate ends where weights in bfloat16 stand still
     ),
 )

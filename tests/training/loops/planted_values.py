@@ -44,6 +44,7 @@ DTYPE = (
 -                    weight.copy_(master)
 """,
         follows=("precision-loss",),
+        beside=("precision-loss",),  # clipping rounds gradients that two micro-batches rounded
     ),
     Plant(
         "eps too small for float16",
@@ -197,6 +198,7 @@ AVERAGES = (
 -            nn.BatchNorm2d(width),
 +            nn.BatchNorm2d(width, momentum=0.003).bfloat16(),
 """,
+        beside=("stagnation",),  # the weights of the batch norm, which the optimizer updates
     ),
     Plant(
         "a moving average of the loss in a bfloat16 buffer",

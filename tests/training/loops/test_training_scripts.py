@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +16,7 @@ import pytest
 from planted import PRECISIONS, Plant, healthy_source
 
 import ampcheck
-from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.run import Finding, Run, Verdict, followers
 
 # The libraries warn of their own doings, and so may a user's script.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,11 +32,8 @@ QUICK = (
     "no update",
     "clip before unscale",
     "unscale per micro-batch",
-    "a schedule that goes on over skipped steps",
-    "backward inside autocast",
     "an optimizer of another model",
     "weights averaged by hand in bfloat16",
-    "a running loss in a bfloat16 local",
     "a meter that overflows",
 )
 """Mistakes that every run of the tests plants; the others are slow."""
@@ -86,14 +84,26 @@ def shown(findings: list[Finding], source: str) -> str:
 
 
 def require_named(run: Run, plant: Plant) -> None:
-    """Exactly the expected check names the mistake, at its line; other failures follow from it."""
+    """One cause is shown: the expected check names the mistake at its line, and the other failures follow from it."""
     verdict = Verdict.WARN if plant.warns else Verdict.FAIL
     problems = [f for f in run.findings if f.verdict in (Verdict.FAIL, verdict)]
     named = [f for f in problems if f.check == plant.check and f.verdict is verdict]
     report = shown(problems, plant.source)
     assert any(line_of(f, plant.source) == plant.line for f in named), f"not named:\n{report}"
-    failed = {f.check for f in problems if f.verdict is Verdict.FAIL}
+    causes = [f for f in problems if not f.cause and (f.verdict is Verdict.FAIL or plant.warns)]
+    (cause,) = [f for f in causes if f.check == plant.check and line_of(f, plant.source) == plant.line] or [None]
+    assert cause is not None, f"the mistake follows from something else:\n{report}"
+    assert cause.code == plant.line or plant.line in cause.message
+    beside = {f.check for f in causes if f is not cause}
+    assert beside <= set(plant.beside), f"more than one cause:\n{report}"
+    failed = {f.check for f in problems if f.verdict is Verdict.FAIL and f.cause == cause.key}
     assert failed <= {plant.check, *plant.follows}, f"more fails than the mistake explains:\n{report}"
+    shown_below = {f.check for f in followers(run.findings).get(id(cause), ())}
+    assert failed <= shown_below
+    assert [f.cause for f in Run.from_json(run.to_json()).findings] == [f.cause for f in run.findings]
+    if shown_below:
+        lines = [line for line in str(run).splitlines() if line.startswith("  it explains ")]
+        assert any(all(check in line for check in shown_below) for line in lines)
 
 
 HEALTHY = [(script, precision, 24) for script, precisions in PRECISIONS.items() for precision in precisions]
@@ -123,6 +133,30 @@ def test_a_planted_mistake_is_named_at_its_line(plant: Plant, folder: Path) -> N
     require_named(ampcheck.audit(main, steps=plant.steps), plant)
 
 
+PAIRS = (
+    ("backward inside autocast", "weights averaged by hand in bfloat16"),
+    ("backward inside autocast", "a running loss in a bfloat16 local"),
+    ("a schedule that steps first", "a meter that overflows"),
+    ("a schedule that steps first", "a sum of squares in float16"),
+    ("no update", "the norm of scaled gradients in float16"),
+    ("beta2 of 0.999 in bfloat16", "weights averaged by hand in float16"),
+)
+"""Mistakes that have nothing to do with each other, in the same script."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_two_mistakes_stay_two_findings(pair: tuple[str, str], folder: Path) -> None:
+    first, second = (next(plant for plant in PLANTS if plant.name == name) for name in pair)
+    both = replace(first, changes=f"{first.changes.strip(chr(10))}\n...\n{second.changes.strip(chr(10))}")
+    run = ampcheck.audit(loaded(both.source, folder, both.script).main, steps=max(first.steps, second.steps))
+    problems = [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+    for plant in (first, second):
+        assert any(line_of(f, both.source) == plant.line and not f.cause for f in problems), (
+            f"{plant.name} is no finding of its own:\n{shown(problems, both.source)}"
+        )
+
+
 WATCHED = ("clip without unscale", "weights averaged in bfloat16", "a running loss in a bfloat16 local")
 
 
@@ -130,7 +164,7 @@ WATCHED = ("clip without unscale", "weights averaged in bfloat16", "a running lo
 @pytest.mark.parametrize("plant", [p for p in PLANTS if p.name in WATCHED], ids=lambda plant: plant.name)
 def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Path) -> None:
     main = loaded(plant.source, folder, plant.script).main
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         main()
     require_named(watched.run, plant)
 
@@ -140,7 +174,7 @@ def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Pat
 def test_a_watch_around_a_healthy_script_is_silent(script: str, precision: str, folder: Path) -> None:
     source = healthy_source(script, precision)
     main = loaded(source, folder, script).main
-    with ampcheck.watch(raises=False) as watched:
+    with ampcheck.watch(fail_on="never") as watched:
         main()
     problems = [f for f in watched.run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
     assert not problems, shown(problems, source)

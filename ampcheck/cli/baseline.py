@@ -1,0 +1,88 @@
+"""`ampcheck baseline`: accept today's findings for a time."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from datetime import date, timedelta
+
+from ampcheck.cli.output import Commands
+from ampcheck.cli.targets import add_targets, audits, settings_of, targets_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.text import counted
+
+_DAYS = 180
+"""How long findings are accepted by default."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add `baseline` to the parser's commands."""
+    summary = "accept today's failures and warnings, so that only new ones fail"
+    baseline = commands.add_parser(
+        "baseline",
+        help=summary,
+        description=f"{summary.capitalize()}. Writes ampcheck.baseline.json beside pyproject.toml, without what is no "
+        "longer found; entries that it has keep their reason, author and date. Exit code 0: it is written; 2: usage "
+        "error.",
+    )
+    add_targets(baseline)
+    baseline.add_argument(
+        "--from",
+        dest="runs",
+        action="append",
+        metavar="RUN.json",
+        help="accept the findings of a run that --json or `pytest --ampcheck-json` wrote, instead of an audit",
+    )
+    baseline.add_argument("--reason", default="found when the baseline was written", help="why they are accepted")
+    baseline.add_argument("--author", help="who accepts them (default: git's user.name)")
+    baseline.add_argument(
+        "--expires",
+        metavar="DATE",
+        help=f"the last day on which new entries are accepted, as 2027-05-31, or never (default: in {_DAYS} days)",
+    )
+    baseline.set_defaults(command=_baseline, fail_on=None, select=None, ignore=None, no_baseline=False)
+
+
+def _baseline(options: argparse.Namespace) -> int:
+    expires = _expiry(options.expires)
+    settings = settings_of(options)
+
+    from ampcheck.core.run import Run, merge
+    from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.baseline import Baseline
+
+    if options.runs:
+        if options.targets:
+            raise UsageError("--from takes the findings of a run; leave out the targets, or --from")
+        runs = [accept(Run.load(path), settings) for path in options.runs]
+    else:
+        targets = targets_of(options, settings)
+        if not targets:
+            raise UsageError("name targets to audit, on the command line or in [tool.ampcheck] of pyproject.toml")
+        runs = [run for run, _ in audits(targets, settings, options)]
+    path = settings.folder / settings.baseline
+    before = Baseline.load(path)
+    after = before.updated(merge(runs).findings, options.reason, options.author or _git_user(), expires)
+    after.save(path)
+    was, now = ({entry.place for entry in baseline.findings} for baseline in (before, after))
+    print(f"{path.name}: {counted(len(now), 'places')} accepted, {len(now - was):,} new, {len(was - now):,} removed")
+    return 0
+
+
+def _expiry(text: str | None) -> str:
+    if text is None:
+        return (date.today() + timedelta(days=_DAYS)).isoformat()
+    if text == "never":
+        return ""
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise UsageError(f"--expires must be a date such as 2027-05-31, or never; found {text!r}") from None
+
+
+def _git_user() -> str:
+    try:
+        done = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

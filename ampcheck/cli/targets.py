@@ -1,0 +1,142 @@
+"""The targets of a command, and their audits one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.output import load_placed, split_names
+from ampcheck.core.errors import UsageError
+from ampcheck.core.progress import showing
+from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
+
+if TYPE_CHECKING:
+    from ampcheck.core.run import Run
+
+
+def add_targets(command: argparse.ArgumentParser) -> None:
+    """Add TARGET..., and the options of each audit."""
+    command.add_argument(
+        "targets",
+        nargs="*",
+        metavar="TARGET",
+        help="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
+        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
+        "train.py:main, is judged as it runs. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the "
+        "built-in demo",
+    )
+    command.add_argument("--device", help="device to run on (default: cpu); one that this machine lacks is emulated")
+    command.add_argument(
+        "--dtype",
+        metavar="DTYPES",
+        help="dtypes of autocast, separated by commas (default: float16,bfloat16). 16-bit models "
+        "always run in their own dtype; subjects with a list of calls or blocks do so if --dtype is omitted",
+    )
+    command.add_argument("--steps", type=int, metavar="N", help="steps of a training loop to observe")
+    command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
+    command.add_argument("--no-compile", action="store_true", help="do not run torch.compile")
+
+
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Add the options that decide which findings count."""
+    command.add_argument("--select", metavar="CHECKS", help="report these checks alone: names or patterns, by commas")
+    command.add_argument("--ignore", metavar="CHECKS", help="do not report these checks")
+    command.add_argument(
+        "--fail-on",
+        choices=("fail", "warn", "incomplete", "never"),
+        help="the mildest verdict with which the exit code is 1 (default: fail, or that of pyproject.toml)",
+    )
+    command.add_argument("--no-baseline", action="store_true", help="report accepted findings as any other")
+
+
+def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
+    """The targets of the command line with its options, or else those of the settings; empty for the demo."""
+    known = {target.target: target for target in settings.targets}
+    chosen = [known.get(text, Target(text)) for text in options.targets] or list(settings.targets)
+    return [_with_options(target, options) for target in chosen]
+
+
+def _with_options(target: Target, options: argparse.Namespace) -> Target:
+    dtype = target.dtype if options.dtype is None else tuple(split_names(options.dtype))
+    if options.dtype is not None and not dtype:
+        raise UsageError(f"--dtype names dtypes of autocast, such as float16,bfloat16; found {options.dtype!r}")
+    return replace(
+        target,
+        device=options.device or target.device,
+        dtype=dtype,
+        compile=target.compile and not options.no_compile,
+        steps=target.steps if options.steps is None else options.steps,
+        horizon=target.horizon if options.horizon is None else options.horizon,
+    )
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings of the repository, and over them the options of the command line."""
+    settings = load_settings()
+    ignored = dict.fromkeys(split_names(options.ignore), LEVELS[-1])
+    return replace(
+        settings,
+        select=tuple(split_names(options.select)) or settings.select,
+        severity={**settings.severity, **ignored},
+        fail_on=options.fail_on or settings.fail_on,
+        baseline="" if options.no_baseline else settings.baseline,
+    )
+
+
+def for_target(settings: Settings, target: Target, options: argparse.Namespace) -> Settings:
+    """The settings of one target: its own severities are over those of the repository, the command line over both."""
+    return replace(
+        settings,
+        severity={**settings.severity, **target.severity},
+        fail_on=options.fail_on or target.fail_on or settings.fail_on,
+    )
+
+
+def audits(targets: Sequence[Target], settings: Settings, options: argparse.Namespace) -> Iterator[tuple[Run, bool]]:
+    """The run of each target as the repository judges it, and whether it fails; of the demo without targets.
+
+    Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised.
+    """
+    from ampcheck.catalog.numerics import COVERAGE
+    from ampcheck.core.run import FAIL_ON, Run
+    from ampcheck.outcome.accept import accept
+    from ampcheck.report import progress_bar
+
+    for target in targets or [_with_options(Target(""), options)]:
+        own = for_target(settings, target, options)
+        try:
+            with progress_bar() as progress, showing(progress):
+                progress("loading torch and the subject", 0, 1)
+                run = _audit(target)
+        except UsageError as error:
+            if len(targets) < 2:
+                raise
+            reason = COVERAGE.incomplete(target.target, f"not judged: {error}")
+            run = Run(findings=(reason,), title=f"audit of {target.target}")
+        if run is None:
+            continue
+        run = accept(run, own, gone=True)
+        yield run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
+
+
+def _audit(target: Target) -> Run | None:
+    """The run of one target; under torchrun that of all ranks, on rank 0."""
+    from ampcheck import demo
+    from ampcheck.audit import audit
+
+    run = audit(
+        load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
+        device=target.device,
+        dtype=target.dtype or None,
+        compile=target.compile,
+        steps=target.steps,
+        horizon=target.horizon,
+    )
+    if "RANK" not in os.environ:
+        return run
+    from ampcheck.training.distributed.ranks import gather_runs
+
+    return gather_runs(run)

@@ -1,0 +1,1 @@
+"""From a run to its outcome: what the repository accepts of it, and which verdicts fail."""

@@ -1,0 +1,90 @@
+"""What a repository accepts of a run: severities of checks, comments on source lines, and its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from ampcheck.catalog import REGISTRY
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.catalog.outcome import BASELINE
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.settings import Settings
+from ampcheck.core.text import counted, listed
+from ampcheck.outcome.baseline import PROBLEMS, Baseline
+from ampcheck.outcome.comments import ignored_at
+
+
+def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None) -> Run:
+    """The run as the repository judges it: severities, then comments, then the baseline decide on each problem.
+
+    What follows from an accepted finding is accepted with it. gone: also warn of accepted findings that are gone.
+    Raises `UsageError` for settings that name no check, and for a damaged baseline.
+    """
+    levels = {slug: level for pattern, level in settings.severity.items() for slug in _matching(pattern, "severity")}
+    if levels.get(COVERAGE.slug) == "ignore":
+        raise UsageError(f"{COVERAGE.slug} cannot be ignored: a run without it says nothing about what was judged")
+    selected = {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
+    findings = [
+        finding
+        for finding in run.findings
+        if levels.get(finding.check) != "ignore" and (not settings.select or finding.check in selected)
+    ]
+    changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]
+    baseline = Baseline.load(settings.folder / settings.baseline)
+    changed = list(baseline.accept(changed, today or date.today()))
+    judged = tuple(_with_causes(findings, changed))
+    if gone and (left := baseline.gone(judged)):
+        places = listed(dict.fromkeys(f"{entry.check} in {entry.subject}" for entry in left))
+        text = f"{counted(len(left), 'accepted findings')} no longer found: {places}"
+        judged = (*judged, BASELINE.warn(settings.baseline, text, hint=BASELINE.fix))
+    return run if list(map(id, judged)) == list(map(id, run.findings)) else replace(run, findings=judged)
+
+
+def _matching(pattern: str, key: str) -> list[str]:
+    """The checks that a glob pattern matches."""
+    if slugs := [slug for slug in REGISTRY if fnmatchcase(slug, pattern)]:
+        return slugs
+    near = get_close_matches(pattern, REGISTRY, 1)
+    meant = f": did you mean {near[0]}?" if near else ""
+    raise UsageError(f"{key} names {pattern!r:.60}, which is no check{meant or '; `ampcheck explain` lists them'}")
+
+
+def _at_level(finding: Finding, level: str) -> Finding:
+    if level == "fail" and finding.verdict is Verdict.WARN:
+        return replace(finding, verdict=Verdict.FAIL)
+    if level == "warn" and finding.verdict is Verdict.FAIL:
+        return replace(finding, verdict=Verdict.WARN)
+    return finding
+
+
+def _commented(finding: Finding) -> Finding:
+    if finding.verdict not in PROBLEMS or not (ignored := ignored_at(finding.where)):
+        return finding
+    for pattern, reason in ignored.items():
+        if fnmatchcase(finding.check, pattern):
+            accepted = f"by a comment at {finding.where.file}:{finding.where.line}: {reason or 'no reason is given'}"
+            return replace(finding, verdict=Verdict.ACCEPTED, accepted=accepted)
+    if unknown := [pattern for pattern in ignored if not any(fnmatchcase(slug, pattern) for slug in REGISTRY)]:
+        return replace(
+            finding, hint=f"{finding.hint} (The comment here names {unknown[0]}, which is no check.)".strip()
+        )
+    return finding
+
+
+def _with_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
+    """The findings `after` with causes among themselves; what follows from an accepted finding is accepted with it."""
+    causes = {old.key: new for old, new in reversed(list(zip(before, after, strict=True))) if not old.cause}
+    for finding in after:
+        cause = causes.get(finding.cause)
+        if not finding.cause or cause is None:  # a cause that is ignored explains nothing
+            yield replace(finding, cause=()) if finding.cause else finding
+        elif cause.verdict is Verdict.ACCEPTED and finding.verdict in PROBLEMS:
+            accepted = f"it follows from {cause.check}, accepted {cause.accepted}"
+            yield replace(finding, verdict=Verdict.ACCEPTED, accepted=accepted, cause=cause.key)
+        else:
+            yield finding if finding.cause == cause.key else replace(finding, cause=cause.key)

@@ -1,0 +1,65 @@
+"""Promise: a sharded step is compared with one process on the whole batch; what is healthy passes."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+from sharded_steps import HEALTHY, PLANTED
+
+from ampcheck.core.run import Verdict
+from ampcheck.sharded import Gradients, assert_sharded, check_sums, check_whole, judge_sharded
+from ampcheck.training.distributed.sums import CollectiveStats
+
+GRADIENT = {"weight": torch.tensor([3.0, 4.0], dtype=torch.float64)}
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.0, Verdict.PASS), (2.0, Verdict.FAIL), (float("nan"), Verdict.FAIL)]
+)
+def test_a_factor_fails(factor, verdict):
+    sharded = Gradients({"weight": factor * GRADIENT["weight"]}, 2.0**-24)
+    assert check_whole(sharded, Gradients(GRADIENT, 2.0**-24), 2, "step").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("lost", "form", "fails"), [(0.2, "bfloat16", True), (0.1, "bfloat16", False), (1.0, "float32", False)]
+)
+def test_a_sum_in_16_bits_that_loses_digits_fails(lost, form, fails):
+    total = CollectiveStats("allreduce", "update", form, 2, 1, 8, 8, 0.0, 0.0, lost)
+    assert bool(check_sums([total], "step")) is fails
+
+
+def test_a_parameter_without_gradient_on_several_ranks_fails():
+    finding = check_whole(Gradients({}, 2.0**-24), Gradients(GRADIENT, 2.0**-24), 4, "step")
+    assert finding.verdict is Verdict.FAIL
+    assert "weight has no gradient on 4 ranks" in finding.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_steps_pass(name):
+    assert_sharded(HEALTHY[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 2) for name in PLANTED), ("undivided", 4), ("bf16", 4), ("fsdp_bf16", 4)]
+)
+def test_a_planted_defect_fails(name, ranks):
+    step, text = PLANTED[name]
+    messages = [finding.message for finding in judge_sharded(step, ranks=ranks).of(Verdict.FAIL)]
+    assert any(text.format(ranks=ranks) in message for message in messages), messages
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (block,) = (part for part in text.split("```python\n")[1:] if "assert_sharded(" in part.partition("```")[0])
+    (tmp_path / "readme_sharded.py").write_text(block.partition("```")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("readme_sharded").test_ddp_gives_the_gradients_of_one_process()
