@@ -9,7 +9,6 @@ from ampcheck.cli.output import (
     add_output,
     add_subject,
     finish,
-    load_placed,
     print_report,
     require_writable,
     split_names,
@@ -59,6 +58,7 @@ def _blame(options: argparse.Namespace) -> int:
         from ampcheck.compiled.blame.blame import blame
         from ampcheck.compiled.blame.stats import is_code
         from ampcheck.compiled.options import BlameOptions
+        from ampcheck.target import load_placed
 
         run = blame(
             load_placed(options.target, options.device),

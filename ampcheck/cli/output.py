@@ -15,11 +15,10 @@ from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
-    from ampcheck.core.subject import Subject
 
+USAGE, INTERRUPTED = 2, 130
 UNABLE = 3
 """Exit code for a defect of ampcheck or a full stdout."""
-
 
 EXIT_CODES = (
     "Exit code 0: nothing failed; 1: a check failed; 2: usage error, or a subject that cannot be judged; "
@@ -36,18 +35,6 @@ def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, na
         "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
     )
     command.add_argument("--dtype", metavar="DTYPES", help=dtype)
-
-
-def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
-    """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
-
-    trains: see `load_subject`.
-    """
-    from ampcheck.autocast.device import place
-    from ampcheck.core.subject import load_subject
-
-    with place(device).entered():
-        return load_subject(target, trains=trains)
 
 
 def split_names(text: str | None) -> list[str]:

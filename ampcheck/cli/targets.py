@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import load_placed, split_names
+from ampcheck.cli.output import split_names
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import showing
 from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
+from ampcheck.target import audit_target
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run
@@ -28,6 +28,11 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         "train.py:main, is judged as it runs. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the "
         "built-in demo",
     )
+    add_audit_options(command)
+
+
+def add_audit_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of an audit."""
     command.add_argument("--device", help="device to run on (default: cpu); one that this machine lacks is emulated")
     command.add_argument(
         "--dtype",
@@ -110,7 +115,7 @@ def audits(targets: Sequence[Target], settings: Settings, options: argparse.Name
         try:
             with progress_bar() as progress, showing(progress):
                 progress("loading torch and the subject", 0, 1)
-                run = _audit(target)
+                run = audit_target(target)
         except UsageError as error:
             if len(targets) < 2:
                 raise
@@ -120,23 +125,3 @@ def audits(targets: Sequence[Target], settings: Settings, options: argparse.Name
             continue
         run = accept(run, own, gone=True)
         yield run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
-
-
-def _audit(target: Target) -> Run | None:
-    """The run of one target; under torchrun that of all ranks, on rank 0."""
-    from ampcheck import demo
-    from ampcheck.audit import audit
-
-    run = audit(
-        load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
-        device=target.device,
-        dtype=target.dtype or None,
-        compile=target.compile,
-        steps=target.steps,
-        horizon=target.horizon,
-    )
-    if "RANK" not in os.environ:
-        return run
-    from ampcheck.training.distributed.ranks import gather_runs
-
-    return gather_runs(run)

@@ -6,8 +6,9 @@ import dis
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
+from ampcheck.core.text import listed
 
 SHAPES = (
     "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
@@ -121,24 +123,31 @@ def name_of(model: object) -> str:
     return str(getattr(model, "__name__", type(model).__name__))
 
 
-def load_subject(target: str, *, trains: bool = False) -> Subject:
-    """The subject that `package.module:factory` or `path/to/file.py:factory` names.
+_MEMBER = re.compile(r"(?P<collection>(?:.+?\.py|[\w.]+):[\w.]+)\[(?P<name>.+)\]", re.DOTALL)
 
-    A factory is called without arguments; a value that is a subject is used unchanged. trains: a function that
-    returns nothing is no factory but the subject, as it trains. Raises `UsageError` if the
-    target cannot be imported, the factory raises, or its result has no known shape.
+
+def split_member(target: str) -> tuple[str, str]:
+    """The collection and the name of a target `collection[name]`; the target and "" of any other."""
+    member = _MEMBER.fullmatch(target)
+    return (member["collection"], member["name"]) if member else (target, "")
+
+
+def load_subject(target: str, *, trains: bool = False) -> Subject:
+    """The subject that `package.module:factory`, `path/to/file.py:factory` or `path/to/file.py:collection[name]` names.
+
+    A factory is called without arguments; a value that is a subject is used unchanged. collection: see
+    `load_collection`; its members are factories or subjects. trains: a function that returns nothing is no factory but
+    the subject, as it trains. Raises `UsageError` if the target cannot be imported, the factory raises, or its result
+    has no known shape.
     """
-    source, _, attribute = target.rpartition(":")
-    if not source or not attribute:
-        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
-    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    try:
-        value: object = attrgetter(attribute)(module)
-    except AttributeError as error:
-        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
-        raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
-    except BaseException as error:  # a property, or a module's __getattr__
-        raise UsageError(f"{target} raised {brief(as_result(error))}") from error
+    collection, name = split_member(target)
+    if name:
+        members = load_collection(collection)
+        if name not in members:
+            raise UsageError(f"{collection} has no {name!r}; it has {listed(members) or 'nothing'}")
+        value: object = members[name]
+    else:
+        value = load_attribute(target)
     if trains and callable(value) and _returns_nothing(value):
         return Subject(value, name=target, trains=True)
     if callable(value) and not isinstance(value, Subject):
@@ -149,10 +158,48 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
         if value is None:
             raise UsageError(
                 f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
-                f"return it from a factory: def subject(): return {attribute}"
+                f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
             )
-    subject = as_subject(value, target)
-    return subject if subject.name != "subject" else replace(subject, name=target)
+    subject = as_subject(value, name or target)
+    return subject if subject.name != "subject" else replace(subject, name=name or target)
+
+
+def load_collection(target: str) -> dict[str, Any]:
+    """The members by name of the collection that `package.module:attribute` or `path/to/file.py:attribute` names.
+
+    A collection is a mapping of names, or a function without arguments that returns one, or returns or yields pairs of
+    name and member. Raises `UsageError` for anything else.
+    """
+    value = load_attribute(target)
+    try:
+        if callable(value):
+            value = value()
+        pairs = list(value.items() if isinstance(value, Mapping) else value) if isinstance(value, Iterable) else []
+        members = {name: member for name, member in pairs if isinstance(name, str) and name}
+    except BaseException as error:  # the user's code may raise anything
+        raise UsageError(f"the collection {target} raised {brief(as_result(error))}") from error
+    if not members or len(members) < len(pairs):
+        found = type(value).__name__ if not pairs else f"{len(pairs)} pairs with {len(members)} different names"
+        raise UsageError(
+            f"{target} must be a mapping of names to subjects or factories, or a function that returns one or yields "
+            f"pairs, each with a name of its own; found {found}"
+        )
+    return members
+
+
+def load_attribute(target: str) -> Any:
+    """The value that `package.module:attribute` or `path/to/file.py:attribute` names."""
+    source, _, attribute = target.rpartition(":")
+    if not source or not attribute:
+        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    try:
+        return attrgetter(attribute)(module)
+    except AttributeError as error:
+        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
+    except BaseException as error:  # a property, or a module's __getattr__
+        raise UsageError(f"{target} raised {brief(as_result(error))}") from error
 
 
 def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:

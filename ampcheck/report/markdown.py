@@ -50,6 +50,15 @@ def comment_of(run: Run) -> str:
     return "\n".join(_first(lines)) + "\n\n</details>\n"
 
 
+def tables_of(run: Run) -> str:
+    """The headline of a run and its tables as Markdown of any length. Text from outside is escaped."""
+    content = arrange(run)
+    lines = [f"# {escaped(run.title)}", "", f"{_MARKS[content.verdict]} {content.headline}"]
+    for table in run.tables:
+        lines += ["", f"## {escaped(table.title)}", "", *_table(table)]
+    return "\n".join(lines) + "\n"
+
+
 def escaped(text: str) -> str:
     """Text without any character that is special to Markdown, to HTML or to GitHub."""
     flat = " ".join(clean(text).split())

@@ -358,3 +358,58 @@ def test_what_has_no_name_is_called_by_its_class_and_blocks_by_theirs() -> None:
     assert name_of(nn.Linear(1, 1)) == "Linear"
     assert name_of(torch.relu) == "relu"
     assert name_of([nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU()]) == "Linear, ReLU (3 blocks)"
+
+
+COLLECTIONS = """
+import torch
+
+def linear(): return torch.nn.Linear(4, 4), torch.ones(2, 4)
+MODELS = {"a/linear": linear, "b:[x]": (torch.nn.Identity(), torch.ones(1))}
+def pairs():
+    for width in (1, 2):
+        yield f"width {width}", (torch.nn.Linear(width, 1), torch.ones(3, width))
+def mapping(): return MODELS
+def twice(): return [("a", linear), ("a", linear)]
+def empty(): return {}
+def raises(): raise RuntimeError("no weights")
+number = 3
+"""
+
+
+@pytest.fixture
+def collections(folder: Path) -> Path:
+    (folder / "models.py").write_text(COLLECTIONS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("models.py:MODELS[a/linear]", "a/linear"),
+        ("models.py:MODELS[b:[x]]", "b:[x]"),
+        ("models:mapping[a/linear]", "a/linear"),
+        ("models.py:pairs[width 2]", "width 2"),
+    ],
+)
+def test_a_target_may_be_a_member_of_a_collection_and_has_its_name(collections: Path, target: str, name: str) -> None:
+    subject = load_subject(target)
+    assert subject.name == name
+    assert subject.kind is Kind.FORWARD
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("models.py:MODELS[c]", "models.py:MODELS has no 'c'; it has a/linear, b:[x]"),
+        ("models.py:twice[a]", "found 2 pairs with 1 different names"),
+        ("models.py:empty[a]", "must be a mapping of names to subjects or factories, or a function"),
+        ("models.py:number[a]", "found int"),
+        ("models.py:raises[a]", "the collection models.py:raises raised RuntimeError: no weights"),
+        ("models.py:linear[a]", "the collection models.py:linear raised"),
+    ],
+)
+def test_what_is_no_collection_is_a_usage_error(collections: Path, target: str, text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_subject(target)
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)

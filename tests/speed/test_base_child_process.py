@@ -7,8 +7,8 @@ import os
 import pytest
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.worker import Worker
 from ampcheck.speed.base.stats import Signals
-from ampcheck.speed.worker import Worker
 
 BREAKS = """
 import torch

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.core.worker import Worker
 from ampcheck.speed.base.checkout import Sources, describe_idle, describe_strays, is_inside, is_installed, own_files
-from ampcheck.speed.worker import Worker
 
 ROOT = Path("/work/tree")
 SITE = "/opt/env/lib/python3.11/site-packages"

@@ -14,6 +14,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
+from ampcheck.core.worker import Worker
 from ampcheck.speed.base.checkout import (
     Checkout,
     Sources,
@@ -43,7 +44,6 @@ from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN, differences
 from ampcheck.speed.verdict import Rule
-from ampcheck.speed.worker import Worker
 
 BUDGET = 24.0
 """Seconds of timed blocks in all rounds together."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
+from ampcheck.core.worker import Worker
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,
@@ -23,7 +24,6 @@ from ampcheck.speed.startup.stats import (
     StartupArm,
     StartupStats,
 )
-from ampcheck.speed.worker import Worker
 
 if TYPE_CHECKING:
     from ampcheck.speed.steps import StepConfig

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.process_memory import tree_memory
 
 PATIENCE = 900.0
 """Seconds that one command may take by default: a cold compilation of a large model fits."""
@@ -39,7 +40,7 @@ PATIENCE = 900.0
 _START = """\
 import sys
 sys.path.insert(0, {ours!r})
-from ampcheck.speed import worker
+from ampcheck.core import worker
 sys.path.remove({ours!r})
 worker.serve({module!r})
 """
@@ -51,12 +52,23 @@ _POLL = 0.25
 then the pipe never ends."""
 
 
+TIME, MEMORY, ENDED = "time", "memory", "ended"
+
+
+class WorkerEndedError(UsageError):
+    """A worker that is closed before it replied. why: it hit a limit, `TIME` or `MEMORY`, or it `ENDED` by itself."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class Worker:
     """A Python process that runs the commands of a module, one at a time. To be closed, or entered as a context.
 
     module: has `commands()`. name: in messages. cwd: the folder it runs in. env: changes to this process's environment;
     None removes a name. pythonpath: folders to import from before all others, such as another checkout. python: the
-    interpreter.
+    interpreter. memory: bytes that it and its descendants may use, where the system reports them (Linux).
 
     It leads a session of its own, so that Ctrl-C reaches this process alone, which then ends it; it ends by itself when
     this process does, even in the middle of a command.
@@ -71,8 +83,11 @@ class Worker:
         env: Mapping[str, str | None] | None = None,
         pythonpath: Sequence[str | os.PathLike[str]] = (),
         python: str = sys.executable,
+        memory: int | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._memory = name, memory
+        self.peak: int | None = None
+        """The largest use of memory that was seen, in bytes; sampled where a limit is set."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         ours = str(Path(__file__).resolve().parents[2])
         try:
@@ -105,8 +120,8 @@ class Worker:
     def ask(self, command: str, *, timeout: float = PATIENCE, **arguments: Any) -> Any:
         """Run a command and return its result.
 
-        Raises `UsageError` when the command raises (the worker goes on), when it takes longer than `timeout` seconds,
-        or when the process dies (then it is closed).
+        Raises `UsageError` when the command raises (the worker goes on); `WorkerEndedError` when it takes longer than
+        `timeout` seconds or more than the worker's memory, or when the process dies (then it is closed).
         """
         if self.closed:
             raise UsageError(f"{self.name} was asked to {command} and has been closed")
@@ -158,11 +173,25 @@ class Worker:
                     return reply
                 ended = True
             if ended:
-                raise UsageError(f"{self.name} {_exit(self._process)} while it was to {command}{self._last_lines()}")
+                message = f"{self.name} {_exit(self._process)} while it was to {command}"
+                raise WorkerEndedError(f"{message}{self._last_lines()}", ENDED)
             if left <= 0:
-                message = f"{self.name} was to {command} and had not done so after {timeout:g} s"
-                raise UsageError(f"{message}: allow it more time, or give it less to do{self._last_lines()}")
+                message = (
+                    f"{self.name} was to {command} and had not done so after {timeout:g} s: allow it more time, or"
+                )
+                raise WorkerEndedError(f"{message} give it less to do{self._last_lines()}", TIME)
+            if self._memory is not None:
+                self._require_memory(command, self._memory)
             ended = self._process.poll() is not None and self._replies.empty()
+
+    def _require_memory(self, command: str, limit: int) -> None:
+        used = tree_memory(self.pid)
+        if used is None:
+            return
+        self.peak = max(used, self.peak or 0)
+        if used > limit:
+            message = f"{self.name} was to {command} and used {used / 2**30:.3g} GiB of memory"
+            raise WorkerEndedError(f"{message}, more than the {limit / 2**30:.3g} GiB that it may", MEMORY)
 
     def _last_lines(self) -> str:
         """The end of its output, to follow a sentence."""

@@ -12,7 +12,7 @@ import pytest
 
 import ampcheck
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.worker import Worker
+from ampcheck.core.worker import Worker
 
 HERE = Path(__file__).parent
 
@@ -221,7 +221,7 @@ def test_a_worker_that_is_forgotten_ends():
 
 def test_it_ends_in_the_middle_of_a_command_when_its_parent_is_killed():
     script = f"""
-from ampcheck.speed.worker import Worker
+from ampcheck.core.worker import Worker
 worker = Worker("worker_commands", pythonpath=[{str(HERE)!r}])
 worker.ask("echo", value=1)
 print(worker.pid, flush=True)

@@ -1,0 +1,152 @@
+"""`ampcheck sweep`: audit many targets, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.output import (
+    EXIT_CODES,
+    INTERRUPTED,
+    UNABLE,
+    USAGE,
+    Commands,
+    add_output,
+    finish,
+    require_writable,
+)
+from ampcheck.cli.targets import add_audit_options, add_selection, for_target, settings_of, targets_of
+from ampcheck.core.arguments import parse_integer, parse_number
+from ampcheck.core.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampcheck.core.run import Run
+    from ampcheck.sweep.summary import Swept
+
+_TIME = 900.0
+_SHARE = 0.8
+"""Of the machine's memory, for all jobs together, by default."""
+
+_ROWS = 40
+"""Rows of the table on a terminal up to which those without a finding are shown too."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add `sweep` to the parser's commands."""
+    summary = "audit many targets, each in a process of its own, with limits of time and memory"
+    sweep = commands.add_parser(
+        "sweep",
+        help=summary,
+        description=f"{summary.capitalize()}. A result is kept as soon as it is there: a sweep that is interrupted "
+        f"goes on where it ended. {EXIT_CODES}",
+    )
+    sweep.add_argument(
+        "list",
+        metavar="LIST",
+        help="a file with a target a line (# begins a comment); a collection such as path/to/file.py:MODELS, a mapping "
+        "of names to factories or a function that yields such pairs; or a folder with the collection ZOO in zoo.py",
+    )
+    sweep.add_argument("--only", default="*", metavar="PATTERN", help="audit the targets with such a name alone")
+    sweep.add_argument(
+        "--out", default="ampcheck-sweep", metavar="FOLDER", help="where results are kept (default: %(default)s)"
+    )
+    sweep.add_argument("--fresh", action="store_true", help="audit every target again")
+    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="audits at the same time (default: 1)")
+    sweep.add_argument(
+        "--time", type=float, default=_TIME, metavar="S", help="seconds that one target may take (default: %(default)g)"
+    )
+    sweep.add_argument(
+        "--memory",
+        type=float,
+        metavar="GIB",
+        help=f"memory that one target may use, on Linux (default: {_SHARE:.0%} of the machine's for all jobs)".replace(
+            "%", "%%"
+        ),
+    )
+    add_audit_options(sweep)
+    add_selection(sweep)
+    add_output(sweep, verbose="print a row for each target, of many too")
+    sweep.add_argument("--markdown", metavar="PATH", help="write the tables as Markdown")
+    sweep.set_defaults(command=_sweep)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    parse_integer(options.jobs, "--jobs")
+    parse_number(options.time, "--time")
+    if options.memory is not None:
+        parse_number(options.memory, "--memory")
+    require_writable(html=options.html, json=options.json, markdown=options.markdown)
+
+    from ampcheck.core.files import write_atomically
+    from ampcheck.core.run import FAIL_ON
+    from ampcheck.outcome.accept import accept
+    from ampcheck.report import progress_bar
+    from ampcheck.report.markdown import tables_of
+    from ampcheck.sweep.listing import read_list
+    from ampcheck.sweep.results import CRASHED, JUDGED, Limits, ResultFolder
+    from ampcheck.sweep.summary import Swept, sweep_run
+    from ampcheck.sweep.sweep import sweep
+
+    settings = settings_of(options)
+    entries = {entry.target: entry for entry in read_list(options.list, options.only)}
+    options.targets = list(entries)
+    targets = {target.target: target for target in targets_of(options, settings)}
+    folder = ResultFolder(Path(options.out))
+    if not options.fresh and (text := folder.others(targets.values())):
+        print(text, flush=True)
+    limits = Limits(options.time, _memory(options.memory, options.jobs))
+    swept, failed, interrupted = list[Swept](), False, False
+    try:
+        results = sweep(list(targets.values()), folder, limits, jobs=options.jobs, fresh=options.fresh)
+        with progress_bar() as progress, closing(results):
+            progress("audits", 0, len(targets))
+            for result in results:
+                own = for_target(settings, targets[result.target], options)
+                run = accept(result.run, own)
+                failed |= any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
+                swept.append(Swept(entries[result.target], result, run))
+                progress(f"audits; the last: {entries[result.target].name}", len(swept), len(targets))
+    except KeyboardInterrupt:
+        interrupted = True
+    order = list(entries)
+    swept.sort(key=lambda target: order.index(target.entry.target))
+    run = sweep_run(swept, len(targets))
+    code = finish(
+        run,
+        options,
+        partial(_show, run, swept, options),
+        failed=failed,
+        more={"markdown": lambda path: write_atomically(path, tables_of(run))},
+    )
+    endings = {target.result.ended for target in swept}
+    if interrupted:
+        return INTERRUPTED
+    if not failed and CRASHED in endings:
+        return UNABLE
+    return code or (USAGE if JUDGED not in endings else 0)
+
+
+def _memory(gib: float | None, jobs: int) -> int | None:
+    from ampcheck.core.process_memory import total_memory
+
+    if gib is not None:
+        return int(gib * 2**30)
+    total = total_memory()
+    return None if total is None else int(_SHARE * total / jobs)
+
+
+def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None:
+    from ampcheck.report import print_tables
+    from ampcheck.sweep.summary import brief_table
+
+    shown = [target for target in swept if options.verbose or len(swept) <= _ROWS or not target.clean]
+    if shown:
+        print_tables([brief_table(shown), *run.tables[1:]])
+    if len(shown) < len(swept):
+        print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
+    print(f"{run.title}; results: {options.out}")

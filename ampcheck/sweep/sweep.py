@@ -1,0 +1,76 @@
+"""The audits of a sweep: those that a folder of results lacks, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
+from ampcheck.core.settings import Target
+from ampcheck.core.subject import split_member
+from ampcheck.core.worker import Worker, WorkerEndedError
+from ampcheck.sweep.pool import Start, each
+from ampcheck.sweep.results import CRASHED, JUDGED, REFUSED, Limits, Result, ResultFolder
+
+_CHILD = "ampcheck.sweep.child_process"
+
+
+def sweep(
+    targets: Sequence[Target], folder: ResultFolder, limits: Limits, *, jobs: int = 1, fresh: bool = False
+) -> Generator[Result, None, None]:
+    """The result of each target, at first those that the folder has; others are written to it as they come.
+
+    limits: of each audit. jobs: audits at the same time, which share the cores. fresh: audit every target again.
+    Whatever a target does to its process, its result is a run with the reason. Raises `UsageError` for a result that
+    cannot be written.
+    """
+    missing: list[Target] = []
+    for target in targets:
+        known = None if fresh else folder.load(target)
+        if known is None or known.again(limits):
+            missing.append(target)
+        else:
+            yield known
+    for target, result in each(missing, partial(_audited, limits=limits, jobs=jobs), jobs=jobs):
+        folder.save(target, result)
+        yield result
+
+
+def _audited(target: Target, start: Start, limits: Limits, jobs: int) -> Result:
+    threads = str(max((os.cpu_count() or 1) // jobs, 1))
+    env = {name: os.environ.get(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    name = split_member(target.target)[1] or target.target
+    begin = time.perf_counter()
+    with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
+        run, ended, reason = _ask(worker, name, target, limits)
+        seconds, peak = time.perf_counter() - begin, worker.peak
+        worker.kill()  # PyTorch's own end takes seconds
+    return Result(target.target, run, ended, reason, round(seconds, 1), peak, limits)
+
+
+def _ask(worker: Worker, name: str, target: Target, limits: Limits) -> tuple[Run, str, str]:
+    """The run of a target, how its audit ended, and why there is no other run."""
+    try:
+        run, crash = worker.ask("audit", timeout=limits.seconds, target=asdict(target))
+        if run is not None:
+            return run, JUDGED, ""
+        ended, reason = CRASHED, f"a defect of ampcheck, please report it: {crash.strip()}"
+    except WorkerEndedError as error:
+        ended, reason = error.why, str(error)
+    except UsageError as error:
+        ended, reason = REFUSED, str(error)
+    finding = COVERAGE.incomplete(name, f"not judged: {reason}")
+    return Run(findings=(finding,), title=f"audit of {name}"), ended, _brief(reason, ended)
+
+
+def _brief(reason: str, ended: str) -> str:
+    """The first line, or of a traceback the first clause and the last line."""
+    lines = reason.splitlines()
+    if ended == CRASHED:
+        return f"{lines[0].partition(':')[0]}: {lines[-1]}"
+    return lines[0].removesuffix("; it printed last:")

@@ -1,0 +1,44 @@
+"""A target of the command line: a subject by name, loaded for its device and audited."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ampcheck.core.settings import Target
+
+if TYPE_CHECKING:
+    from ampcheck.core.run import Run
+    from ampcheck.core.subject import Subject
+
+
+def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
+    """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
+
+    trains: see `load_subject`.
+    """
+    from ampcheck.autocast.device import place
+    from ampcheck.core.subject import load_subject
+
+    with place(device).entered():
+        return load_subject(target, trains=trains)
+
+
+def audit_target(target: Target) -> Run | None:
+    """The run of one target, without one that of the demo; under torchrun that of all ranks, on rank 0."""
+    from ampcheck import demo
+    from ampcheck.audit import audit
+
+    run = audit(
+        load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
+        device=target.device,
+        dtype=target.dtype or None,
+        compile=target.compile,
+        steps=target.steps,
+        horizon=target.horizon,
+    )
+    if "RANK" not in os.environ:
+        return run
+    from ampcheck.training.distributed.ranks import gather_runs
+
+    return gather_runs(run)
