@@ -1,6 +1,6 @@
 """Judge many models compiled, and keep the outcome as evidence: accuracy, graphs, telemetry.
 
-    python benchmarks/compiled_models.py --zoo ../shared/zoo --per-family 2 --json reports/evidence/zoo_judged.json
+    python benchmarks/compiled_models.py ../shared/zoo --models 60 --json reports/evidence/zoo_judged.json
 
 Each model runs under CPU autocast, forward and backward: `assert_compiled` (accuracy, then graphs),
 and `watch` around one compiled step. Nothing is judged here beyond what these say; a crash of ampcheck is a row of its
@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 from _evidence import write_evidence
-from audit_models import models
+from _models import add_models, models
 
 from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, watch
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.core.run import collect
+from ampcheck.sweep.listing import Entry
 
 
 def judged(call: Callable[[], Run]) -> dict[str, Any]:
@@ -77,14 +78,9 @@ def total(result: Any) -> torch.Tensor | None:
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def row(name: str, family: str, build: Callable[[], Subject], dtype: str) -> dict[str, Any]:
+def row(entry: Entry, subject: Subject, dtype: str) -> dict[str, Any]:
     low = getattr(torch, dtype)
-    found: dict[str, Any] = {"name": name, "family": family}
-    try:
-        torch.manual_seed(0)
-        subject = build()
-    except Exception as error:  # noqa: BLE001  # the zoo's own
-        return {**found, "not built": repr(error)[:300]}
+    found: dict[str, Any] = {"name": entry.name, "family": entry.family}
     found["compiled"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=tuple(ACCURACY_CHECKS)))
     found["graph"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=GRAPH_CHECKS))
     found["telemetry"] = judged(lambda: watched(subject, low))
@@ -125,13 +121,10 @@ def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="path/to/file.py:factory")
-    parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
-    parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    add_models(parser)
     parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="models that take too long here")
     parser.add_argument("--dtype", default="bfloat16", help="what autocast casts to (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
     parser.add_argument("--resume", action="store_true", help="leave out the models that the evidence has already")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
@@ -140,21 +133,18 @@ def main() -> None:
     kept = options.json if options.resume else None
     rows: list[dict[str, Any]] = json.loads(kept.read_text())["rows"] if kept is not None and kept.is_file() else []
     done = {one["name"] for one in rows}
-    begun, left = time.monotonic(), 0
-    for name, family, build in models(options):
+    left: list[str] = []
+    for entry, subject in models(options, left):
+        name = entry.name
         if name in done or name in options.leave_out:
             continue
-        if time.monotonic() - begun > 60 * options.minutes:
-            left += 1
-            continue
-        rows.append(row(name, family, build, options.dtype))
+        rows.append(row(entry, subject, options.dtype))
         told = {part: rows[-1].get(part, {}).get("verdicts", rows[-1].get(part)) for part in PARTS}
         print(name, str(told)[:300], flush=True)
         if options.json:
             write_evidence(options.json, {"rows": rows}, markdown(rows))
     lines = list(markdown(rows))
-    if left:
-        lines.insert(1, f"\n{left} further models were not begun within {options.minutes:g} minutes.")
+    lines[1:1] = left
     print(lines[0])
     if options.json:
         write_evidence(options.json, {"rows": rows}, lines)

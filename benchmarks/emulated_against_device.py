@@ -1,7 +1,6 @@
 """The same models audited under emulation on the CPU and for real on the device: are the same ops to blame?
 
-    python benchmarks/emulated_against_device.py --zoo ../shared/zoo --json reports/evidence/zoo_h200.json
-    python benchmarks/emulated_against_device.py tests/transformers_models.py:gpt2
+    python benchmarks/emulated_against_device.py ../shared/zoo --json reports/evidence/zoo_h200.json
 
 Needs the device. For each model the producers of overflow, flush to zero and silent zeros (check, phase, module) are
 compared, and the share of values that overflow or flush by the coverage of both. Eager mode, float16 unless told.
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 from _evidence import write_evidence
-from audit_models import models
+from _models import add_models, models
 
 from ampcheck import Run, UsageError, Verdict, audit, emulate
 
@@ -31,9 +30,7 @@ def producers(run: Run) -> set[tuple[str, str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="path/to/file.py:factory")
-    parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
-    parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    add_models(parser)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
@@ -41,19 +38,20 @@ def main() -> None:
     if not getattr(torch, torch.device(options.device).type).is_available():
         sys.exit(f"this compares with a real {options.device}, which this machine does not have")
     rows: list[dict[str, Any]] = []
-    for name, _, build in models(options):
+    left: list[str] = []
+    for entry, subject in models(options, left):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages of the zoo
             try:
-                real = producers(audit(build(), device=options.device, dtype=options.dtype, compile=False))
+                real = producers(audit(subject, device=options.device, dtype=options.dtype, compile=False))
                 with emulate(torch.device(options.device).type):
-                    emulated = producers(audit(build(), device="cpu", dtype=options.dtype, compile=False))
+                    emulated = producers(audit(subject, device="cpu", dtype=options.dtype, compile=False))
             except UsageError as error:
-                rows.append({"model": name, "error": str(error)})
+                rows.append({"model": entry.name, "error": str(error)})
                 continue
         rows.append(
             {
-                "model": name,
+                "model": entry.name,
                 "both": len(real & emulated),
                 "device alone": sorted(map(list, real - emulated)),
                 "emulation alone": sorted(map(list, emulated - real)),
@@ -65,6 +63,7 @@ def main() -> None:
     device = getattr(torch, torch.device(options.device).type).get_device_name()
     lines = [
         f"On {device}: {same} of {len(compared)} models have the same producers on both sides.",
+        *left,
         "",
         "| model | producers on both sides | on the device alone | under emulation alone |",
         "|---|---|---|---|",

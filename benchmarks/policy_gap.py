@@ -1,8 +1,8 @@
 """Which ops of real models autocast treats otherwise on one device than on another.
 
-    python benchmarks/policy_gap.py --zoo ../shared/zoo --minutes 8 --json reports/evidence/policy_gap.json
+    python benchmarks/policy_gap.py ../shared/zoo --minutes 8 --json reports/evidence/policy_gap.json
 
-Every model of the zoo (see audit_models.py) runs forward and backward under autocast, once as the CPU's policy says and
+Every model of the list runs forward and backward under autocast, once as the CPU's policy says and
 once as the device's does, emulated; the ops that it sends through autocast are counted by their rules. An op that is
 listed was really called by the number of models given. A model that raises counts with what it called before.
 """
@@ -10,7 +10,6 @@ listed was really called by the number of models given. A model that raises coun
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from _evidence import write_evidence
-from audit_models import models
+from _models import add_models, models
 
 from ampcheck.autocast.calls import measure_calls
 
@@ -28,28 +27,23 @@ WIDTH = {"lower_precision": 0, "promote": 1, "": 1, "fp32": 2, "fp32_set_opt_dty
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zoo", required=True, metavar="FOLDER", help="a folder with zoo.py")
-    parser.add_argument("--per-family", type=int, metavar="N", help="at most N models of each family")
+    add_models(parser)
     parser.add_argument("--device", default="cuda", help="compared with the CPU (default: %(default)s)")
     parser.add_argument("--dtype", default="float16", help="what autocast casts to (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further model after that")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
-    options.targets = []
     torch.set_num_threads(options.threads)
     callers: dict[str, set[str]] = defaultdict(set)
     rules: dict[str, tuple[str, str]] = {}
     composite: set[str] = set()
-    seen, raised, left = [], {}, 0
-    begun = time.monotonic()
-    for name, _, build in models(options):
-        if time.monotonic() - begun > 60 * options.minutes:
-            left += 1
-            continue
+    seen: list[str] = []
+    raised: dict[str, str] = {}
+    left: list[str] = []
+    for entry, subject in models(options, left):
+        name = entry.name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages of the zoo
-            subject = build()
             runs = [measure_calls(subject, device=device, dtype=options.dtype) for device in ("cpu", options.device)]
         policies = [run.policy for run in runs]
         seen.append(name)
@@ -65,13 +59,12 @@ def main() -> None:
     lines = [
         f"{len(seen)} models, {len(raised)} of which raised; {len(callers)} ops with a rule on some device were "
         f"called, {len(rows)} of them follow another rule on {options.device} than on the CPU.",
+        *left,
         "",
         f"| op | cpu | {options.device} | models | {options.device} is |",
         "|---|---|---|---|---|",
         *(f"| {r['op']} | {r['cpu']} | {r['device']} | {r['models']} | {r['device is']} |" for r in rows),
     ]
-    if left:
-        lines.insert(1, f"\n{left} further models were not begun within {options.minutes:g} minutes.")
     print("\n".join(lines))
     if options.json:
         write_evidence(options.json, {"models": seen, "raised": raised, "ops": rows}, lines)

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +25,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ampcheck.core.subject import load_collection
 from ampcheck.shadow import Shadow, judge, mode
 from ampcheck.shadow.decisions import _MARGINS
+from ampcheck.sweep.listing import ZOO
 from ampcheck.torchtools.pytree import tensors
 
 BOUND = 1e-12
@@ -202,8 +202,7 @@ def main() -> None:
     torch.set_num_threads(1)
     mode.Judge = CountingJudge
     warnings.simplefilter("ignore")
-    sys.path.insert(0, str(options.zoo))
-    models = importlib.import_module("zoo").ZOO
+    models = load_collection(str(options.zoo / ZOO))
     kept = options.resume and options.json.is_file()
     rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if kept else []
     done = {(row["model"], row["dtype"]) for row in rows}

@@ -5,14 +5,13 @@
         --against before.json
 
 The subjects are the cases of `tests/corpus` and of a shared corpus (each defect and its fixed form, each healthy
-control), every fifth model of the zoo, and `ampcheck.demo`. Stored are check, arm, verdict and location. Compared are
+control), 61 models of the zoo, and `ampcheck.demo`. Stored are check, arm, verdict and location. Compared are
 the gravest verdict of each check and arm, and where the failures and warnings are.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -27,7 +26,9 @@ from typing import Any
 import torch
 from _evidence import write_evidence
 
-from ampcheck import Run, Subject, UsageError, audit, demo
+from ampcheck import Run, UsageError, audit, demo
+from ampcheck.core.subject import load_subject
+from ampcheck.sweep.listing import read_list
 
 OWN = Path(__file__).resolve().parents[1] / "tests" / "corpus"
 SEVERITY = ("fail", "warn", "undecided", "incomplete", "skip", "pass")
@@ -43,16 +44,11 @@ def subjects(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Ru
         yield from zoo(options.zoo, options.zoo_models)
 
 
-def zoo(folder: Path, count: int) -> Iterator[tuple[str, Callable[[], Run]]]:
-    sys.path.insert(0, str(folder))
-    models = importlib.import_module("zoo").ZOO
-    names = list(models)
-    for name in names[:: max(1, len(names) // count)]:
+def zoo(folder: str, count: int) -> Iterator[tuple[str, Callable[[], Run]]]:
+    for entry in read_list(folder)[:count]:
         yield (
-            f"zoo {name}",
-            lambda name=name: audit(
-                Subject(tuple(models[name]()), name=name), dtype=["float16", "bfloat16"], compile=False
-            ),
+            f"zoo {entry.name}",
+            lambda target=entry.target: audit(load_subject(target), dtype=["float16", "bfloat16"], compile=False),
         )
 
 
@@ -158,8 +154,8 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", type=Path, metavar="FOLDER", help="a shared corpus")
-    parser.add_argument("--zoo", type=Path, metavar="FOLDER", help="a folder with zoo.py")
-    parser.add_argument("--zoo-models", type=int, default=61, metavar="N", help="about N models of the zoo")
+    parser.add_argument("--zoo", metavar="FOLDER", help="a folder with zoo.py")
+    parser.add_argument("--zoo-models", type=int, default=61, metavar="N", help="the first N models of the zoo")
     parser.add_argument("--only", default="", metavar="TEXT", help="subjects whose name contains TEXT")
     parser.add_argument("--jobs", type=int, default=1, help="processes that audit at the same time")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the verdicts here, and a table next to it")

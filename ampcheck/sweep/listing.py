@@ -53,7 +53,7 @@ def _targets(source: str) -> list[str]:
         return [f"{path / ZOO}[*]"]
     if path.suffix == ".py":
         raise UsageError(f"a sweep of a Python file needs the name of the collection in it, {source}:NAME")
-    if path.is_file():
+    if path.exists():
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
