@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
+from ampcheck.core.writer import Writer
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
@@ -43,11 +44,11 @@ from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
-from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.checks import monitor_run
 from ampcheck.training.monitor.monitor import TrainingMonitor
+from ampcheck.training.monitor.objects import sort_objects
+from ampcheck.training.monitor.step_values import StepValues
 from ampcheck.training.monitor.sums import MonitorStats
-from ampcheck.training.monitor.updates import plain_optimizer
-from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
@@ -97,7 +98,7 @@ class Watched:
     ) -> None:
         self._monitors, self._checks, self._name = monitors, checks, name
         self._training, self._shadow = training, shadow
-        self._stack = ExitStack()
+        self._stack, self._writers = ExitStack(), list[Writer]()
         self._raised = ""
 
     def __enter__(self) -> Watched:
@@ -112,6 +113,24 @@ class Watched:
     ) -> None:
         self._raised = "" if error is None else brief(error)
         self._stack.__exit__(kind, error, trace)
+        for writer in self._writers:
+            writer.write_run(self.run)
+
+    def follow(self, writer: Writer) -> None:
+        """Write each step that is measured from now on, and when the block ends the findings.
+
+        writer: such as `ampcheck.callbacks.tensorboard.TensorBoardWriter`. A measured step then waits for the device.
+        """
+        self._writers.append(writer)
+        if self._training is None:
+            return
+        values = StepValues(partial(self._training.read, self._name))
+
+        def write(step: int, loss_scale: float | None) -> None:
+            with _disable_current_modes():
+                writer.write_step(step, values.next(loss_scale))
+
+        self._training.follow(write)
 
     def step(self, loss: torch.Tensor | float) -> None:
         """Record the loss of a training step, a number or a tensor of one element; the last must be finite."""
@@ -267,7 +286,7 @@ def watched(
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
     require_settings(every, level)
-    model, optimizers, scaler = _sort(objects)
+    model, optimizers, scaler = sort_objects(objects)
     compiled = model is not None and has_compiled_parts(model)
     families = _families(model, bool(optimizers), compiled, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
@@ -315,7 +334,7 @@ def watched(
         monitors["values"] = _Monitor(_inside_graphs(values), partial(values.read, shown), judge_values)
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
-        judge_steps = partial(_training_run, bounds, device)
+        judge_steps = partial(monitor_run, bounds, device)
         monitors["training"] = _Monitor(training.watching(), partial(training.read, shown), judge_steps)
     return Watched(monitors, wanted, shown, training, shadow)
 
@@ -326,35 +345,6 @@ def require_settings(every: int, level: str, fail_on: str | None = None) -> None
         parse_choice(fail_on, "fail_on", FAIL_ON)
     parse_integer(every, "every")
     parse_choice(level, "level", [known.value for known in Level])
-
-
-def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
-    """The model, the optimizers and the scaler among the objects."""
-    models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
-    for item in (given for given in objects if given is not None):
-        if isinstance(item, (list, tuple)) and item and all(_is_optimizer(part) for part in item):
-            optimizers += item
-        elif _is_optimizer(item):
-            optimizers.append(item)
-        elif all(hasattr(item, method) for method in ("step", "update", "is_enabled")):
-            scalers.append(item)
-        elif callable(item):
-            models.append(item)
-        else:
-            raise UsageError(
-                "watch takes a module or function, optimizers and a torch.amp.GradScaler; found "
-                f"{'an empty list' if item == [] else type(item).__name__}"
-            )
-    if len(models) > 1 or len(scalers) > 1:
-        raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")
-    if scalers and not optimizers:
-        raise UsageError("a scaler is judged by the steps of an optimizer: pass the optimizer to watch(...) as well")
-    unwrapped = {id(optimizer): optimizer for optimizer in map(plain_optimizer, optimizers)}
-    return next(iter(models), None), list(unwrapped.values()), next(iter(scalers), None)
-
-
-def _is_optimizer(item: object) -> bool:
-    return hasattr(item, "param_groups") and hasattr(item, "step")
 
 
 def _families(model: object, training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
@@ -393,9 +383,3 @@ def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) 
         stats = replace(stats, unseen={**stats.unseen, EAGER_MODULES: eager})
     findings = tuple(check_telemetry(stats, limits))
     return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))
-
-
-def _training_run(limits: Limits, device: str, stats: MonitorStats) -> Run:
-    findings = tuple(check_monitored(stats, limits))
-    evidence = monitor_tables(stats, limits), monitor_charts(stats, limits)
-    return Run(environment(device), findings, stats.coverage, *evidence)

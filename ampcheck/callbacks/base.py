@@ -8,6 +8,7 @@ from typing import Any
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run
+from ampcheck.core.writer import Writer
 from ampcheck.outcome.ending import end
 from ampcheck.report.html import write_html
 from ampcheck.watch import Watched, require_settings, watched
@@ -19,6 +20,7 @@ class WatchCallback:
     """A watch of one training after another. `run` is that of the last one; None before its end.
 
     every, level, name, limits, fail_on: of `ampcheck.watch`. json, html: where the run is written at the end.
+    writer: follows each watch, see `Watched.follow`.
     """
 
     def __init__(
@@ -31,21 +33,24 @@ class WatchCallback:
         fail_on: str | None = None,
         json: Path | None = None,
         html: Path | None = None,
+        writer: Writer | None = None,
     ) -> None:
         super().__init__()
         require_settings(every, level, fail_on)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
-        self._fail_on, self._json, self._html = fail_on, json, html
+        self._fail_on, self._json, self._html, self._writer = fail_on, json, html, writer
         self._stack: ExitStack | None = None
         self._seen: Watched | None = None
         self.run: Run | None = None
 
-    def _begin(self, model: object, optimizer: object, scaler: object) -> None:
-        """Begin to watch; a watch that an earlier training left open ends first."""
+    def _begin(self, model: object, optimizer: object, scaler: object, *, writes: bool = True) -> None:
+        """Begin to watch; a watch that an earlier training left open ends first. writes: as of `_report`."""
         self._end()
         stack = ExitStack()
         self._seen = stack.enter_context(watched(model, optimizer, scaler, **self._settings))
         self._stack = stack
+        if writes and self._writer is not None:
+            self._seen.follow(self._writer)
 
     def _step(self, loss: Any) -> None:
         """Record a loss, if training is watched."""

@@ -18,7 +18,7 @@ class AmpcheckCallback(WatchCallback, TrainerCallback):
     Model, optimizer and scaler are those of the Trainer. At the end the run is emitted (`ampcheck.collect`), printed,
     kept as `run`, and its verdicts are counted in `trainer.state.log_history`. every, level, name, limits: see
     `ampcheck.watch`. fail_on: which verdicts raise `AssertionError` out of `trainer.train()`, see there. json, html:
-    where the run is written.
+    where the run is written. writer: such as `ampcheck.callbacks.tensorboard.TensorBoardWriter`.
 
     The Trainer has no callback for exceptions. `with AmpcheckCallback() as callback: ...` around `train()` ends the
     watch then too, as does the next training with this callback.
@@ -31,10 +31,10 @@ class AmpcheckCallback(WatchCallback, TrainerCallback):
         if self._end() is not None:
             self._report(raises=False)
 
-    def on_train_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
+    def on_train_begin(self, args: object, state: Any, control: object, **kwargs: object) -> None:
         """Begin to watch."""
         optimizer = kwargs["optimizer"]  # Accelerate's, which has the scaler
-        self._begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
+        self._begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None), writes=state.is_world_process_zero)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Record the loss that the Trainer logs."""

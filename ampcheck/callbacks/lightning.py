@@ -23,13 +23,13 @@ class AmpcheckCallback(WatchCallback, Callback):
     Model, optimizers and scaler are those of the Trainer. At the end, also after an exception, the run is emitted
     (`ampcheck.collect`), printed, kept as `run`, and its verdicts are counted by the Trainer's loggers. every, level,
     name, limits: see `ampcheck.watch`. fail_on: which verdicts raise `AssertionError` out of `fit`, see there. json,
-    html: where the run is written.
+    html: where the run is written. writer: such as `ampcheck.callbacks.tensorboard.TensorBoardWriter`.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._begin(pl_module, trainer.optimizers, scaler)
+        self._begin(pl_module, trainer.optimizers, scaler, writes=trainer.is_global_zero)
 
     def on_train_batch_end(
         self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int

@@ -10,13 +10,14 @@ from itertools import pairwise
 from ampcheck.catalog.numerics import COVERAGE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, STAGNATION
 from ampcheck.core.check import Evidence
+from ampcheck.core.environment import environment
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.training.gradients.checks import larger_scale_hint
 from ampcheck.training.loss_scale_window import is_usable
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats, UpdateSum
 from ampcheck.training.monitor.updates import sampled
-from ampcheck.training.monitor.views import window_of
+from ampcheck.training.monitor.views import monitor_charts, monitor_tables, window_of
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import has_fallen, is_settled
 from ampcheck.training.stagnation.stagnation import lost_updates
@@ -38,6 +39,12 @@ _FEWER = 16
 
 _LASTING = 10
 """Skipped steps in a row that are no search for a scale any more: 2**10 is most of where GradScaler starts."""
+
+
+def monitor_run(limits: Limits, device: str, stats: MonitorStats) -> Run:
+    """The findings of a monitored loop with their evidence."""
+    evidence = monitor_tables(stats, limits), monitor_charts(stats, limits)
+    return Run(environment(device), tuple(check_monitored(stats, limits)), stats.coverage, *evidence)
 
 
 def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:

@@ -32,6 +32,10 @@ _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are measured: later ones give the same names."""
 
 
+Follower = Callable[[int, float | None], None]
+"""Called with the number of a measured step, skipped ones counted, and the loss scale, None without a scaler."""
+
+
 @dataclass(slots=True)
 class _Steps:
     """The steps of one optimizer. stepped: whether it was stepped in the current `scaler.step`. closure: whether the
@@ -82,6 +86,11 @@ class TrainingMonitor:
         self._scales, self._losses = Series(), Series()
         self._unseen: Counter[str] = Counter()
         self._updates = Updates(self._unseen)
+        self._followers: list[Follower] = []
+
+    def follow(self, follower: Follower) -> None:
+        """Call `follower` after each measured step of the first optimizer."""
+        self._followers.append(follower)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -166,6 +175,10 @@ class TrainingMonitor:
             steps.measured += 1
         steps.taken += 1
         steps.number += 1
+        if entries is not None and steps is self._steps[0] and self._followers:
+            scale = self._scale()
+            for follower in self._followers:
+                follower(steps.number - 1, None if scale is None else float(scale))
 
     def _entries(self, steps: _Steps, found_inf: torch.Tensor | None) -> list[Entry]:
         entries = []
