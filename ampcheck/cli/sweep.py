@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampcheck.core.run import Run
+    from ampcheck.sweep.results import Result
     from ampcheck.sweep.summary import Swept
 
 _TIME = 900.0
@@ -68,6 +69,12 @@ def add_command(commands: Commands) -> None:
             "%", "%%"
         ),
     )
+    sweep.add_argument(
+        "--speed",
+        action="store_true",
+        help="also measure what torch.compile and bfloat16 autocast are worth: speed, breaks, accuracy, memory, and "
+        "starts with empty and full caches. Minutes a model; --jobs make the intervals wider",
+    )
     add_audit_options(sweep)
     add_selection(sweep)
     add_output(sweep, verbose="print a row for each target, of many too")
@@ -88,7 +95,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from ampcheck.report import progress_bar
     from ampcheck.report.markdown import tables_of
     from ampcheck.sweep.listing import read_list
-    from ampcheck.sweep.results import CRASHED, JUDGED, Limits, ResultFolder
+    from ampcheck.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Limits, ResultFolder, Task
     from ampcheck.sweep.summary import Swept, sweep_run
     from ampcheck.sweep.sweep import sweep
 
@@ -96,25 +103,32 @@ def _sweep(options: argparse.Namespace) -> int:
     entries = {entry.target: entry for entry in read_list(options.list, options.only)}
     options.targets = list(entries)
     targets = {target.target: target for target in targets_of(options, settings)}
+    commands = (AUDIT, COMPILATION) if options.speed else (AUDIT,)
+    tasks = [Task(command, target) for target in targets.values() for command in commands]
     folder = ResultFolder(Path(options.out))
-    if not options.fresh and (text := folder.others(targets.values())):
+    if not options.fresh and (text := folder.others(tasks)):
         print(text, flush=True)
     limits = Limits(options.time, _memory(options.memory, options.jobs))
-    swept, failed, interrupted = list[Swept](), False, False
+    found: dict[str, dict[str, tuple[Result, Run]]] = {command: {} for command in commands}
+    failed = interrupted = False
     try:
-        results = sweep(list(targets.values()), folder, limits, jobs=options.jobs, fresh=options.fresh)
+        results = sweep(tasks, folder, limits, jobs=options.jobs, fresh=options.fresh)
         with progress_bar() as progress, closing(results):
-            progress("audits", 0, len(targets))
-            for result in results:
+            progress("the first", 0, len(tasks))
+            for number, result in enumerate(results, 1):
                 own = for_target(settings, targets[result.target], options)
                 run = accept(result.run, own)
                 failed |= any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
-                swept.append(Swept(entries[result.target], result, run))
-                progress(f"audits; the last: {entries[result.target].name}", len(swept), len(targets))
+                found[result.command][result.target] = result, run
+                progress(f"the last: {result.command} of {entries[result.target].name}", number, len(tasks))
     except KeyboardInterrupt:
         interrupted = True
-    order = list(entries)
-    swept.sort(key=lambda target: order.index(target.entry.target))
+    compilations = found.get(COMPILATION, {})
+    swept = [
+        Swept(entry, *found[AUDIT][target], compilations.get(target, (None, None))[1])
+        for target, entry in entries.items()
+        if target in found[AUDIT]
+    ]
     run = sweep_run(swept, len(targets))
     code = finish(
         run,
@@ -123,7 +137,7 @@ def _sweep(options: argparse.Namespace) -> int:
         failed=failed,
         more={"markdown": lambda path: write_atomically(path, tables_of(run))},
     )
-    endings = {target.result.ended for target in swept}
+    endings = {result.ended for results in found.values() for result, _ in results.values()}
     if interrupted:
         return INTERRUPTED
     if not failed and CRASHED in endings:
@@ -145,8 +159,8 @@ def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None
     from ampcheck.sweep.summary import brief_table
 
     shown = [target for target in swept if options.verbose or len(swept) <= _ROWS or not target.clean]
-    if shown:
-        print_tables([brief_table(shown), *run.tables[1:]])
+    tables = [table for table in run.tables[1:] if options.verbose or len(table.rows) <= _ROWS]
+    print_tables([*([brief_table(shown)] if shown else []), *tables])
     if len(shown) < len(swept):
         print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
     print(f"{run.title}; results: {options.out}")

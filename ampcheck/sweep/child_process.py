@@ -1,10 +1,10 @@
-"""The commands of a process of a sweep: the members of a collection, or the audit of one target."""
+"""The commands of a process of a sweep: the members of a collection; the audit of one target, or its compilation."""
 
 from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def commands() -> Commands:
-    """The commands: `members` or `audit`, once."""
+    """The commands: `members`, `audit` or `compilation`, once."""
     return Commands()
 
 
@@ -36,10 +36,20 @@ class Commands:
         """The run of a target; or None and the traceback of a defect of ampcheck."""
         from ampcheck.target import audit_target
 
-        warnings.simplefilter("ignore")  # of the packages of a hundred models
-        try:
-            return audit_target(Target(**target)), ""
-        except UsageError:
-            raise
-        except Exception:  # noqa: BLE001  # a crash of ampcheck must not end the sweep
-            return None, traceback.format_exc()
+        return _guarded(audit_target, target)
+
+    def compilation(self, target: Mapping[str, Any]) -> tuple[Run | None, str]:
+        """The same for `measure_compilation`."""
+        from ampcheck.sweep.compilation import measure_compilation
+
+        return _guarded(measure_compilation, target)
+
+
+def _guarded(judge: Callable[[Target], Run | None], target: Mapping[str, Any]) -> tuple[Run | None, str]:
+    warnings.simplefilter("ignore")  # of the packages of a hundred models
+    try:
+        return judge(Target(**target)), ""
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001  # a crash of ampcheck must not end the sweep
+        return None, traceback.format_exc()

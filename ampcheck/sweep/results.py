@@ -23,6 +23,9 @@ from ampcheck.core.worker import MEMORY, TIME
 SCHEMA = 1
 """Version of the file of a result. 1: the first."""
 
+AUDIT, COMPILATION = "audit", "compilation"
+"""Commands of a process of a sweep."""
+
 JUDGED, REFUSED, CRASHED = "judged", "refused", "crashed"
 """How an audit ended: with a run, with a `UsageError`, with a defect of ampcheck; or `TIME`, `MEMORY` or `ENDED`."""
 
@@ -40,9 +43,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One audited target. ended: how; reason: why there is no run, in one line. seconds: that it took; memory: bytes at
-    the peak, sampled, None where the system does not report them. limits: that it had."""
+    """What one command found of a target.
 
+    command: `AUDIT` or `COMPILATION`. ended: how; reason: why there is no run, in one line. seconds: that it took;
+    memory: bytes at the peak, sampled, None where the system does not report them. limits: that it had.
+    """
+
+    command: str
     target: str
     run: Run
     ended: str = JUDGED
@@ -58,11 +65,20 @@ class Result:
         return self.ended == TIME and limits.seconds > self.limits.seconds
 
 
-def key_of(target: Target) -> dict[str, Any]:
-    """What the result of a target depends on: the target, its options, and the versions of torch and ampcheck."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A command for a target."""
+
+    command: str
+    target: Target
+
+
+def key_of(task: Task) -> dict[str, Any]:
+    """What a result depends on: the command, the target, its options, and the versions of torch and ampcheck."""
+    target = task.target
     options = {name: value for name, value in asdict(target).items() if name not in _JUDGEMENT}
     options["dtype"] = list(target.dtype)
-    return {**options, "torch": version("torch"), "ampcheck": version("ampcheck")}
+    return {"command": task.command, **options, "torch": version("torch"), "ampcheck": version("ampcheck")}
 
 
 class ResultFolder:
@@ -73,34 +89,34 @@ class ResultFolder:
             raise UsageError(f"the results of a sweep need a folder; {path} is a file")
         self.path = path
 
-    def load(self, target: Target) -> Result | None:
-        """The result of a target with its options and versions; None where there is none, or a damaged one."""
+    def load(self, task: Task) -> Result | None:
+        """The result of a task with its options and versions; None where there is none, or a damaged one."""
         with suppress(OSError, ValueError, KeyError, TypeError, UsageError):  # it is audited again
-            data = read_json(self._file(target))
+            data = read_json(self._file(task))
             require_schema(data, "this", "result of a sweep", SCHEMA)
-            if data["key"] == key_of(target):
-                known = {name: data[name] for name in ("target", "ended", "reason", "seconds", "memory")}
+            if data["key"] == key_of(task):
+                known = {name: data[name] for name in ("command", "target", "ended", "reason", "seconds", "memory")}
                 return Result(**known, run=Run.from_json(data["run"]), limits=Limits(**data["limits"]))
         return None
 
-    def save(self, target: Target, result: Result) -> None:
+    def save(self, task: Task, result: Result) -> None:
         """Write a result, as a whole or not at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"the folder {self.path} of results cannot be created: {error.strerror}") from error
-        data = {"schema": SCHEMA, "key": key_of(target), **asdict(result), "run": result.run.to_json()}
-        write_atomically(self._file(target), json.dumps(data, indent=1, allow_nan=False) + "\n")
+        data = {"schema": SCHEMA, "key": key_of(task), **asdict(result), "run": result.run.to_json()}
+        write_atomically(self._file(task), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
-    def others(self, targets: Iterable[Target]) -> str:
-        """A sentence on results of these targets with other options or versions, which are not used; "" without any."""
-        keys = {target.target: key_of(target) for target in targets}
+    def others(self, tasks: Iterable[Task]) -> str:
+        """A sentence on results of these tasks with other options or versions, which are not used; "" without any."""
+        keys = {(task.command, task.target.target): key_of(task) for task in tasks}
         changed: dict[str, None] = {}
         stale = 0
         for path in sorted(self.path.glob("*.json")) if self.path.is_dir() else ():
             with suppress(OSError, ValueError, KeyError, TypeError):
                 before = read_json(path)["key"]
-                now = keys.get(before["target"])
+                now = keys.get((before["command"], before["target"]))
                 if now is not None and now != before:
                     stale += 1
                     changed.update(dict.fromkeys(_changes(before, now)))
@@ -111,9 +127,9 @@ class ResultFolder:
             "there, and their targets are audited again"
         )
 
-    def _file(self, target: Target) -> Path:
-        digest = hashlib.sha256(json.dumps(key_of(target), sort_keys=True).encode()).hexdigest()[:12]
-        return self.path / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', target.target)[-80:].strip('-.')}-{digest}.json"
+    def _file(self, task: Task) -> Path:
+        digest = hashlib.sha256(json.dumps(key_of(task), sort_keys=True).encode()).hexdigest()[:12]
+        return self.path / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', task.target.target)[-80:].strip('-.')}-{digest}.json"
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:

@@ -16,11 +16,15 @@ _SHOWN = (Verdict.FAIL, Verdict.WARN, Verdict.INCOMPLETE, Verdict.PASS)
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A target of a sweep with its result. run: as the repository judges it."""
+    """A target of a sweep with the result of its audit.
+
+    run: as the repository judges it. compilation: the run about it, None where it was not measured.
+    """
 
     entry: Entry
     result: Result
     run: Run
+    compilation: Run | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -39,8 +43,10 @@ def sweep_run(swept: Sequence[Swept], total: int) -> Run:
     The evidence of a target stays in its own file: that of hundreds would make no page. total: of targets; fewer
     results are those of a sweep that was interrupted.
     """
-    runs = [replace(target.run, findings=tuple(filter(_kept, target.run.findings)), title="") for target in swept]
-    merged = merge(replace(run, tables=(), charts=()) for run in runs)
+    runs = [run for target in swept for run in (target.run, target.compilation) if run is not None]
+    merged = merge(
+        replace(run, findings=tuple(filter(_kept, run.findings)), tables=(), charts=(), title="") for run in runs
+    )
     coverage = replace(merged.coverage, seen={"targets": len(swept), **merged.coverage.seen})
     of = counted(total, "targets") if len(swept) == total else f"{len(swept):,} of {total:,} targets, interrupted"
     title = ", ".join((f"sweep of {of}", *(f"{count:,} {word}" for word, count in _counts(swept).items() if count)))
@@ -69,7 +75,13 @@ def _tables(swept: Sequence[Swept]) -> list[Table]:
         families.setdefault(target.entry.family, []).append(target)
     if any(families):
         tables.append(_families(families))
-    return tables
+    compiled = [target for target in swept if target.compilation is not None]
+    if not compiled:
+        return tables
+    from ampcheck.sweep.gains import figures_of, gain_tables  # imports torch
+
+    models = [(t.entry.name, t.entry.family, figures_of(t.compilation)) for t in compiled if t.compilation is not None]
+    return [*tables, *gain_tables(models)]
 
 
 def sweep_table(swept: Sequence[Swept]) -> Table:

@@ -1,4 +1,4 @@
-"""The audits of a sweep: those that a folder of results lacks, each in a process of its own."""
+"""The tasks of a sweep: those of which a folder has no result, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,52 +11,51 @@ from functools import partial
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run
-from ampcheck.core.settings import Target
 from ampcheck.core.subject import split_member
 from ampcheck.core.worker import Worker, WorkerEndedError
 from ampcheck.sweep.pool import Start, each
-from ampcheck.sweep.results import CRASHED, JUDGED, REFUSED, Limits, Result, ResultFolder
+from ampcheck.sweep.results import CRASHED, JUDGED, REFUSED, Limits, Result, ResultFolder, Task
 
 _CHILD = "ampcheck.sweep.child_process"
 
 
 def sweep(
-    targets: Sequence[Target], folder: ResultFolder, limits: Limits, *, jobs: int = 1, fresh: bool = False
+    tasks: Sequence[Task], folder: ResultFolder, limits: Limits, *, jobs: int = 1, fresh: bool = False
 ) -> Generator[Result, None, None]:
-    """The result of each target, at first those that the folder has; others are written to it as they come.
+    """The result of each task, at first those that the folder has; others are written to it as they come.
 
-    limits: of each audit. jobs: audits at the same time, which share the cores. fresh: audit every target again.
+    limits: of each task. jobs: tasks at the same time, which share the cores. fresh: run every task again.
     Whatever a target does to its process, its result is a run with the reason. Raises `UsageError` for a result that
     cannot be written.
     """
-    missing: list[Target] = []
-    for target in targets:
-        known = None if fresh else folder.load(target)
+    missing: list[Task] = []
+    for task in tasks:
+        known = None if fresh else folder.load(task)
         if known is None or known.again(limits):
-            missing.append(target)
+            missing.append(task)
         else:
             yield known
-    for target, result in each(missing, partial(_audited, limits=limits, jobs=jobs), jobs=jobs):
-        folder.save(target, result)
+    for task, result in each(missing, partial(_run, limits=limits, jobs=jobs), jobs=jobs):
+        folder.save(task, result)
         yield result
 
 
-def _audited(target: Target, start: Start, limits: Limits, jobs: int) -> Result:
+def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
     threads = str(max((os.cpu_count() or 1) // jobs, 1))
     env = {name: os.environ.get(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    name = split_member(target.target)[1] or target.target
+    name = split_member(task.target.target)[1] or task.target.target
     begin = time.perf_counter()
     with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
-        run, ended, reason = _ask(worker, name, target, limits)
+        run, ended, reason = _ask(worker, name, task, limits)
         seconds, peak = time.perf_counter() - begin, worker.peak
         worker.kill()  # PyTorch's own end takes seconds
-    return Result(target.target, run, ended, reason, round(seconds, 1), peak, limits)
+    return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak, limits)
 
 
-def _ask(worker: Worker, name: str, target: Target, limits: Limits) -> tuple[Run, str, str]:
-    """The run of a target, how its audit ended, and why there is no other run."""
+def _ask(worker: Worker, name: str, task: Task, limits: Limits) -> tuple[Run, str, str]:
+    """The run of a task, how it ended, and why there is no other run."""
     try:
-        run, crash = worker.ask("audit", timeout=limits.seconds, target=asdict(target))
+        run, crash = worker.ask(task.command, timeout=limits.seconds, target=asdict(task.target))
         if run is not None:
             return run, JUDGED, ""
         ended, reason = CRASHED, f"a defect of ampcheck, please report it: {crash.strip()}"
@@ -65,7 +64,7 @@ def _ask(worker: Worker, name: str, target: Target, limits: Limits) -> tuple[Run
     except UsageError as error:
         ended, reason = REFUSED, str(error)
     finding = COVERAGE.incomplete(name, f"not judged: {reason}")
-    return Run(findings=(finding,), title=f"audit of {name}"), ended, _brief(reason, ended)
+    return Run(findings=(finding,), title=f"{task.command} of {name}"), ended, _brief(reason, ended)
 
 
 def _brief(reason: str, ended: str) -> str:

@@ -1,0 +1,99 @@
+"""What torch.compile and autocast are worth for one model: a row of figures, with the matrix that they come from."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from ampcheck.core.run import Run, Scalar, Table
+from ampcheck.core.settings import Target
+from ampcheck.speed.matrix.judge import matrix_run
+from ampcheck.speed.matrix.measure import measure_matrix
+from ampcheck.speed.matrix.stats import Cell, MatrixStats
+from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.startup.measure import Launcher
+from ampcheck.speed.startup.stats import COLD, EAGER, WARM, StartupArm, StartupStats
+from ampcheck.speed.stats import Ratio
+from ampcheck.speed.steps import StepConfig
+from ampcheck.target import load_placed
+
+FIGURES = "Compilation"
+"""The title of the table with the row of figures."""
+
+BUDGET = 10.0
+"""Seconds of timed blocks."""
+
+MODE = "default"
+
+COMPILED, COMPILED_LOW, AUTOCAST, BOTH = "compiled", "compiled, bfloat16", "autocast", "autocast, compiled"
+GAINS = (COMPILED, COMPILED_LOW, AUTOCAST, BOTH)
+"""Ratios of a row, each paired and followed by its interval: compiled as against eager code in float32 and in bfloat16,
+and bfloat16 autocast, eager and compiled, as against eager float32."""
+
+
+def measure_compilation(target: Target) -> Run:
+    """Compiled and eager, in float32 and under bfloat16 autocast, timed in turn, judged, and started cold and warm.
+
+    Raises `UsageError` for a subject that runs by itself, such as a training loop, or that compiles by itself.
+    """
+    subject = load_placed(target.target, target.device)
+    modes, precisions = (EAGER, MODE), ("float32", "bfloat16")
+    stats = measure_matrix(subject, modes=modes, precisions=precisions, device=target.device, budget=BUDGET)
+    starts = None if stats.cell(MODE, "float32").reason else _starts(target)
+    run, figures = matrix_run(stats), _figures(stats, starts)
+    table = Table(FIGURES, tuple(figures), [tuple(figures.values())], check="speedup")
+    return replace(run, tables=(table, *run.tables), title=f"compilation of {subject.name}")
+
+
+def _starts(target: Target) -> StartupStats:
+    """One eager start, one with empty caches, and one with those that it filled, each in a process of its own."""
+    config = StepConfig(MODE)
+    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
+        launcher = Launcher(target.target, Path(folder), SpeedOptions(), target.device)
+        arms = []
+        for name, mode, cache in ((EAGER, EAGER, "eager"), (COLD, MODE, "own"), (WARM, MODE, "own")):
+            # Numbered 1: the first of an arm is also timed in its steady state, which the matrix has done.
+            launch = launcher.launch(name, replace(config, mode=mode), cache=cache, number=1)
+            arms.append(StartupArm(name, str(config), (launch,)))
+    return StartupStats(target.target, tuple(arms), target.device)
+
+
+def _figures(stats: MatrixStats, starts: StartupStats | None) -> dict[str, Scalar]:
+    compiled, low = stats.cell(MODE, "float32"), stats.cell(MODE, "bfloat16")
+    cold, warm = (starts.arm(name) if starts is not None else None for name in (COLD, WARM))
+    graph = cold.launches[0].graph if cold is not None else None
+    figures: dict[str, Scalar] = {
+        "compiles": _compiles(compiled),
+        "graphs": compiled.graphs,
+        "breaks": compiled.breaks,
+        "recompiles": None if graph is None else len(graph.recompiles),
+        "cold s": None if starts is None or cold is None else round(starts.cost(cold)[0], 2),
+        "warm s": None if starts is None or warm is None else round(starts.cost(warm)[0], 2),
+    }
+    ratios = {
+        COMPILED: compiled.ratio,
+        COMPILED_LOW: low.gain,
+        AUTOCAST: stats.cell(EAGER, "bfloat16").ratio,
+        BOTH: low.ratio,
+    }
+    for name, ratio in ratios.items():
+        figures |= _interval(name, ratio)
+    for name, cell in (("float32", compiled), ("bfloat16", low)):
+        figures[f"error, {name}"] = None if cell.error is None else float(f"{cell.error:.2g}")
+        figures[f"accuracy, {name}"] = cell.accuracy or "not judged"
+    for name, cell in (("eager", stats.cell(EAGER, "float32")), ("compiled", compiled)):
+        figures[f"peak MiB, {name}"] = None if cell.peak is None else round(cell.peak / 2**20, 2)
+    return {**figures, "reason": compiled.reason or low.reason}
+
+
+def _compiles(cell: Cell) -> str:
+    if cell.reason:
+        return "not"
+    return "with breaks" if cell.breaks else "whole"
+
+
+def _interval(name: str, ratio: Ratio | None) -> dict[str, Scalar]:
+    values = (None,) * 3 if ratio is None else (ratio.median, ratio.low, ratio.high)
+    ends = ("", " low", " high")
+    return {f"{name}{end}": None if value is None else round(value, 4) for end, value in zip(ends, values, strict=True)}

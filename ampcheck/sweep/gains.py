@@ -1,0 +1,93 @@
+"""The tables of what torch.compile and autocast are worth: by model, by family, and over all models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampcheck.core.run import Run, Scalar, Table
+from ampcheck.core.text import is_number
+from ampcheck.speed.verdict import bootstrapped
+from ampcheck.sweep.compilation import FIGURES, GAINS
+
+_WAYS = ("whole", "with breaks", "not")
+
+Figures = Mapping[str, Scalar]
+
+
+def figures_of(run: Run) -> Figures:
+    """The row of figures of a model; empty where its compilation was not measured."""
+    for table in run.tables:
+        if table.title == FIGURES:
+            return dict(zip(table.columns, table.rows[0], strict=True))
+    return {}
+
+
+def gain_tables(models: Sequence[tuple[str, str, Figures]]) -> list[Table]:
+    """The tables of models, each with its name, its family and its figures; none without any."""
+    measured = [(name, family, figures) for name, family, figures in models if figures]
+    if not measured:
+        return []
+    rows = [(name, *figures.values()) for name, _, figures in measured]
+    note = (
+        "Times as fast, the median of paired ratios with the ends of its interval at 95 %: compiled as against eager "
+        "code, in float32 and in bfloat16; bfloat16 autocast as against float32 in eager mode, and both together. "
+        "Errors are the largest relative ones of an output against float64; seconds of compilation those beyond an "
+        "eager start, with empty caches and with full ones; peaks those of one float32 step beyond its beginning."
+    )
+    tables = [Table(FIGURES, ("target", *measured[0][2]), rows, note=note)]
+    families: dict[str, list[Figures]] = {}
+    for _, family, figures in measured:
+        families.setdefault(family, []).append(figures)
+    if any(families):
+        tables.append(_by_family(families))
+    return [*tables, _over_all([figures for *_, figures in measured])]
+
+
+def _by_family(families: Mapping[str, Sequence[Figures]]) -> Table:
+    rows: list[tuple[Scalar, ...]] = []
+    for family, members in sorted(families.items()):
+        ways = [figures["compiles"] for figures in members]
+        means = (_geometric_mean(_logs(members, gain)) for gain in GAINS)
+        rows.append((family or "none", len(members), *map(ways.count, _WAYS), *means))
+    columns = ("family", "models", "compile whole", "with breaks", "not", *GAINS)
+    return Table("Compilation by family", columns, rows, note="Gains are geometric means, times as fast.")
+
+
+def _over_all(models: Sequence[Figures]) -> Table:
+    rows: list[tuple[Scalar, ...]] = []
+    for gain in GAINS:
+        logs = _logs(models, gain)
+        if not len(logs):
+            continue
+        ends = bootstrapped(_mean, logs)
+        low, high = (round(math.exp(end), 4) if math.isfinite(end) else None for end in ends)  # of one model: none
+        surely = (
+            sum(1 for figures in models if is_number(value := figures[f"{gain} low"]) and float(value or 0) > 1),
+            sum(1 for figures in models if is_number(value := figures[f"{gain} high"]) and float(value or 0) < 1),
+        )
+        rows.append((gain, len(logs), _geometric_mean(logs), low, high, *surely))
+    columns = ("gain", "models", "times as fast", "from", "to", "surely faster", "surely slower")
+    compiled = sum(figures["compiles"] != "not" for figures in models)
+    note = (
+        f"Geometric means, with an interval at 95 % over models; surely: the interval of a model excludes 1. "
+        f"{compiled:,} of {len(models):,} models compile."
+    )
+    return Table("Geometric means", columns, rows, note=note)
+
+
+def _logs(models: Sequence[Figures], gain: str) -> NDArray[np.float64]:
+    values = (figures[gain] for figures in models)
+    return np.log([float(value) for value in values if isinstance(value, (int, float)) and value > 0])
+
+
+def _mean(logs: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    mean: NDArray[np.float64] = np.mean(logs, axis=axis)
+    return mean
+
+
+def _geometric_mean(logs: NDArray[np.float64]) -> float | None:
+    return round(float(np.exp(np.mean(logs))), 4) if len(logs) else None
