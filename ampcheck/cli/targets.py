@@ -61,10 +61,11 @@ def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
     """The targets of the command line with its options, or else those of the settings; empty for the demo."""
     known = {target.target: target for target in settings.targets}
     chosen = [known.get(text, Target(text)) for text in options.targets] or list(settings.targets)
-    return [_with_options(target, options) for target in chosen]
+    return [with_options(target, options) for target in chosen]
 
 
-def _with_options(target: Target, options: argparse.Namespace) -> Target:
+def with_options(target: Target, options: argparse.Namespace) -> Target:
+    """A target with the options of the command line over its own."""
     dtype = target.dtype if options.dtype is None else tuple(split_names(options.dtype))
     if options.dtype is not None and not dtype:
         raise UsageError(f"--dtype names dtypes of autocast, such as float16,bfloat16; found {options.dtype!r}")
@@ -110,7 +111,7 @@ def audits(targets: Sequence[Target], settings: Settings, options: argparse.Name
     from ampcheck.outcome.accept import accept
     from ampcheck.report import progress_bar
 
-    for target in targets or [_with_options(Target(""), options)]:
+    for target in targets or [with_options(Target(""), options)]:
         own = for_target(settings, target, options)
         try:
             with progress_bar() as progress, showing(progress):

@@ -46,9 +46,7 @@ class Repository:
         """The repository that contains a folder. Raises `UsageError` where there is none."""
         done = _run(["rev-parse", "--show-toplevel"], folder)
         if done.returncode:
-            raise UsageError(
-                f"--base compares two revisions of a git repository, and {folder} is in none: {_error(done)}"
-            )
+            raise UsageError(f"commits are compared in a git repository, and {folder} is in none: {_error(done)}")
         return cls(Path(done.stdout.strip()).resolve())
 
     def output(self, *arguments: str) -> str:
@@ -63,7 +61,7 @@ class Repository:
         if commit := self._commit(revision):
             return commit
         remote = next((name for name in (f"origin/{revision}", f"upstream/{revision}") if self._commit(name)), "")
-        message = f"the base is a commit, branch or tag of this repository, and there is no {revision!r} in it"
+        message = f"a commit, branch or tag of this repository is needed, and there is no {revision!r} in it"
         message += f", but there is {remote}" if remote else ""
         message += "; this is a shallow clone" if self._is_shallow else ""
         raise UsageError(f"{message}: fetch it first {_FETCH}")
@@ -145,7 +143,7 @@ def _run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[
             start_new_session=True,  # Ctrl-C does not reach it: the removal of a worktree completes
         )
     except OSError as error:
-        raise UsageError(f"--base needs git, which could not be started: {brief(error)}") from error
+        raise UsageError(f"git is needed, and could not be started: {brief(error)}") from error
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

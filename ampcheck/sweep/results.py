@@ -67,18 +67,25 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A command for a target."""
+    """A command for a target. commit: that the target is of; empty for the working tree."""
 
     command: str
     target: Target
+    commit: str = ""
 
 
 def key_of(task: Task) -> dict[str, Any]:
-    """What a result depends on: the command, the target, its options, and the versions of torch and ampcheck."""
+    """What a result depends on: the task, with the target's options, and the versions of torch and ampcheck."""
     target = task.target
     options = {name: value for name, value in asdict(target).items() if name not in _JUDGEMENT}
     options["dtype"] = list(target.dtype)
-    return {"command": task.command, **options, "torch": version("torch"), "ampcheck": version("ampcheck")}
+    return {
+        "command": task.command,
+        "commit": task.commit,
+        **options,
+        "torch": version("torch"),
+        "ampcheck": version("ampcheck"),
+    }
 
 
 class ResultFolder:
@@ -102,7 +109,9 @@ class ResultFolder:
     def save(self, task: Task, result: Result) -> None:
         """Write a result, as a whole or not at all."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.path.is_dir():
+                self.path.mkdir(parents=True)
+                (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
         except OSError as error:
             raise UsageError(f"the folder {self.path} of results cannot be created: {error.strerror}") from error
         data = {"schema": SCHEMA, "key": key_of(task), **asdict(result), "run": result.run.to_json()}

@@ -46,16 +46,19 @@ def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
     name = split_member(task.target.target)[1] or task.target.target
     begin = time.perf_counter()
     with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
-        run, ended, reason = _ask(worker, name, task, limits)
+        run, ended, reason = judge(worker, name, task, limits)
         seconds, peak = time.perf_counter() - begin, worker.peak
         worker.kill()  # PyTorch's own end takes seconds
     return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak, limits)
 
 
-def _ask(worker: Worker, name: str, task: Task, limits: Limits) -> tuple[Run, str, str]:
-    """The run of a task, how it ended, and why there is no other run."""
+def judge(worker: Worker, name: str, task: Task, limits: Limits, **places: str) -> tuple[Run, str, str]:
+    """The run of a task, how it ended, and why there is no other run.
+
+    worker: has the command of the task, which takes the target and `places`. name: of the target in findings.
+    """
     try:
-        run, crash = worker.ask(task.command, timeout=limits.seconds, target=asdict(task.target))
+        run, crash = worker.ask(task.command, timeout=limits.seconds, target=asdict(task.target), **places)
         if run is not None:
             return run, JUDGED, ""
         ended, reason = CRASHED, f"a defect of ampcheck, please report it: {crash.strip()}"
@@ -63,8 +66,13 @@ def _ask(worker: Worker, name: str, task: Task, limits: Limits) -> tuple[Run, st
         ended, reason = error.why, str(error)
     except UsageError as error:
         ended, reason = REFUSED, str(error)
+    return unjudged(name, task.command, ended, reason)
+
+
+def unjudged(name: str, command: str, ended: str, reason: str) -> tuple[Run, str, str]:
+    """The run of a target that was not judged, how it ended, and why, in a line."""
     finding = COVERAGE.incomplete(name, f"not judged: {reason}")
-    return Run(findings=(finding,), title=f"{task.command} of {name}"), ended, _brief(reason, ended)
+    return Run(findings=(finding,), title=f"{command} of {name}"), ended, _brief(reason, ended)
 
 
 def _brief(reason: str, ended: str) -> str:

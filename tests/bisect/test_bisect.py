@@ -1,0 +1,270 @@
+"""`ampcheck bisect --commits`: the commit that changed a verdict, in real git repositories; nothing else is blamed."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcheck.bisect import history
+from ampcheck.catalog.numerics import FLUSH, OVERFLOW
+from ampcheck.cli.main import main
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run
+
+MODEL = """
+import torch
+
+# revision {revision}
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * {scale}
+
+def subject():
+    torch.manual_seed(0)
+    return Model(4, 4), torch.ones(2, 4)
+"""
+
+RANGE = ("--commits", "first..main")
+
+
+def git(folder: Path, *arguments: str, given: str | None = None) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, input=given, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def repository(folder: Path, models: Sequence[str]) -> list[str]:
+    """A repository with a commit for each text of `model.py`, the first tagged `first`; the commits, oldest first."""
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    stream = []
+    for number, text in enumerate(models):
+        message = f"revision {number}"
+        stream.append(
+            f"commit refs/heads/main\ncommitter someone <s@example.com> {1_700_000_000 + number} +0000\n"
+            f"data {len(message)}\n{message}\nM 100644 inline model.py\ndata {len(text)}\n{text}\n"
+        )
+    git(folder, "fast-import", "--quiet", given="".join(stream))
+    git(folder, "reset", "-q", "--hard", "main")
+    commits = git(folder, "rev-list", "--reverse", "main").split()
+    git(folder, "tag", "first", commits[0])
+    return commits
+
+
+def planted(count: int, change: int, before: float = 1.0, after: float = 1e6) -> list[str]:
+    return [MODEL.format(revision=n, scale=after if n >= change else before) for n in range(count)]
+
+
+def worktrees(folder: Path) -> int:
+    return len(git(folder, "worktree", "list").splitlines())
+
+
+class Reader:
+    """In place of a process: a verdict that follows from the text of `model.py` in the worktree."""
+
+    audits: list[str] = []  # noqa: RUF012  # emptied by each test
+    peak = None
+
+    def __init__(self, module: str, *, cwd: Path, **settings: Any) -> None:
+        self.text = (cwd / "model.py").read_text()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        if command == "modules":
+            return {}
+        revision = re.search(r"revision (\d+)", self.text)
+        assert revision is not None
+        self.audits.append(revision[1])
+        if "interrupt" in self.text:
+            raise KeyboardInterrupt
+        if "broken" in self.text:
+            raise UsageError("the factory raised SyntaxError")
+        findings: list[Finding] = []
+        if "undecided" in self.text:
+            findings.append(OVERFLOW.undecided("Model", "too noisy"))
+        elif "* 1000000.0" in self.text:
+            findings.append(OVERFLOW.fail("Model", "8 of 8 elements overflow"))
+        else:
+            findings.append(OVERFLOW.passed("Model", "nothing overflows", 8))
+        if "flushes" in self.text:
+            findings.append(FLUSH.warn("Model", "a gradient flushes"))
+        else:
+            findings.append(FLUSH.passed("Model", "nothing flushes", 8))
+        return Run(findings=tuple(findings), coverage=Coverage({"ops": 8})), ""
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Reader.audits = []
+    monkeypatch.setattr(history, "Worker", Reader)
+    return Reader.audits
+
+
+@pytest.fixture
+def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(models: Sequence[str], *arguments: str) -> tuple[int, Run | None, str, list[str]]:
+        folder = tmp_path / "repository"
+        commits = repository(folder, models) if not folder.exists() else git(folder, "rev-list", "main").split()[::-1]
+        monkeypatch.chdir(folder)
+        (tmp_path / "run.json").unlink(missing_ok=True)
+        json = ["--json", str(tmp_path / "run.json"), "--no-compile", "--dtype", "float16"]
+        code = main(["bisect", "model.py:subject", *(arguments or RANGE), *json])
+        assert worktrees(folder) == 1
+        assert git(folder, "status", "--porcelain") == ""
+        said = capsys.readouterr()
+        path = tmp_path / "run.json"
+        return code, Run.load(path) if path.exists() else None, said.out + said.err, commits
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: list[str], seed: int) -> None:
+    change = random.Random(seed).randrange(1, 40)
+    code, run, out, commits = bisect(planted(40, change))
+    assert code == 1
+    (finding,) = run.findings
+    assert (finding.check, str(finding.verdict)) == ("overflow", "fail")
+    expected = f"first changed from pass to fail in {commits[change][:10]} (revision {change})"
+    assert expected in finding.message
+    assert f"the commit before it is {commits[change - 1][:10]}" in finding.message
+    assert len(reader) == len(set(reader)) <= 8
+    assert expected in " ".join(out.split())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_history_that_changes_no_verdict_has_no_culprit(bisect: Any, reader: list[str], seed: int) -> None:
+    scale = random.Random(seed).choice((1.0, 1e6))  # healthy all along, or broken all along
+    code, run, _, _ = bisect(planted(40, 0, after=scale))
+    assert code == 0
+    assert [finding.check for finding in run.findings] == ["coverage"]
+    assert "no commit between them changed it" in run.findings[0].message
+    assert reader == ["0", "39"]
+
+
+def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str]) -> None:
+    code, run, _, commits = bisect(planted(40, 17, before=1e6, after=1.0))
+    assert code == 1
+    assert f"first changed from fail to pass in {commits[17][:10]}" in run.findings[0].message
+    assert str(run.findings[0].verdict) == "pass"
+
+
+@pytest.mark.parametrize("word", ["broken", "undecided"])
+def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
+    models = planted(40, 20)
+    for number in (*range(5, 12), *range(22, 30)):
+        models[number] += f"# {word}\n"
+    code, run, _, commits = bisect(models)
+    assert code == 1
+    assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
+
+
+@pytest.mark.parametrize("word", ["broken", "undecided"])
+def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
+    models = planted(40, 20)
+    for number in range(18, 24):
+        models[number] += f"# {word}\n"
+    code, run, _, commits = bisect(models)
+    assert code == 2
+    (finding,) = run.findings
+    assert str(finding.verdict) == "undecided"
+    assert f"in {commits[24][:10]} (revision 24) or before it" in finding.message
+    assert f"no verdict about {commits[18][:10]}, {commits[19][:10]}, {commits[20][:10]} and 3 more" in finding.message
+
+
+def test_several_verdicts_that_changed_are_searched_in_the_same_audits_or_one_by_name(
+    bisect: Any, reader: list[str]
+) -> None:
+    models = planted(40, 20)
+    for number in range(31, 40):
+        models[number] += "# flushes\n"
+    _, run, _, commits = bisect(models)
+    found = {finding.check: finding.message for finding in run.findings}
+    assert f"in {commits[20][:10]}" in found["overflow"]
+    assert f"from pass to warn in {commits[31][:10]}" in found["flush"]
+    assert len(reader) == len(set(reader))
+    _, run, _, _ = bisect(models, *RANGE, "--check", "flush")
+    assert [finding.check for finding in run.findings] == ["flush"]
+
+
+def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[str]) -> None:
+    models = planted(40, 20)
+    models[19] += "# interrupt\n"
+    code, run, out, _ = bisect(models)
+    assert (code, run) == (130, None)
+    assert "audited commits are kept in ampcheck-bisect" in out
+    first = list(reader)
+    assert first[:2] == ["0", "39"]
+    reader.clear()
+    Reader.ask, ask = lambda self, *a, **k: ask(_healed(self), *a, **k), Reader.ask  # type: ignore[method-assign]
+    try:
+        code, run, _, commits = bisect(models)
+    finally:
+        Reader.ask = ask  # type: ignore[method-assign]
+    assert code == 1
+    assert f"in {commits[20][:10]}" in run.findings[0].message
+    assert not set(reader) & set(first[:-1])  # none was audited twice
+
+
+def _healed(reader: Reader) -> Reader:
+    reader.text = reader.text.replace("interrupt", "")
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--commits", "main"], "--commits takes a range of two commits, such as v1.2..HEAD; found 'main'"),
+        (["--commits", "main..first"], "takes a commit and a later one that descends from it; found 'main..first'"),
+        (["--commits", "first..first"], "takes a commit and a later one"),
+        (["--commits", "nowhere..main"], "there is no 'nowhere' in it"),
+        ([*RANGE, "--check", "overflows"], "did you mean overflow?"),
+        ([*RANGE, "--check", "resume"], "both ends of the range need a verdict of resume"),
+        ([*RANGE, "--time", "0"], "--time"),
+    ],
+)
+def test_bad_input_is_one_sentence(bisect: Any, reader: list[str], arguments: list[str], text: str) -> None:
+    code, run, out, _ = bisect(planted(3, 2), *arguments)
+    assert (code, run) == (2, None)
+    assert text in out
+    assert out.count("\n") == 1
+
+
+def test_an_end_that_cannot_be_judged_is_named(bisect: Any, reader: list[str]) -> None:
+    models = planted(4, 2)
+    models[0] += "# broken\n"
+    code, _, out, commits = bisect(models)
+    assert code == 2
+    assert f"both ends of the range need a verdict, and {commits[0][:10]} (revision 0) has none" in out
+    assert "SyntaxError" in out
+
+
+def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: Any) -> None:
+    code, run, _, commits = bisect(planted(5, 3))
+    assert code == 1
+    overflow = next(finding for finding in run.findings if finding.check == "overflow")
+    assert f"first changed from pass to fail in {commits[3][:10]} (revision 3)" in overflow.message
+    assert overflow.where.op == "aten::mul.Tensor"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_real_audits_find_a_change_among_40_commits_wherever_it_is(bisect: Any, seed: int) -> None:
+    change = random.Random(100 + seed).randrange(1, 40)
+    code, run, _, commits = bisect(planted(40, change), *RANGE, "--check", "overflow")
+    assert code == 1
+    assert f"in {commits[change][:10]} (revision {change})" in run.findings[0].message
