@@ -71,20 +71,26 @@ def _figures(stats: MatrixStats, starts: StartupStats | None) -> dict[str, Scala
         "cold s": None if starts is None or cold is None else round(starts.cost(cold)[0], 2),
         "warm s": None if starts is None or warm is None else round(starts.cost(warm)[0], 2),
     }
+    cells = {"float32": compiled, "bfloat16": low, "autocast": stats.cell(EAGER, "bfloat16")}
     ratios = {
-        COMPILED: compiled.ratio,
-        COMPILED_LOW: low.gain,
-        AUTOCAST: stats.cell(EAGER, "bfloat16").ratio,
-        BOTH: low.ratio,
+        COMPILED: _right(compiled, compiled.ratio),
+        COMPILED_LOW: _right(low, low.gain),
+        AUTOCAST: _right(cells["autocast"], cells["autocast"].ratio),
+        BOTH: _right(low, low.ratio),
     }
     for name, ratio in ratios.items():
         figures |= _interval(name, ratio)
-    for name, cell in (("float32", compiled), ("bfloat16", low)):
+    for name, cell in cells.items():
         figures[f"error, {name}"] = None if cell.error is None else float(f"{cell.error:.2g}")
         figures[f"accuracy, {name}"] = cell.accuracy or "not judged"
     for name, cell in (("eager", stats.cell(EAGER, "float32")), ("compiled", compiled)):
         figures[f"peak MiB, {name}"] = None if cell.peak is None else round(cell.peak / 2**20, 2)
-    return {**figures, "reason": compiled.reason or low.reason}
+    return {**figures, "reason": "; ".join(f"{cell.name}: {cell.reason}" for cell in cells.values() if cell.reason)}
+
+
+def _right(cell: Cell, ratio: Ratio | None) -> Ratio | None:
+    """The gain of a cell whose numbers are not wrong."""
+    return None if cell.accuracy == "fail" else ratio
 
 
 def _compiles(cell: Cell) -> str:

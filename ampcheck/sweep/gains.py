@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ampcheck.core.run import Run, Scalar, Table
-from ampcheck.core.text import is_number
 from ampcheck.speed.verdict import bootstrapped
 from ampcheck.sweep.compilation import FIGURES, GAINS
 
 _WAYS = ("whole", "with breaks", "not")
+
+_WIDEST = 2.0
+"""The quotient of the ends of an interval beyond which a gain says nothing about its model."""
 
 Figures = Mapping[str, Scalar]
 
@@ -31,14 +32,15 @@ def gain_tables(models: Sequence[tuple[str, str, Figures]]) -> list[Table]:
     measured = [(name, family, figures) for name, family, figures in models if figures]
     if not measured:
         return []
-    rows = [(name, *figures.values()) for name, _, figures in measured]
+    columns = tuple(measured[0][2])
+    rows = [(name, *(figures.get(column) for column in columns)) for name, _, figures in measured]
     note = (
         "Times as fast, the median of paired ratios with the ends of its interval at 95 %: compiled as against eager "
         "code, in float32 and in bfloat16; bfloat16 autocast as against float32 in eager mode, and both together. "
         "Errors are the largest relative ones of an output against float64; seconds of compilation those beyond an "
         "eager start, with empty caches and with full ones; peaks those of one float32 step beyond its beginning."
     )
-    tables = [Table(FIGURES, ("target", *measured[0][2]), rows, note=note)]
+    tables = [Table(FIGURES, ("target", *columns), rows, note=note)]
     families: dict[str, list[Figures]] = {}
     for _, family, figures in measured:
         families.setdefault(family, []).append(figures)
@@ -60,28 +62,36 @@ def _by_family(families: Mapping[str, Sequence[Figures]]) -> Table:
 def _over_all(models: Sequence[Figures]) -> Table:
     rows: list[tuple[Scalar, ...]] = []
     for gain in GAINS:
+        known = [interval for figures in models if (interval := _interval(figures, gain)) is not None]
         logs = _logs(models, gain)
-        if not len(logs):
-            continue
-        ends = bootstrapped(_mean, logs)
-        low, high = (round(math.exp(end), 4) if math.isfinite(end) else None for end in ends)  # of one model: none
-        surely = (
-            sum(1 for figures in models if is_number(value := figures[f"{gain} low"]) and float(value or 0) > 1),
-            sum(1 for figures in models if is_number(value := figures[f"{gain} high"]) and float(value or 0) < 1),
-        )
-        rows.append((gain, len(logs), _geometric_mean(logs), low, high, *surely))
-    columns = ("gain", "models", "times as fast", "from", "to", "surely faster", "surely slower")
+        low = high = None
+        if len(logs) > 1:
+            low, high = (round(float(np.exp(end)), 4) for end in bootstrapped(_mean, logs))
+        faster, slower = (sum(low > 1 for _, low, _ in known), sum(high < 1 for *_, high in known))
+        if known:
+            rows.append((gain, len(logs), _geometric_mean(logs), low, high, faster, slower, len(known) - len(logs)))
+    columns = ("gain", "models", "times as fast", "from", "to", "surely faster", "surely slower", "too noisy")
     compiled = sum(figures["compiles"] != "not" for figures in models)
     note = (
-        f"Geometric means, with an interval at 95 % over models; surely: the interval of a model excludes 1. "
-        f"{compiled:,} of {len(models):,} models compile."
+        f"Geometric means, with an interval at 95 % over models; surely: the interval of a model excludes 1. Left out "
+        f"are models whose numbers are wrong, and as too noisy those whose interval spans more than a factor of "
+        f"{_WIDEST:g}. {compiled:,} of {len(models):,} models compile."
     )
     return Table("Geometric means", columns, rows, note=note)
 
 
 def _logs(models: Sequence[Figures], gain: str) -> NDArray[np.float64]:
-    values = (figures[gain] for figures in models)
-    return np.log([float(value) for value in values if isinstance(value, (int, float)) and value > 0])
+    """The logarithms of the gains that are known well enough."""
+    known = [interval for figures in models if (interval := _interval(figures, gain)) is not None]
+    return np.log([middle for middle, low, high in known if high <= _WIDEST * low])
+
+
+def _interval(figures: Figures, gain: str) -> tuple[float, float, float] | None:
+    """A gain and the ends of its interval; None where it was not measured."""
+    middle, low, high = (figures[f"{gain}{end}"] for end in ("", " low", " high"))
+    if not (isinstance(middle, (int, float)) and isinstance(low, (int, float)) and isinstance(high, (int, float))):
+        return None
+    return float(middle), float(low), float(high)
 
 
 def _mean(logs: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:

@@ -46,8 +46,8 @@ def test_the_mean_is_geometric_and_its_interval_is_over_models() -> None:
     models = [(f"m{i}", "", figures(compiled=(gain, gain * 0.99, gain * 1.01))) for i, gain in enumerate(gains)]
     by_model, means = gain_tables(models)
     assert len(by_model.rows) == 60
-    ((name, count, mean, low, high, faster, slower),) = means.rows
-    assert (name, count) == ("compiled", 60)
+    ((name, count, mean, low, high, faster, slower, noisy),) = means.rows
+    assert (name, count, noisy) == ("compiled", 60, 0)
     assert mean == pytest.approx(geometric_mean(gains), rel=1e-3)
     half = 1.96 * 0.1 / math.sqrt(60)  # of the mean of logarithms
     assert math.log(high / low) == pytest.approx(2 * half, rel=0.3)  # type: ignore[operator]
@@ -69,9 +69,18 @@ def test_a_model_that_does_not_compile_has_no_part_in_the_mean_of_those_that_do(
         ("small", 2, 1, 1, 0, 1.0, None, None, None),
     ]
     assert means.rows[0][:3] == ("compiled", 2, 1.0)
-    assert means.rows[0][5:] == (1, 1)
-    assert means.rows[1] == ("autocast", 1, 1.5, None, None, 1, 0)  # of one model there is no interval
+    assert means.rows[0][5:] == (1, 1, 0)
+    assert means.rows[1] == ("autocast", 1, 1.5, None, None, 1, 0, 0)  # of one model there is no interval
     assert "2 of 3 models compile" in means.note
+
+
+def test_a_gain_that_is_not_known_well_enough_has_no_part_in_the_mean() -> None:
+    models = [
+        ("a", "", figures(compiled=(2.0, 1.9, 2.1))),
+        ("b", "", figures(compiled=(88.0, 0.02, 447.0))),  # of a busy machine
+    ]
+    means = gain_tables(models)[-1]
+    assert means.rows == [("compiled", 1, 2.0, None, None, 1, 0, 1)]
 
 
 @pytest.mark.slow
