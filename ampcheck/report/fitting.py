@@ -21,6 +21,9 @@ Form: TypeAlias = "tuple[Line, ...]"
 _AFTER_CAUSE = 5
 """Lines that the first cause leaves to the others, at most."""
 
+_WELL = 2
+"""The best forms, in which the first cause is shown if it fits at all."""
+
 _NOUNS = {Verdict.FAIL: "failures", Verdict.WARN: "warnings", Verdict.PASS: "passes"}
 
 
@@ -89,8 +92,11 @@ def _chosen(parts: Sequence[Part], limit: int) -> list[Form]:
 
     optional = [number for number, part in enumerate(parts) if not part.forms[-1]]
     if optional:
-        others = sum(parts[number].rank == parts[optional[0]].rank for number in optional[1:])
-        grow(optional[0], spared=min(others, _AFTER_CAUSE))
+        first, *others = optional
+        spared = min(sum(parts[number].rank == parts[first].rank for number in others), _AFTER_CAUSE)
+        grow(first, spared)
+        if forms[first] not in parts[first].forms[:_WELL]:
+            grow(first)
     for rank in sorted({part.rank for part in parts}):
         members = [number for number, part in enumerate(parts) if part.rank == rank]
         for number in members:
