@@ -203,7 +203,7 @@ class Report:
         from ampcheck.report.terminal import summary_lines
 
         width, verbose = config.get_terminal_writer().fullwidth, config.option.verbose > 1
-        failed = list(self._failed(None if verbose else _FAILED))
+        failed = list(self._failing(None if verbose else _FAILED))
         limit, more = LIMIT - len(failed), "-vv or --ampcheck-html=PATH shows all"
         summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more))
         if not run.findings:
@@ -222,7 +222,7 @@ class Report:
         merged = merge(map(_with_test_name, entries))
         return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
 
-    def _failed(self, limit: int | None) -> Iterator[str]:
+    def _failing(self, limit: int | None) -> Iterator[str]:
         """The tests with failures, at most `limit` of them, and how many more there are."""
         entries = [entry for entry in sorted(self.entries) if entry.run.failed]
         yield from (f"in {entry}" for entry in entries[:limit])

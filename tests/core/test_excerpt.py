@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from run_strategies import excerpts
+from runs import excerpts
 
 from ampcheck.core.excerpt import Excerpt, excerpt_of
 from ampcheck.core.run import Finding, Verdict, Where, describe

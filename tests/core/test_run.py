@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from run_strategies import COVERAGES, FINDINGS, RUNS, SCALAR, TEXT
+from runs import COVERAGES, FINDINGS, RUNS, SCALAR, TEXT
 
 from ampcheck.catalog.numerics import OVERFLOW
 from ampcheck.core.errors import UsageError

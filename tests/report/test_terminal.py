@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from run_strategies import FINDINGS, RUNS
+from runs import FINDINGS, RUNS
 from sample_run import PROBLEMS, sample_run
 
 from ampcheck.core.excerpt import excerpt_of
