@@ -27,13 +27,14 @@ def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
 def audit_target(target: Target) -> Run | None:
     """The run of one target, without one that of the demo; under torchrun that of all ranks, on rank 0."""
     from ampcheck import demo
-    from ampcheck.audit import audit
+    from ampcheck.audit import judge_subject
 
-    run = audit(
+    run = judge_subject(
         load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
         device=target.device,
         dtype=target.dtype or None,
         compile=target.compile,
+        full=target.full,
         steps=target.steps,
         horizon=target.horizon,
     )

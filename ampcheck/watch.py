@@ -23,11 +23,13 @@ from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_checks, parse_choice, parse_integer, show
+from ampcheck.core.current_test import block_name
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
+from ampcheck.core.source import with_excerpts
 from ampcheck.core.writer import Writer
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import measure_block
@@ -161,7 +163,7 @@ class Watched:
         selected = with_causes(
             f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug)
         )
-        return replace(run, findings=selected, title=f"watch of {self._name}")
+        return replace(run, findings=with_excerpts(selected), title=f"watch of {self._name}")
 
     @property
     def stats(self) -> WatchedStats:
@@ -304,7 +306,8 @@ def watched(
         raise UsageError("horizon= needs a watch of every op: call watch() without an optimizer or compiled model")
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
-    shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
+    model_name = "" if plain is None else getattr(plain, "__name__", type(plain).__name__)
+    shown = name or block_name(model_name)
     if (emulation := active()) is not None:
         shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()

@@ -6,8 +6,9 @@ import argparse
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ampcheck.cli.following import second_interrupt_ends
 from ampcheck.cli.output import (
     EXIT_CODES,
     INTERRUPTED,
@@ -18,14 +19,15 @@ from ampcheck.cli.output import (
     finish,
     require_writable,
 )
-from ampcheck.cli.targets import add_audit_options, add_selection, for_target, settings_of, targets_of
+from ampcheck.cli.targets import add_audit_options, add_selection, command_of, for_target, settings_of, targets_of
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from ampcheck.core.run import Run
+    from ampcheck.core.settings import Settings, Target
     from ampcheck.sweep.results import Result
     from ampcheck.sweep.summary import Swept
 
@@ -90,9 +92,6 @@ def _sweep(options: argparse.Namespace) -> int:
     require_writable(html=options.html, json=options.json, markdown=options.markdown)
 
     from ampcheck.core.files import write_atomically
-    from ampcheck.core.run import FAIL_ON
-    from ampcheck.outcome.accept import accept
-    from ampcheck.report import progress_bar
     from ampcheck.report.markdown import tables_of
     from ampcheck.sweep.listing import read_list
     from ampcheck.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Limits, ResultFolder, Task
@@ -109,40 +108,66 @@ def _sweep(options: argparse.Namespace) -> int:
     if not options.fresh and (text := folder.others(tasks)):
         print(text, flush=True)
     limits = Limits(options.time, _memory(options.memory, options.jobs))
-    found: dict[str, dict[str, tuple[Result, Run]]] = {command: {} for command in commands}
-    failed = interrupted = False
-    try:
-        results = sweep(tasks, folder, limits, jobs=options.jobs, fresh=options.fresh)
-        with progress_bar() as progress, closing(results):
-            progress("the first", 0, len(tasks))
-            for number, result in enumerate(results, 1):
-                own = for_target(settings, targets[result.target], options)
-                run = accept(result.run, own)
-                failed |= any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
-                found[result.command][result.target] = result, run
-                progress(f"the last: {result.command} of {entries[result.target].name}", number, len(tasks))
-    except KeyboardInterrupt:
-        interrupted = True
-    compilations = found.get(COMPILATION, {})
-    swept = [
-        Swept(entry, *found[AUDIT][target], compilations.get(target, (None, None))[1])
-        for target, entry in entries.items()
-        if target in found[AUDIT]
-    ]
-    run = sweep_run(swept, len(targets))
-    code = finish(
-        run,
-        options,
-        partial(_show, run, swept, options),
-        failed=failed,
-        more={"markdown": lambda path: write_atomically(path, tables_of(run))},
-    )
-    endings = {result.ended for results in found.values() for result, _ in results.values()}
+    found: dict[str, dict[str, _Judged]] = {command: {} for command in (AUDIT, COMPILATION)}
+    interrupted = False
+    with second_interrupt_ends():
+        try:
+            results = sweep(tasks, folder, limits, jobs=options.jobs, fresh=options.fresh)
+            for judged in _judged(results, len(tasks), targets, settings, options):
+                found[judged.result.command][judged.result.target] = judged
+        except KeyboardInterrupt:
+            interrupted = True
+        swept = []
+        for name, entry in entries.items():
+            if (audit := found[AUDIT].get(name)) is not None:
+                compilation = found[COMPILATION].get(name)
+                swept.append(Swept(entry, audit.result, audit.run, compilation.run if compilation else None))
+        run = sweep_run(swept, len(targets))
+        every = [judged for judgements in found.values() for judged in judgements.values()]
+        failed = any(judged.failed for judged in every)
+        show = partial(_show, run, swept, options)
+        markdown = {"markdown": lambda path: write_atomically(path, tables_of(run))}
+        code = finish(run, options, show, failed=failed, more=markdown)
+    endings = {judged.result.ended for judged in every}
     if interrupted:
         return INTERRUPTED
     if not failed and CRASHED in endings:
         return UNABLE
     return code or (USAGE if JUDGED not in endings else 0)
+
+
+class _Judged(NamedTuple):
+    """A result, its run as the repository judges it, and whether that fails."""
+
+    result: Result
+    run: Run
+    failed: bool
+
+
+def _judged(
+    results: Generator[Result, None, None],
+    total: int,
+    targets: Mapping[str, Target],
+    settings: Settings,
+    options: argparse.Namespace,
+) -> Iterator[_Judged]:
+    """The results as they come, with the progress of the sweep."""
+    from ampcheck.core.run import FAIL_ON
+    from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.raising import with_commands
+    from ampcheck.report import progress_bar
+    from ampcheck.sweep.results import AUDIT
+
+    with progress_bar() as progress, closing(results):
+        progress("the first", 0, total)
+        for number, result in enumerate(results, 1):
+            target = targets[result.target]
+            own = for_target(settings, target, options)
+            run = accept(result.run, own)
+            if result.command == AUDIT:
+                run = with_commands(run, partial(command_of, target))
+            progress(f"the last: {result.command} of {result.target}", number, total)
+            yield _Judged(result, run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on]))
 
 
 def _memory(gib: float | None, jobs: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What a watch is of: the model, the optimizers and the scaler among the objects that a user passes."""
+"""What the objects are that a user hands to `watch`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from ampcheck.training.monitor.updates import plain_optimizer
 
 
 def sort_objects(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
-    """The model, the optimizers and the scaler among the objects.
-
-    Raises `UsageError` for an object that is none of them, several models or scalers, a scaler without an optimizer.
-    """
+    """The model, the optimizers and the scaler among the objects. Raises `UsageError` for others, and for too many."""
     models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
     for item in (given for given in objects if given is not None):
         if isinstance(item, (list, tuple)) and item and all(_is_optimizer(part) for part in item):
