@@ -189,8 +189,8 @@ class Finding:
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
     the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
     were not counted. `cause` is the `key` of the finding that this one follows from, empty for one of its own.
-    `code` is the source line at `where`, empty where it is not known or the message shows it. `accepted` is the reason
-    for which the repository accepts the finding, and where it says so.
+    `code` is the source line at `where`, empty where it is not known. `accepted` is the reason for which the repository
+    accepts the finding, and where it says so.
     """
 
     check: str
@@ -352,7 +352,7 @@ def describe(finding: Finding) -> str:
     """A finding in a few lines: check and verdict, message, location, hint; control characters are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     lines += [f"  where: {where}"] if (where := str(finding.where)) else []
-    lines += [f"    {finding.code}"] if finding.code else []
+    lines += [f"    {finding.code}"] if finding.code and finding.code not in finding.message else []
     lines += [f"  hint: {finding.hint}"] if finding.hint else []
     lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
     return clean("\n".join(lines))

@@ -14,6 +14,7 @@ from ampcheck.catalog.outcome import BASELINE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.settings import Settings
+from ampcheck.core.source import IN_SOURCE
 from ampcheck.core.text import counted, listed
 from ampcheck.outcome.baseline import PROBLEMS, Baseline
 from ampcheck.outcome.comments import ignored_at
@@ -67,7 +68,7 @@ def _commented(finding: Finding) -> Finding:
         return finding
     for pattern, reason in ignored.items():
         if fnmatchcase(finding.check, pattern):
-            accepted = f"by a comment at {finding.where.file}:{finding.where.line}: {reason or 'no reason is given'}"
+            accepted = f"{IN_SOURCE}{finding.where.file}:{finding.where.line}: {reason or 'no reason is given'}"
             return replace(finding, verdict=Verdict.ACCEPTED, accepted=accepted)
     if unknown := [pattern for pattern in ignored if not any(fnmatchcase(slug, pattern) for slug in REGISTRY)]:
         return replace(

@@ -94,7 +94,7 @@ def _in_full(finding: Finding, width: int) -> Iterator[str]:
     yield from wrap(finding.message, width, indent="  ", hanging="  ")
     if where := str(finding.where):
         yield from wrap(f"where: {where}", width, indent="  ", hanging="    ")
-    if finding.code:
+    if finding.code and finding.code not in finding.message:
         yield f"    {one_line(finding.code, width - 4)}"
     if numbers := _numbers(finding):
         yield from wrap(numbers, width, indent="  ", hanging="    ")
