@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
-from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, require_writable
+from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, outputs_of, print_report, require_writable
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
 
 
@@ -26,7 +26,7 @@ def _audit(options: argparse.Namespace) -> int:
     options.no_compile |= options.fast
     settings = settings_of(options)
     targets = targets_of(options, settings)
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
 
     from ampcheck.core.run import Run, merge
     from ampcheck.report.sections import headline
