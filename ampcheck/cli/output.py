@@ -197,10 +197,13 @@ def finish(
     failed: whether the exit code is 1; by default `run.failed`. Raises `UsageError`, after the report, if a file cannot
     be written.
     """
+    from ampcheck.catalog import REGISTRY
+    from ampcheck.report.outputs import write_output
+
     written, errors, out = list[str](), list[UsageError](), out or Stdout()
     for name, path in outputs_of(options).items():
         try:
-            _write(run, name, path, options.kind)
+            write_output(run, name, Path(path), kind=options.kind, rules=REGISTRY)
             written.append(f"{OUTPUTS[name][0]}: {path}")
         except UsageError as error:  # noqa: PERF203  # the others are written all the same
             errors.append(error)
@@ -215,23 +218,3 @@ def finish(
     if errors:
         raise UsageError("; ".join(map(str, errors))) from errors[0]
     return out.code(run.failed if failed is None else failed)
-
-
-def _write(run: Run, name: str, path: str, kind: str) -> None:
-    """Write the run to `path` as the output of this name."""
-    if name == "json":
-        run.save(path)
-    elif name == "html":
-        from ampcheck.report import write_html
-
-        write_html(run, path)
-    elif name == "markdown":
-        from ampcheck.core.files import write_atomically
-        from ampcheck.report.markdown import comment_of
-
-        write_atomically(path, comment_of(run, kind))
-    else:
-        from ampcheck.catalog import REGISTRY
-        from ampcheck.report.sarif import write_sarif
-
-        write_sarif(run, path, REGISTRY, Path.cwd())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from contextlib import suppress
 from linecache import checkcache, getlines
@@ -38,6 +40,11 @@ def place_of(finding: Finding, folder: Path) -> Place:
     where = finding.where
     code = finding.code or code_at(where)
     return finding.check, finding.subject, where.phase, where.module, where.op, path_in(folder, where.file), code
+
+
+def fingerprint_of(finding: Finding, folder: Path) -> str:
+    """The place of a finding in 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(place_of(finding, folder)).encode()).hexdigest()[:32]
 
 
 def path_in(folder: Path, file: str) -> str:

@@ -6,7 +6,6 @@ results. The sections named below are those of the standard, OASIS SARIF 2.1.0.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from urllib.parse import quote
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Finding, Run, Verdict, Where, followers
-from ampcheck.core.source import IN_SOURCE, code_at, path_in, place_of, repository_of
+from ampcheck.core.source import IN_SOURCE, code_at, fingerprint_of, path_in, repository_of
 from ampcheck.report.text import clean
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -65,7 +64,7 @@ def sarif_of(run: Run, rules: Mapping[str, Rule], folder: Path) -> dict[str, Any
     """`run` as data for `json.dumps`.
 
     rules: the pages of the checks by name; a check that it lacks has a rule without text. folder: a folder of the
-    repository, to whose root files are relative. Fingerprints do not depend on line numbers (`place_of`).
+    repository, to whose root files are relative. Fingerprints do not depend on line numbers (`fingerprint_of`).
     """
     root = repository_of(folder)
     checks = list(dict.fromkeys(finding.check for finding in run.findings))
@@ -124,9 +123,9 @@ def _results(run: Run, checks: list[str], root: Path) -> Iterator[dict[str, Any]
     for finding in run.findings:
         if finding.verdict not in _LEVELS:
             continue
-        print_of = hashlib.sha256(json.dumps(place_of(finding, root)).encode()).hexdigest()[:32]
-        seen[print_of] += 1
-        fingerprint = f"{print_of}:{seen[print_of]}"  # of equal places the second is another result
+        fingerprint = fingerprint_of(finding, root)
+        seen[fingerprint] += 1
+        fingerprint = f"{fingerprint}:{seen[fingerprint]}"  # of equal places the second is another result
         result = {
             "ruleId": clean(finding.check),
             "ruleIndex": checks.index(finding.check),
