@@ -38,7 +38,7 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]
     baseline = Baseline.load(settings.folder / settings.baseline)
     changed = list(baseline.accept(changed, today or date.today()))
-    judged = tuple(_with_causes(findings, changed))
+    judged = tuple(with_accepted_causes(findings, changed))
     if gone and (left := baseline.gone(judged)):
         places = listed(dict.fromkeys(f"{entry.check} in {entry.subject}" for entry in left))
         text = f"{counted(len(left), 'accepted findings')} no longer found: {places}"
@@ -77,7 +77,7 @@ def _commented(finding: Finding) -> Finding:
     return finding
 
 
-def _with_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
+def with_accepted_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
     """The findings `after` with causes among themselves; what follows from an accepted finding is accepted with it."""
     causes = {old.key: new for old, new in reversed(list(zip(before, after, strict=True))) if not old.cause}
     for finding in after:

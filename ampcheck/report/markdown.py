@@ -26,7 +26,7 @@ _MARKS = {
 _QUIET = (Verdict.ACCEPTED, Verdict.SKIP, Verdict.PASS)
 _FEW = 3
 """More findings of a quiet verdict are one line of counts."""
-_OF_TABLES = ("speed",)
+_OF_TABLES = ("speed", "compare")
 """Kinds of runs whose first table is the result; other tables are evidence, and folded."""
 _REST = "The rest is left out; the JSON file and the HTML page contain all."
 _ACTIVE = re.compile(r"[^\w\s.,;/%'=?]|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
