@@ -29,7 +29,7 @@ _FEW = 3
 _OF_TABLES = ("speed", "compare")
 """Kinds of runs whose first table is the result; other tables are evidence, and folded."""
 _REST = "The rest is left out; the JSON file and the HTML page contain all."
-_ACTIVE = re.compile(r"[^\w\s.,;/%'=?]|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
+_ACTIVE = re.compile(r"[^\w\s.,;/%'=?-]|(?<!\w)-|-(?!\w)|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 """What Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
 
 
@@ -99,7 +99,8 @@ def _item(finding: Finding, names: Mapping[str, str]) -> str:
     parts += [escaped(finding.message)]
     parts += [f"<br>accepted {escaped(finding.accepted)}"] if finding.accepted else []
     parts += [f"<br>{escaped(where)}"] if (where := str(finding.where)) else []
-    parts += [f"<br><code>{escaped(finding.code)}</code>"] if finding.code else []
+    if finding.code and finding.code not in finding.message:
+        parts.append(f"<br><code>{escaped(finding.code)}</code>")
     parts += [f" <sub>Hint: {escaped(finding.hint)}</sub>"] if finding.hint else []
     return "".join(parts)
 

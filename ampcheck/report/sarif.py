@@ -157,13 +157,14 @@ def _notifications(run: Run, checks: list[str]) -> Iterator[dict[str, Any]]:
         if finding.verdict in _UNJUDGED:
             yield {
                 "level": _UNJUDGED[finding.verdict],
-                "message": {"text": clean(f"{finding.verdict}: {finding.subject}: {_message(finding)}")},
+                "message": {"text": f"{finding.verdict}: {_message(finding)}"},
                 "associatedRule": {"id": clean(finding.check), "index": checks.index(finding.check)},
             }
 
 
 def _message(finding: Finding) -> str:
-    return clean(finding.message + (f"\nHint: {finding.hint}" if finding.hint else ""))
+    hint = f"\nHint: {finding.hint}" if finding.hint else ""
+    return clean(f"{finding.subject}: {finding.message}{hint}")
 
 
 def _properties(finding: Finding) -> dict[str, Any]:
