@@ -76,7 +76,9 @@ def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: I
             yield from (_item(finding, _names(content)) for finding in run.of(verdict))
     yield ""
     for table in tables:
-        yield from (f"**{escaped(table.title)}**", "", *_table(table), "")
+        title = escaped(table.title)
+        yield from ((f"**{title}**", "") if title else ())  # **** alone would be a rule
+        yield from (*_table(table), "")
     for name, value in run.environment.items():
         yield f"{escaped(name)}: {escaped(number(value))}  "
     yield from ("", f"Looked at {escaped(str(run.coverage))}.")

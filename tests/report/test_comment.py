@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from runs import HOSTILE_RUN, RUNS
 
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
@@ -161,3 +163,25 @@ def test_of_any_run_the_comment_fits_is_whole_and_has_one_marker(kind, run):
     assert set(re.findall(r"<[^>]*>", comment.partition("\n")[2])) <= {
         "<details>", "</details>", "<summary>", "</summary>", "<sub>", "</sub>", "<br>", "<code>", "</code>",
     }  # fmt: skip
+
+
+PAIRS = "bullet_list list_item paragraph heading strong table thead tbody tr th td"
+OURS = {
+    *"inline html_block html_inline text softbreak hardbreak".split(),
+    *(f"{name}_{end}" for name in PAIRS.split() for end in ("open", "close")),
+}
+"""Kinds of tokens that a comment consists of: no link, image, code, rule, quote or emphasis."""
+
+
+ACTIVE = st.text(st.sampled_from("-*_#>`~[](){}<>!|&;:.1 \n\t\\+=@/w"), max_size=12)
+
+
+@given(run=RUNS, text=st.sampled_from(HOSTILE) | ACTIVE)
+@example(run=HOSTILE_RUN, text="")
+def test_a_parser_of_markdown_finds_nothing_in_text_from_outside(run, text):
+    finding = Finding("overflow", Verdict.FAIL, text, text, Where(text, text, text, text), hint=text, code=text)
+    table = Table(text, (text, text), ((text, text),), note=text)
+    markdown = comment_of(replace(run, findings=(*run.findings, finding), tables=(*run.tables, table), title=text))
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    kinds = {token.type for token in tokens} | {inner.type for token in tokens for inner in token.children or ()}
+    assert kinds - OURS == set()
