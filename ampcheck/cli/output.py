@@ -200,10 +200,11 @@ def finish(
     from ampcheck.catalog import REGISTRY
     from ampcheck.report.outputs import write_output
 
+    folder = Path.cwd()
     written, errors, out = list[str](), list[UsageError](), out or Stdout()
     for name, path in outputs_of(options).items():
         try:
-            write_output(run, name, Path(path), kind=options.kind, rules=REGISTRY)
+            write_output(run, name, Path(path), kind=options.kind, rules=REGISTRY, folder=folder)
             written.append(f"{OUTPUTS[name][0]}: {path}")
         except UsageError as error:  # noqa: PERF203  # the others are written all the same
             errors.append(error)
@@ -211,7 +212,7 @@ def finish(
         append_summary(run, options.kind)
     except UsageError as error:
         errors.append(error)
-    written += annotations_in_job(run, always=options.github)
+    written += annotations_in_job(run, folder, always=options.github)
     with out:
         show()
         print(*written, sep="\n", end="\n" if written else "", flush=True)

@@ -226,7 +226,8 @@ class Report:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
             summary.append(f"hint: {hint}")
         failed = (f"in {entry}" for entry in sorted(self.entries) if entry.run.failed)
-        for line in (*summary, *failed, *self._locks(), *self.notes, *written, *annotations_in_job(run)):
+        annotations = annotations_in_job(self._unexpected(run), config.rootpath)
+        for line in (*summary, *failed, *self._locks(), *self.notes, *written, *annotations):
             terminalreporter.write_line(clean(line))
 
     def _run(self) -> Run:
@@ -238,6 +239,11 @@ class Report:
             return Run(title=title)
         merged = merge(map(_with_test_name, entries))
         return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
+
+    def _unexpected(self, run: Run) -> Run:
+        """The run without the findings of tests that are expected to fail."""
+        kept = [entry for entry in sorted(self.entries) if entry.outcome != "xfailed"]
+        return replace(run, findings=tuple(finding for entry in kept for finding in entry.run.findings))
 
     def _locks(self) -> Iterator[str]:
         """The written locks, with their entries."""
@@ -261,7 +267,7 @@ class Report:
             return
         for name, path in self.options.files.items():
             try:
-                write_output(run, name, path, kind="pytest", rules=REGISTRY)
+                write_output(run, name, path, kind="pytest", rules=REGISTRY, folder=self.session.config.rootpath)
                 yield f"wrote {path}"
             except UsageError as error:  # noqa: PERF203  # the others are written all the same
                 yield self._failed(error)

@@ -24,9 +24,9 @@ _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
 
 
-def annotations_in_job(run: Run, *, always: bool = False) -> list[str]:
-    """The annotations of a run in a job of GitHub Actions, or `always`; elsewhere none."""
-    return list(workflow_commands(run, Path.cwd())) if always or os.environ.get(ACTIONS) == "true" else []
+def annotations_in_job(run: Run, folder: Path, *, always: bool = False) -> list[str]:
+    """`workflow_commands` in a job of GitHub Actions, or `always`; elsewhere none."""
+    return list(workflow_commands(run, folder)) if always or os.environ.get(ACTIONS) == "true" else []
 
 
 def append_summary(run: Run, kind: str) -> None:

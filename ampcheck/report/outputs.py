@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ampcheck.report.sarif import Rule
 
 
-def write_output(run: Run, name: str, path: Path, *, kind: str, rules: Mapping[str, Rule]) -> None:
-    """Write `run` as html, json, sarif or markdown. kind: see `comment_of`. rules: see `sarif_of`.
+def write_output(run: Run, name: str, path: Path, *, kind: str, rules: Mapping[str, Rule], folder: Path) -> None:
+    """Write `run` as html, json, sarif or markdown. kind: see `comment_of`. rules, folder: see `sarif_of`.
 
     Raises `UsageError` if the file cannot be written.
     """
@@ -27,7 +27,7 @@ def write_output(run: Run, name: str, path: Path, *, kind: str, rules: Mapping[s
     elif name == "sarif":
         from ampcheck.report.sarif import write_sarif
 
-        write_sarif(run, path, rules, Path.cwd())
+        write_sarif(run, path, rules, folder)
     elif name == "markdown":
         from ampcheck.report.markdown import comment_of
 
