@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ampcheck.core.excerpt import Excerpt
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 
 HOSTILE = [
@@ -37,6 +38,17 @@ def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 WHERES = st.builds(
     Where, TEXT, TEXT, TEXT, TEXT, line=st.none() | st.integers(0, 10**6), step=st.none() | st.integers(0, 10**6)
 )
+SOURCE_LINE = st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=30)
+
+
+@st.composite
+def excerpts(draw: st.DrawFn) -> Excerpt:
+    lines, first = tuple(draw(st.lists(SOURCE_LINE, min_size=1, max_size=4))), draw(st.integers(1, 10**6))
+    line = draw(st.integers(0, len(lines) - 1))
+    start = draw(st.integers(0, len(lines[line])))
+    return Excerpt(lines, first, first + line, start, draw(st.integers(start, len(lines[line]))))
+
+
 FINDINGS = st.builds(
     Finding,
     TEXT,
@@ -52,6 +64,8 @@ FINDINGS = st.builds(
     cause=st.just(()) | st.lists(SCALAR, min_size=8, max_size=8).map(tuple),
     code=TEXT,
     accepted=TEXT,
+    excerpt=st.just(Excerpt()) | excerpts(),
+    reproduce=TEXT,
 )
 COVERAGES = st.builds(Coverage, COUNTS, COUNTS)
 

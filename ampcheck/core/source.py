@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from linecache import checkcache, getlines
 from pathlib import Path
 from typing import TypeAlias
 
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.excerpt import excerpt_of
+from ampcheck.core.run import Finding, Verdict, Where
 
 Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
 """A finding without numbers, wording and line number."""
 
 IN_SOURCE = "by a comment at "
 """How `Finding.accepted` begins where a comment in the source accepts the finding."""
+
+_PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def lines_of(file: str) -> list[str]:
@@ -60,3 +65,16 @@ def repository_of(folder: Path) -> Path:
     """The nearest folder at or above `folder` that a git repository has as its root; `folder` itself outside of one."""
     folder = folder.resolve()
     return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)
+
+
+def with_excerpts(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings; failures and warnings with the excerpt of the source at their location, where it can be read."""
+    return tuple(_with_excerpt(finding) if finding.verdict in _PROBLEMS else finding for finding in findings)
+
+
+def _with_excerpt(finding: Finding) -> Finding:
+    where = finding.where
+    if finding.excerpt.lines or not where.file or where.line is None:
+        return finding
+    excerpt = excerpt_of(lines_of(where.file), where.line, where.op, where.module)
+    return replace(finding, excerpt=excerpt) if excerpt.lines else finding

@@ -52,6 +52,7 @@ def workflow_commands(run: Run, folder: Path) -> Iterator[str]:
     for finding, following in (*problems, *((finding, ()) for finding in content.unjudged)):
         if command := _COMMANDS.get(finding.verdict):
             parts = [finding.message, finding.hint and f"Hint: {finding.hint}"]
+            parts += [finding.reproduce and f"Reproduce: {finding.reproduce}"]
             parts += [follow_line(following)] if following else []
             text = shortened(clean("\n".join(part for part in parts if part)))
             yield f"::{command} {_properties(finding, root)}::{text.translate(_DATA)}"

@@ -103,6 +103,7 @@ def _item(finding: Finding, names: Mapping[str, str]) -> str:
     parts += [f"<br>{escaped(where)}"] if (where := str(finding.where)) else []
     if finding.code and finding.code not in finding.message:
         parts.append(f"<br><code>{escaped(finding.code)}</code>")
+    parts += [f"<br>reproduce: <code>{escaped(finding.reproduce)}</code>"] if finding.reproduce else []
     parts += [f" <sub>Hint: {escaped(finding.hint)}</sub>"] if finding.hint else []
     return "".join(parts)
 

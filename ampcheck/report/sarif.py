@@ -175,6 +175,7 @@ def _properties(finding: Finding) -> dict[str, Any]:
         "phase": where.phase,
         "op": where.op,
         "unit": finding.unit,
+        "reproduce": finding.reproduce,
     }
     named = dict(zip(("observed", "limit", "seen"), numbers, strict=True)) | {"step": where.step}
     return {name: clean(text) for name, text in texts.items() if text} | {
@@ -187,7 +188,7 @@ def _plain(value: object) -> Any:
 
 
 def _location(finding: Finding, root: Path) -> dict[str, Any]:
-    """The file and line (§3.29), and the module path as a logical location (§3.33); either may be missing."""
+    """The file and the lines (§3.29), and the module, or else the subject, as a logical location (§3.33)."""
     where = finding.where
     location: dict[str, Any] = {}
     if where.file:
@@ -220,5 +221,10 @@ def _quoted(path: str) -> str:
 def _region(finding: Finding, where: Where) -> dict[str, Any]:
     if where.line is None or where.line < 1:
         return {}
-    code = finding.code or code_at(where)
-    return {"region": {"startLine": where.line, **({"snippet": {"text": clean(code)}} if code else {})}}
+    code, excerpt = finding.code or code_at(where), finding.excerpt
+    region: dict[str, Any] = {"startLine": where.line, **({"snippet": {"text": clean(code)}} if code else {})}
+    last = excerpt.first + len(excerpt.lines) - 1
+    if len(excerpt.lines) < 2 or not excerpt.first <= where.line <= last:
+        return {"region": region}
+    snippet = {"text": clean("\n".join(excerpt.lines))}
+    return {"region": region, "contextRegion": {"startLine": excerpt.first, "endLine": last, "snippet": snippet}}

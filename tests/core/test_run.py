@@ -42,7 +42,7 @@ from ampcheck.core.run import (
     merge,
 )
 from ampcheck.core.text import clean
-from ampcheck.outcome.raising import verify
+from ampcheck.outcome.raising import verify, with_test
 
 
 def same(a: Any, b: Any) -> bool:
@@ -557,15 +557,15 @@ def test_verify_emits_before_it_raises() -> None:
     run = Run(findings=(failing(1),))
     with collect() as runs, pytest.raises(AssertionError):
         verify(run)
-    assert runs == [run]
+    assert runs == [with_test(run)]
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.FAIL])
 def test_only_a_failure_raises(verdict: Verdict) -> None:
     run = Run(findings=(finding(verdict),))
     with collect() as runs:
-        assert verify(run) is run
-    assert runs == [run]
+        assert verify(run) == with_test(run)
+    assert runs == [with_test(run)]
     assert not run.failed
 
 

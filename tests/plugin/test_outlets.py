@@ -111,8 +111,10 @@ def test_a_job_gets_annotations_but_of_expected_failures_and_one_part_of_its_sum
 ) -> None:
     result = job.runpytest(spread, "--ampcheck-json=run.json")
     assert [line for line in result.outlines if line.startswith("::")] == [
-        "::error title=overflow%3A Big::an output stays finite%0AHint: scale it",
-        "::warning title=overflow%3A second::an output stays finite%0AHint: scale it",
+        "::error title=overflow%3A Big::an output stays finite%0AHint: scale it%0AReproduce: "
+        "pytest test_suite.py::test_overflows",
+        "::warning title=overflow%3A second::an output stays finite%0AHint: scale it%0AReproduce: "
+        "pytest test_suite.py::test_two",
     ]
     comment = comment_of(Run.load(job.path / "run.json"), "pytest")
     assert (job.path / "summary.md").read_text(encoding="utf-8") == comment + "\n"

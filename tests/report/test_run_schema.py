@@ -1,4 +1,8 @@
-"""Promise: the published schema of runs describes what ampcheck writes and reads, no more and no less."""
+"""Promise: the published schema of runs describes what ampcheck writes and reads, no more and no less.
+
+After a change of the dataclasses, `PYTHONPATH=tests python tests/report/test_run_schema.py` writes the schema again;
+new fields then need descriptions, which are written by hand.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,9 @@ from runs import HOSTILE_RUN, RUNS
 from sample_run import sample_run
 
 from ampcheck.core import run as records
+from ampcheck.core.charts import AXES, KINDS, SCALES, Chart
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import AXES, KINDS, SCALES, SCHEMA, Chart, Finding, Run, Scalar, Verdict
+from ampcheck.core.run import SCHEMA, Finding, Run, Scalar, Verdict
 
 FILE = Path(records.__file__).with_name("run.schema.json")
 PUBLISHED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -94,6 +99,14 @@ def expected() -> dict[str, Any]:
     }
 
 
+def with_descriptions(schema: Any, published: Any) -> Any:
+    """`schema` with the descriptions that `published` has at the same places."""
+    if not isinstance(schema, dict) or not isinstance(published, dict):
+        return schema
+    text = {"description": published["description"]} if isinstance(published.get("description"), str) else {}
+    return {**text, **{name: with_descriptions(part, published.get(name)) for name, part in schema.items()}}
+
+
 def without_descriptions(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {
@@ -150,3 +163,7 @@ def test_what_the_schema_rejects_ampcheck_does_not_read(change: dict[str, Any]) 
     assert not VALIDATOR.is_valid(data)
     with pytest.raises(UsageError):
         Run.from_json(data)
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(with_descriptions(expected(), PUBLISHED), indent=2) + "\n", encoding="utf-8")

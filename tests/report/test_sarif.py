@@ -19,6 +19,7 @@ from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import HEADROOM, OVERFLOW, PRECISION_LOSS
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings
+from ampcheck.core.source import with_excerpts
 from ampcheck.outcome.accept import accept
 from ampcheck.report.sarif import sarif_of, write_sarif
 
@@ -228,3 +229,13 @@ def test_text_from_outside_has_no_control_characters(text):
     (result,) = results(HERE, finding)
     shown = result["message"]["text"] + result["properties"].get("subject", "")
     assert all(character.isprintable() or character in "\n\t" or ord(character) > 0x9F for character in shown)
+
+
+def test_the_lines_around_a_place_are_its_context(folder):
+    (finding,) = with_excerpts((overflow(),))
+    context = first(folder, finding)["locations"][0]["physicalLocation"]["contextRegion"]
+    assert context == {
+        "startLine": 3,
+        "endLine": 4,
+        "snippet": {"text": "def forward(x):\n    return x.exp()  # naïve"},
+    }
