@@ -85,10 +85,12 @@ def outputs_of(options: argparse.Namespace) -> dict[str, str]:
     return {name: path for name in OUTPUTS if (path := getattr(options, name)) is not None}
 
 
-def require_writable(**paths: str) -> None:
+def require_writable(**paths: str | None) -> None:
     """Raise `UsageError` unless each path, named by its option, is a different file in a folder that exists."""
     taken: dict[str, str] = {}
     for name, text in paths.items():
+        if text is None:
+            continue
         path = Path(text)
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")

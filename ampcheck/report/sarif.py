@@ -201,9 +201,11 @@ def _location(finding: Finding, root: Path) -> dict[str, Any]:
 def _artifact(file: str, root: Path) -> dict[str, str]:
     path = path_in(root, file)
     path = os.path.abspath(file) if path.startswith("../") else path
-    if re.match(r"[A-Za-z]:[\\/]|\\", path):  # of a run on Windows, wherever this one is
-        drive, _, rest = path.replace("\\", "/").rpartition(":")
-        return {"uri": f"file:///{drive}:{_quoted(rest)}" if drive else f"file:{_quoted(rest)}"}
+    path = path if os.path.exists(file) else path.replace("\\", "/")  # a run on Windows may be read anywhere
+    if re.match("[A-Za-z]:/", path):
+        return {"uri": f"file:///{path[:2]}{_quoted(path[2:])}"}
+    if path.startswith("//"):  # //server/share
+        return {"uri": f"file:{_quoted(path)}"}
     if path.startswith("/"):
         return {"uri": f"file://{_quoted(path)}"}
     return {"uri": _quoted(path), **({"uriBaseId": _ROOT} if os.path.exists(file) else {})}

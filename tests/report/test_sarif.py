@@ -173,6 +173,7 @@ def test_a_place_has_the_line_its_source_the_module_and_a_path_from_the_root_of_
         ("/usr/lib/a b.py", "file:///usr/lib/a%20b.py"),
         (r"C:\models\net work.py", "file:///C:/models/net%20work.py"),
         (r"\\server\share\net.py", "file://server/share/net.py"),
+        (r"models\net.py", "models/net.py"),
         ("a:b.py", "a%3Ab.py"),
         ("<ipython-input-1>", "%3Cipython-input-1%3E"),
         ("50%#?.py", "50%25%23%3F.py"),
