@@ -126,7 +126,7 @@ HOSTILE_RUN = Run(
     (
         *(Finding(_EVIL, verdict, _EVIL, _EVIL, Where(*[_EVIL] * 4, -1, -1), float("nan"), float("inf"), _EVIL, _EVIL)
           for verdict in Verdict),
-        Finding("overflow", Verdict.FAIL, "m", "word " * 200_000, Where(file="C:\\models\\net.py", line=3)),
+        Finding("overflow", Verdict.FAIL, "m", "word " * 20_000, Where(file="C:\\models\\net.py", line=3)),
         Finding("overflow", Verdict.FAIL, "m", "", Where(file="odd\udc80\ud800.py", line=0), code="x" * 100_000),
         Finding("overflow", Verdict.FAIL, "m", "no place"),
         Finding("overflow", Verdict.FAIL, "m", "a device", Where(file="/dev/zero", line=1)),

@@ -13,7 +13,6 @@ from dataclasses import replace
 from os.path import basename
 
 from ampcheck.core.run import SEVERITY, Finding, Verdict, Where
-from ampcheck.core.source import code_at
 
 GUARD_VANISHED = "a constant that guards must not vanish"
 """How `stagnation` begins where an eps is zero in the format: what is divided by it becomes infinite."""
@@ -30,8 +29,7 @@ _PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings in their order, each with the `cause` that it follows from, empty for a cause; of failures and
-    warnings with the `code` of their lines.
+    """The findings in their order, each with the `cause` that it follows from, empty for a cause.
 
     A cause is about the same subject, at least as severe as what follows from it, and follows from nothing itself.
     Verdicts do not change.
@@ -43,15 +41,9 @@ def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             by_subject.setdefault(finding.subject, []).append(finding)
     causes = {id(f): cause for group in by_subject.values() for f, cause in _followers(group)}
     return tuple(
-        replace(f, cause=causes[id(f)].key if id(f) in causes else (), code=_code(f)) if f.verdict in _PROBLEMS else f
+        replace(f, cause=causes[id(f)].key if id(f) in causes else ()) if f.verdict in _PROBLEMS else f
         for f in findings
     )
-
-
-def _code(finding: Finding) -> str:
-    """The source line of a finding; empty where there is none, or the message shows it."""
-    code = code_at(finding.where)
-    return "" if code in finding.message else code
 
 
 def _followers(problems: Sequence[Finding]) -> Iterable[tuple[Finding, Finding]]:

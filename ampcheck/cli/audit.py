@@ -8,7 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 from ampcheck.cli.following import Interrupted, second_interrupt_ends
-from ampcheck.cli.output import EXIT_CODES, INTERRUPTED, Commands, add_output, finish, print_report, require_writable
+from ampcheck.cli.output import (
+    EXIT_CODES,
+    INTERRUPTED,
+    Commands,
+    add_output,
+    finish,
+    outputs_of,
+    print_report,
+    require_writable,
+)
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
 
 
@@ -28,7 +37,7 @@ def _audit(options: argparse.Namespace) -> int:
     options.no_compile |= options.fast
     settings = settings_of(options)
     targets = targets_of(options, settings)
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
 
     from ampcheck.core.run import Run, merge
     from ampcheck.report.sections import headline

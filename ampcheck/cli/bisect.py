@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ampcheck.cli.output import INTERRUPTED, USAGE, Commands, add_output, finish, print_report, require_writable
+from ampcheck.cli.output import (
+    INTERRUPTED,
+    USAGE,
+    Commands,
+    add_output,
+    finish,
+    outputs_of,
+    print_report,
+    require_writable,
+)
 from ampcheck.cli.targets import add_audit_options, with_options
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.settings import Target, load_settings
@@ -35,13 +44,13 @@ def add_command(commands: Commands) -> None:
         "--time", type=float, default=900.0, metavar="S", help="seconds that one commit may take (default: %(default)g)"
     )
     add_audit_options(bisect)
-    add_output(bisect)
+    add_output(bisect, kind="bisect")
     bisect.set_defaults(command=_bisect)
 
 
 def _bisect(options: argparse.Namespace) -> int:
     parse_number(options.time, "--time")
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
 
     from ampcheck.bisect.history import History
     from ampcheck.bisect.judge import judge_history

@@ -9,6 +9,7 @@ from ampcheck.cli.output import (
     add_output,
     add_subject,
     finish,
+    outputs_of,
     print_report,
     require_writable,
     split_names,
@@ -41,12 +42,12 @@ def add_command(commands: Commands) -> None:
     )
     blame.add_argument("--steps", type=int, default=1, help="successive calls, each with an update (default: 1)")
     blame.add_argument("--runs", type=int, default=60, help="sets of modules to try at most (default: %(default)s)")
-    add_output(blame, verbose="print every finding in full")
+    add_output(blame, kind="blame", verbose="print every finding in full")
     blame.set_defaults(command=_blame)
 
 
 def _blame(options: argparse.Namespace) -> int:
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
 
     from rich.console import Console
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of, print_report, require_writable
 from ampcheck.core.errors import UsageError
 
 
@@ -31,12 +31,12 @@ def add_command(commands: Commands) -> None:
         "--effect", type=float, default=2.0, metavar="PERCENT", help="the smallest step that is reported (default: 2)"
     )
     history.add_argument("--fail", action="store_true", help="a step down fails, such as for a nightly job")
-    add_output(history)
+    add_output(history, kind="history")
     history.set_defaults(command=_history)
 
 
 def _history(options: argparse.Namespace) -> int:
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
     if not 0 <= options.effect < 100:
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 

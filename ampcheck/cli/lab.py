@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Commands, Stdout, add_output, finish, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of, require_writable
 from ampcheck.core.errors import UsageError
 from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
 
@@ -51,14 +51,14 @@ def add_command(commands: Commands) -> None:
     )
     lab._negative_number_matcher = _NEGATIVE  # argparse has no public way to define negative numbers
     lab.add_argument("--full", action="store_true", help="longer runs, larger models, more modes")
-    add_output(lab, verbose="print every table")
+    add_output(lab, kind="lab", verbose="print every table")
     lab.set_defaults(command=_lab)
 
 
 def _lab(options: argparse.Namespace) -> int:
     if options.list:
-        if options.value or options.full or options.html or options.json:
-            raise UsageError("--list runs no experiment: leave --value, --full, --html and --json out")
+        if options.value or options.full or outputs_of(options):
+            raise UsageError("--list runs no experiment: leave --value, --full and the options of files out")
         width = max(len(experiment.name) for experiment in EXPERIMENTS) + 2
         with Stdout() as out:
             for experiment in experiments_of(options.names):
@@ -70,7 +70,7 @@ def _lab(options: argparse.Namespace) -> int:
         raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
     if values and options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
-    require_writable(html=options.html, json=options.json)
+    require_writable(**outputs_of(options))
     if values:
         return _dissect(values, options)
     for name, value in _BEFORE_TORCH.items():

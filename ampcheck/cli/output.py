@@ -1,4 +1,4 @@
-"""Arguments and output that commands share: reports as text, as an HTML page and as JSON."""
+"""Arguments and output that commands share: the report as text and as files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ampcheck.core.errors import UsageError
+from ampcheck.report.github import annotations_in_job, append_summary
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
@@ -45,11 +46,33 @@ def split_names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def add_output(command: argparse.ArgumentParser, *, verbose: str = "print every finding, passes too") -> None:
-    """Add `--html`, `--json` and `--verbose`."""
-    command.add_argument("--html", metavar="PATH", help="write a self-contained page")
-    command.add_argument("--json", metavar="PATH", help="write the run as JSON")
+OUTPUTS = {
+    "html": ("page", "write a self-contained page"),
+    "json": ("JSON", "write the run as JSON; `ampcheck report --schema` prints its schema"),
+    "sarif": ("SARIF", "write the findings as SARIF 2.1.0, for code scanning"),
+    "markdown": ("comment", "write a comment for a pull request; its first line names the comment to replace"),
+}
+"""The files that a command writes its run to: option to what it is called, and its help."""
+
+
+def add_output(
+    command: argparse.ArgumentParser, *, kind: str = "audit", verbose: str = "print every finding, passes too"
+) -> None:
+    """Add the options of `OUTPUTS`, `--github` and `--verbose`. kind: of the run, in the marker of the comment."""
+    for name, (_, text) in OUTPUTS.items():
+        command.add_argument(f"--{name}", metavar="PATH", help=text)
+    command.add_argument(
+        "--github",
+        action="store_true",
+        help="print annotations for GitHub, as in a job of GitHub Actions, where the summary of the job is written too",
+    )
     command.add_argument("-v", "--verbose", action="store_true", help=verbose)
+    command.set_defaults(kind=kind)
+
+
+def outputs_of(options: argparse.Namespace) -> dict[str, str]:
+    """The files that the options name."""
+    return {name: path for name in OUTPUTS if (path := getattr(options, name)) is not None}
 
 
 def require_writable(**paths: str | None) -> None:
@@ -161,30 +184,31 @@ def finish(
     show: Callable[[], object],
     *,
     failed: bool | None = None,
-    more: Mapping[str, Callable[[str], None]] | None = None,
     out: Stdout | None = None,
 ) -> int:
-    """Write the files that `options` names, print the report with `show`, and return the exit code.
+    """Write the files that `options` name, print the report with `show`, and return the exit code.
 
-    A full or closed stdout thus loses no file, and a file that cannot be written loses no report.
-    failed: whether the exit code is 1; by default `run.failed`. more: further options, each with the function that
-    writes its file. Raises `UsageError`, after the report, if a file cannot be written.
+    A full or closed stdout thus loses no file, and a file that cannot be written loses no report. In a job of GitHub
+    Actions annotations follow the report, and the summary of the job is written.
+    failed: whether the exit code is 1; by default `run.failed`. Raises `UsageError`, after the report, if a file cannot
+    be written.
     """
-    from ampcheck.report import write_html
+    from ampcheck.catalog import REGISTRY
+    from ampcheck.report.outputs import write_output
 
-    writers: dict[str, tuple[str, Callable[[str], None]]] = {
-        "html": ("page", lambda path: write_html(run, path)),
-        "json": ("JSON", lambda path: run.save(path)),
-        **{name: (name, write) for name, write in (more or {}).items()},
-    }
+    folder = Path.cwd()
     written, errors, out = list[str](), list[UsageError](), out or Stdout()
-    for name, (word, write) in writers.items():
-        if path := getattr(options, name):
-            try:
-                write(path)
-                written.append(f"{word}: {path}")
-            except UsageError as error:
-                errors.append(error)
+    for name, path in outputs_of(options).items():
+        try:
+            write_output(run, name, Path(path), kind=options.kind, rules=REGISTRY, folder=folder)
+            written.append(f"{OUTPUTS[name][0]}: {path}")
+        except UsageError as error:  # noqa: PERF203  # the others are written all the same
+            errors.append(error)
+    try:
+        append_summary(run, options.kind)
+    except UsageError as error:
+        errors.append(error)
+    written += annotations_in_job(run, folder, always=options.github)
     with out:
         show()
         print(*written, sep="\n", end="\n" if written else "", flush=True)

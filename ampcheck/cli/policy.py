@@ -6,13 +6,23 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.policy import releases
 from ampcheck.autocast.views import counts_view, diff_view, explain_view, known_best, policy_view, source_of
-from ampcheck.cli.output import Commands, Stdout, print_report, split_names
+from ampcheck.cli.output import (
+    Commands,
+    Stdout,
+    add_output,
+    finish,
+    outputs_of,
+    print_report,
+    require_writable,
+    split_names,
+)
 from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar, Table
@@ -68,7 +78,7 @@ def add_command(commands: Commands) -> None:
     lock.add_argument(
         "--torch", metavar="RELEASE", help="with --check: what would differ under the policy of a release, such as 2.15"
     )
-    lock.add_argument("-v", "--verbose", action="store_true", help="print every finding, passes too")
+    add_output(lock, kind="policy")
     lock.set_defaults(command=_lock)
 
 
@@ -86,17 +96,21 @@ def _lock(options: argparse.Namespace) -> int:
 
     if options.torch and not options.check:
         raise UsageError("a lock is made under the installed PyTorch: --torch goes with --check")
+    require_writable(**outputs_of(options))
     devices, dtypes = split_names(options.device), split_names(options.dtype)
     target = LockTarget.of(options.target, options.path)
     if options.check:
         run = compare_lock(target, devices, dtypes, release=options.torch)
     else:
         run = write_lock(target, devices or DEVICES, dtypes or LOW)
-    with Stdout() as out:
+    run = replace(run, title=f"policy of {target.entry}")
+
+    def show() -> None:
         print_report(run, verbose=options.verbose)
         if not options.check:
             print(clean(f"lock: {target.file}, entry {target.entry}"))
-    return out.code(run.failed)
+
+    return finish(run, options, show)
 
 
 def _snapshot(options: argparse.Namespace) -> int:

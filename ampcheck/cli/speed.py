@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Commands, add_output, finish, print_report, require_writable, split_names
+from ampcheck.cli.output import Commands, add_output, finish, outputs_of, print_report, require_writable, split_names
 from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "launches-max": (int, "N", "maximum number of processes while the result is undecided (default: 8)"),
     "effect": (float, "SHARE", "smallest relative change that can fail (default: 0.03)"),
     "comparisons": (int, "N", "number of comparisons in the CI job; keeps the overall false-failure rate below 1 %%"),
-    "markdown": (str, "PATH", "write a comment for a pull request"),
 }
 
 
@@ -65,17 +64,15 @@ def add_command(commands: Commands) -> None:
     for name, (kind, metavar, text) in _OPTIONS.items():
         speed.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
     speed.add_argument("--device", default="cpu", help="device to run on; not emulated if missing (default: cpu)")
-    add_output(speed, verbose="print every finding and every table")
+    add_output(speed, kind="speed", verbose="print every finding and every table")
     speed.set_defaults(command=_speed)
 
 
 def _speed(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    require_writable(html=arguments.html, json=arguments.json, markdown=arguments.markdown)
+    require_writable(**outputs_of(arguments))
 
-    from ampcheck.core.files import write_atomically
     from ampcheck.report import progress_bar
-    from ampcheck.report.markdown import comment_of
 
     with progress_bar() as progress:
         progress("loading torch and the target", 0, 1)
@@ -83,8 +80,7 @@ def _speed(arguments: argparse.Namespace) -> int:
     tables = run.tables if arguments.verbose or arguments.base is None else (run.tables[0], *run.tables[2:])
     # A comparison of two revisions is short: the reason of an undecided one is printed in full.
     verbose = arguments.verbose or arguments.base is not None
-    comment = {"markdown": lambda path: write_atomically(path, comment_of(run))}
-    return finish(run, arguments, lambda: print_report(run, tables, verbose=verbose), more=comment)
+    return finish(run, arguments, lambda: print_report(run, tables, verbose=verbose))
 
 
 def _options(arguments: argparse.Namespace) -> SpeedOptions:

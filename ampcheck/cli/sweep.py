@@ -17,6 +17,7 @@ from ampcheck.cli.output import (
     Commands,
     add_output,
     finish,
+    outputs_of,
     require_writable,
 )
 from ampcheck.cli.targets import add_audit_options, add_selection, command_of, for_target, settings_of, targets_of
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _TIME = 900.0
 _SHARE = 0.8
 """Of the machine's memory, for all jobs together, by default."""
+
+_TABLES = "sweep.md"
+"""The file with all tables, among the results."""
 
 _ROWS = 40
 """Rows of the table on a terminal up to which those without a finding are shown too."""
@@ -79,8 +83,7 @@ def add_command(commands: Commands) -> None:
     )
     add_audit_options(sweep)
     add_selection(sweep)
-    add_output(sweep, verbose="print a row for each target, of many too")
-    sweep.add_argument("--markdown", metavar="PATH", help="write the tables as Markdown")
+    add_output(sweep, kind="sweep", verbose="print a row for each target, of many too")
     sweep.set_defaults(command=_sweep)
 
 
@@ -89,9 +92,8 @@ def _sweep(options: argparse.Namespace) -> int:
     parse_number(options.time, "--time")
     if options.memory is not None:
         parse_number(options.memory, "--memory")
-    require_writable(html=options.html, json=options.json, markdown=options.markdown)
+    require_writable(**outputs_of(options))
 
-    from ampcheck.core.files import write_atomically
     from ampcheck.report.markdown import tables_of
     from ampcheck.sweep.listing import read_list
     from ampcheck.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Limits, ResultFolder, Task
@@ -126,8 +128,8 @@ def _sweep(options: argparse.Namespace) -> int:
         every = [judged for judgements in found.values() for judged in judgements.values()]
         failed = any(judged.failed for judged in every)
         show = partial(_show, run, swept, options)
-        markdown = {"markdown": lambda path: write_atomically(path, tables_of(run))}
-        code = finish(run, options, show, failed=failed, more=markdown)
+        folder.write(_TABLES, tables_of(run))
+        code = finish(run, options, show, failed=failed)
     endings = {judged.result.ended for judged in every}
     if interrupted:
         return INTERRUPTED
@@ -188,4 +190,4 @@ def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None
     print_tables([*([brief_table(shown)] if shown else []), *tables])
     if len(shown) < len(swept):
         print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
-    print(f"{run.title}; results: {options.out}")
+    print(f"{run.title}; all tables: {Path(options.out) / _TABLES}")

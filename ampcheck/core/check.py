@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Check:
             None if value is None else float(value) for value in (evidence.get("observed"), evidence.get("limit"))
         )
         unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
-        return Finding(self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen)
+        code = code_at(where) if verdict in (Verdict.FAIL, Verdict.WARN) else ""
+        return Finding(self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen, code=code)
 
 
 def first_findings(findings: Sequence[Finding], limit: int = LISTED) -> list[Finding]:

@@ -109,9 +109,8 @@ class Finding:
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
     the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
     were not counted. `cause` is the `key` of the finding that this one follows from, empty for one of its own.
-    `code` is the source line at `where`, empty where it is not known or the message shows it; `excerpt` the lines
-    around it. `accepted` is the reason for which the repository accepts the finding, and where it says so. `reproduce`
-    is the command that finds this one again.
+    `code` is the source line at `where`, empty where it is not known; `excerpt` the lines around it. `accepted` is why
+    the repository accepts the finding, and where it says so. `reproduce` is the command that finds this one again.
     """
 
     check: str
@@ -275,7 +274,8 @@ def describe(finding: Finding) -> str:
     """A finding in a few lines: check and verdict, message, location, source, hint; controls are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     lines += [f"  where: {where}"] if (where := str(finding.where)) else []
-    lines += [f"    {line}" for line in finding.excerpt.drawn()] or ([f"    {finding.code}"] if finding.code else [])
+    code = [finding.code] if finding.code and finding.code not in finding.message else []
+    lines += [f"    {line}" for line in finding.excerpt.drawn()] or [f"    {line}" for line in code]
     lines += [f"  hint: {finding.hint}"] if finding.hint else []
     lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
     return clean("\n".join(lines))

@@ -2,26 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from linecache import checkcache, getlines
+from pathlib import Path
+from typing import TypeAlias
 
 from ampcheck.core.excerpt import excerpt_of
 from ampcheck.core.run import Finding, Verdict, Where
+
+Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
+"""A finding without numbers, wording and line number."""
+
+IN_SOURCE = "by a comment at "
+"""How `Finding.accepted` begins where a comment in the source accepts the finding."""
 
 _PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a source file as it is now; none where it cannot be read."""
-    checkcache(file)
-    return getlines(file)
+    """The lines of a source file as it is now; none where it cannot be read, or is a device or a pipe."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        return []
+    with suppress(ValueError):  # a NUL in the path
+        checkcache(file)
+        return getlines(file)
+    return []
 
 
 def code_at(where: Where) -> str:
     """The source line at a location, without indentation; empty where it is not known."""
     lines = lines_of(where.file) if where.file and where.line is not None else []
     return lines[where.line - 1].strip() if where.line is not None and 0 < where.line <= len(lines) else ""
+
+
+def place_of(finding: Finding, folder: Path) -> Place:
+    """The check, subject, phase, module, op, file and source line of a finding; the file as `path_in` gives it."""
+    where = finding.where
+    code = finding.code or code_at(where)
+    return finding.check, finding.subject, where.phase, where.module, where.op, path_in(folder, where.file), code
+
+
+def fingerprint_of(finding: Finding, folder: Path) -> str:
+    """The place of a finding in 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(place_of(finding, folder)).encode()).hexdigest()[:32]
+
+
+def path_in(folder: Path, file: str) -> str:
+    """A file that exists, relative to `folder` and with `/`; any other path as it is."""
+    if not os.path.exists(file):
+        return file
+    with suppress(ValueError):  # another drive of Windows
+        return os.path.relpath(file, folder).replace(os.sep, "/")
+    return file
+
+
+def repository_of(folder: Path) -> Path:
+    """The nearest folder at or above `folder` that a git repository has as its root; `folder` itself outside of one."""
+    folder = folder.resolve()
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)
 
 
 def with_excerpts(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from ampcheck.catalog.outcome import BASELINE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.settings import Settings
-from ampcheck.core.source import with_excerpts
+from ampcheck.core.source import IN_SOURCE, with_excerpts
 from ampcheck.core.text import counted, listed
 from ampcheck.outcome.baseline import PROBLEMS, Baseline
 from ampcheck.outcome.comments import ignored_at
@@ -39,7 +39,7 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]
     baseline = Baseline.load(settings.folder / settings.baseline)
     changed = list(baseline.accept(changed, today or date.today()))
-    judged = tuple(_with_causes(findings, changed))
+    judged = tuple(with_accepted_causes(findings, changed))
     if gone and (left := baseline.gone(judged)):
         places = listed(dict.fromkeys(f"{entry.check} in {entry.subject}" for entry in left))
         text = f"{counted(len(left), 'accepted findings')} no longer found: {places}"
@@ -69,7 +69,7 @@ def _commented(finding: Finding) -> Finding:
         return finding
     for pattern, reason in ignored.items():
         if fnmatchcase(finding.check, pattern):
-            accepted = f"by a comment at {finding.where.file}:{finding.where.line}: {reason or 'no reason is given'}"
+            accepted = f"{IN_SOURCE}{finding.where.file}:{finding.where.line}: {reason or 'no reason is given'}"
             return replace(finding, verdict=Verdict.ACCEPTED, accepted=accepted)
     if unknown := [pattern for pattern in ignored if not any(fnmatchcase(slug, pattern) for slug in REGISTRY)]:
         return replace(
@@ -78,7 +78,7 @@ def _commented(finding: Finding) -> Finding:
     return finding
 
 
-def _with_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
+def with_accepted_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
     """The findings `after` with causes among themselves; what follows from an accepted finding is accepted with it."""
     causes = {old.key: new for old, new in reversed(list(zip(before, after, strict=True))) if not old.cause}
     for finding in after:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import TypeAlias
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, to_plain, untag_nonfinite
 from ampcheck.core.run import Finding, Verdict
-from ampcheck.core.source import code_at
+from ampcheck.core.source import Place, place_of
 from ampcheck.core.text import clean
 
 SCHEMA = 1
-
-Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
-"""A finding without numbers, wording and line number."""
 
 PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
@@ -95,7 +90,7 @@ class Baseline:
         left = Counter({entry.place: entry.count for entry in self.findings})
         entries = {entry.place: entry for entry in self.findings}
         for finding in findings:
-            place = self.place_of(finding)
+            place = place_of(finding, self.folder)
             if finding.cause or finding.verdict not in PROBLEMS or not left[place]:
                 yield finding
                 continue
@@ -109,16 +104,16 @@ class Baseline:
     def gone(self, findings: Iterable[Finding]) -> list[Accepted]:
         """The entries with fewer findings than they accept, although their check judged their subject."""
         findings = tuple(findings)
-        judged = {(f.check, f.subject) for f in findings if f.verdict in (*PROBLEMS, Verdict.ACCEPTED, Verdict.PASS)}
-        found = Counter(self.place_of(f) for f in _problems(findings))
+        judged = judged_by(findings)
+        found = Counter(place_of(f, self.folder) for f in problems_of(findings))
         return [e for e in self.findings if (e.check, e.subject) in judged and found[e.place] < e.count]
 
     def updated(self, findings: Iterable[Finding], reason: str, author: str, expires: str) -> Baseline:
         """This baseline without what is gone, and with the problems that it does not accept yet, ordered by place."""
         findings = tuple(findings)
         problems: dict[Place, list[Finding]] = {}
-        for finding in _problems(findings):
-            problems.setdefault(self.place_of(finding), []).append(finding)
+        for finding in problems_of(findings):
+            problems.setdefault(place_of(finding, self.folder), []).append(finding)
         gone = {entry.place for entry in self.gone(findings)}
         entries = {entry.place: entry for entry in self.findings if entry.place not in gone or entry.place in problems}
         for place, group in problems.items():
@@ -128,15 +123,12 @@ class Baseline:
             entries[place] = replace(old, count=len(group))
         return Baseline(self.folder, tuple(sorted(entries.values(), key=lambda entry: entry.place)))
 
-    def place_of(self, finding: Finding) -> Place:
-        """The place of a finding: its file relative to the folder of the baseline, its line by the source."""
-        where = finding.where
-        file = (
-            os.path.relpath(where.file, self.folder).replace(os.sep, "/") if os.path.exists(where.file) else where.file
-        )
-        return finding.check, finding.subject, where.phase, where.module, where.op, file, code_at(where)
 
-
-def _problems(findings: Iterable[Finding]) -> Iterator[Finding]:
+def problems_of(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Problems that follow from no other, accepted or not."""
     return (f for f in findings if f.verdict in (*PROBLEMS, Verdict.ACCEPTED) and not f.cause)
+
+
+def judged_by(findings: Iterable[Finding]) -> set[tuple[str, str]]:
+    """The checks that gave a verdict, each with its subject."""
+    return {(f.check, f.subject) for f in findings if f.verdict in (*PROBLEMS, Verdict.ACCEPTED, Verdict.PASS)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ OPTIONS = {
     "--ampcheck": ("", "print a summary of the findings and the coverage of ampcheck's asserts and marked tests"),
     "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),
     "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
+    "--ampcheck-sarif": ("PATH", "write the findings as SARIF 2.1.0, for code scanning; implies --ampcheck"),
     "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
     "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
     "--ampcheck-guard": (
@@ -31,6 +33,10 @@ OPTIONS = {
 """Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
 
 
+FILES = ("html", "json", "sarif")
+"""The files that a session writes, by their options."""
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Add every option and its ini setting."""
     group = parser.getgroup("ampcheck", "mixed precision and compilation (ampcheck)")
@@ -43,31 +49,41 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """The values of the options. The three paths are absolute; they are None in a worker of xdist."""
+    """The values of the options. Paths are absolute; a worker of xdist has none.
+
+    files: of `FILES`, those to write. junit: pytest writes JUnit XML, to which the findings of each test are added.
+    """
 
     enabled: bool
     device: str
     update: bool = False
     guard: bool = False
-    html: Path | None = None
-    json: Path | None = None
+    junit: bool = False
+    files: Mapping[str, Path] = field(default_factory=dict)
     history: Path | None = None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Options:
         """Read the options. Raises `pytest.UsageError` for invalid ones."""
-        html, json, history = (_value(config, f"ampcheck_{name}") for name in ("html", "json", "history"))
+        files = {name: text for name in FILES if (text := _value(config, f"ampcheck_{name}")) is not None}
+        history = _value(config, "ampcheck_history")
         device = _parse_device(_value(config, "ampcheck_device"))
         update, guard = (bool(_value(config, name)) for name in ("ampcheck_update", "ampcheck_guard"))
-        enabled = bool(_value(config, "ampcheck")) or update or any(path is not None for path in (html, json, history))
+        enabled = bool(_value(config, "ampcheck")) or update or bool(files) or history is not None
+        junit = bool(config.getoption("xmlpath", None))
         if hasattr(config, "workerinput"):
-            return cls(enabled, device, update, guard)
+            return cls(enabled, device, update, guard, junit)
         folder = config.invocation_params.dir
-        paths = _parse_path("--ampcheck-html", html, folder), _parse_path("--ampcheck-json", json, folder)
-        if paths[0] is not None and paths[0] == paths[1]:
-            raise pytest.UsageError(f"--ampcheck-html and --ampcheck-json need a file each, both are {html}")
-        history = _parse_path("--ampcheck-history", history, folder, is_file=False)
-        return cls(enabled, device, update, guard, *paths, history)
+        paths: dict[str, Path] = {}
+        for name, text in files.items():
+            path = _parse_path(f"--ampcheck-{name}", text, folder)
+            if other := next((other for other, taken in paths.items() if taken == path), None):
+                raise pytest.UsageError(
+                    f"--ampcheck-{other} and --ampcheck-{name} need a file each, both are {files[other]}"
+                )
+            paths[name] = path
+        kept = None if history is None else _parse_path("--ampcheck-history", history, folder, is_file=False)
+        return cls(enabled, device, update, guard, junit, paths, kept)
 
 
 def _value(config: pytest.Config, name: str) -> Any:
@@ -84,10 +100,8 @@ def _parse_device(text: str | None) -> str:
     return text or "cpu"
 
 
-def _parse_path(flag: str, text: str | None, folder: Path, *, is_file: bool = True) -> Path | None:
+def _parse_path(flag: str, text: str, folder: Path, *, is_file: bool = True) -> Path:
     """An absolute path to write to. A folder is created later, a file needs one that exists."""
-    if text is None:
-        return None
     path = Path(os.path.abspath(folder / text))
     if not text or (path.is_dir() if is_file else path.exists() and not path.is_dir()):
         kinds = ("file", "folder") if is_file else ("folder", "file")

@@ -25,10 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if option.help or option.collectonly or option.markers or option.showfixtures:
         return
     options = config.stash[_OPTIONS] = Options.of(config)
-    if options.enabled:
-        config.pluginmanager.register(Collector(options.update), "ampcheck-collector")
-        if not hasattr(config, "workerinput"):
-            config.pluginmanager.register(Report(options), "ampcheck-report")
+    if options.enabled or options.junit:
+        config.pluginmanager.register(Collector(options.update, config.rootpath), "ampcheck-collector")
+    if options.enabled and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(options), "ampcheck-report")
     session = config.stash[SESSION] = SpeedSession(config, options.history)
     config.pluginmanager.register(session, "ampcheck-speed")
 

@@ -7,7 +7,7 @@ scope runs once in each worker of xdist, and its runs count as often.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -42,13 +42,14 @@ _COLLECTED = pytest.StashKey[_Collected]()
 
 
 class Collector:
-    """Collects the runs that each test emits and adds them to the report of its teardown.
+    """Collects the runs that each test emits and adds them to the report of its teardown, with their properties.
 
-    update: policy locks are written instead of compared.
+    update: policy locks are written instead of compared. root: to which the places of findings are relative.
     """
 
-    def __init__(self, update: bool) -> None:
+    def __init__(self, update: bool, root: Path) -> None:
         self.update = update
+        self.root = root
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -75,6 +76,7 @@ class Collector:
         collected.outcome = _outcome(collected.outcome, report)
         if report.when == "teardown" and (collected.runs or collected.written):
             setattr(report, _ATTRIBUTE, asdict(collected))
+            report.user_properties += _properties(collected, self.root)
         return report
 
 
@@ -120,6 +122,30 @@ def _to_text(run: Run) -> str:
         ) from error
 
 
+def _properties(collected: _Collected, root: Path) -> Iterator[tuple[str, object]]:
+    """The findings of a test as properties, which JUnit XML shows: `ampcheck.fail` and the other verdicts with their
+    counts; check, place and fingerprint of the first failure."""
+    from ampcheck.core.run import Verdict
+    from ampcheck.core.source import fingerprint_of, repository_of
+
+    run = _merged(collected.runs)
+    yield from ((f"ampcheck.{verdict}", count) for verdict, count in run.counts().items())
+    failures = sorted(run.of(Verdict.FAIL), key=lambda finding: bool(finding.cause))  # causes first
+    for finding in failures[:1]:
+        yield "ampcheck.check", clean(finding.check)
+        yield "ampcheck.where", clean(str(finding.where))
+        yield "ampcheck.fingerprint", fingerprint_of(finding, repository_of(root))
+
+
+def _merged(texts: Iterable[str]) -> Run:
+    """Runs that travelled as JSON, as one."""
+    import json
+
+    from ampcheck.core.run import Run, merge
+
+    return merge(Run.from_json(json.loads(text)) for text in texts)
+
+
 def _outcome(before: str, report: pytest.TestReport) -> str:
     """The outcome of the test after this phase: failures stay, passed phases change nothing."""
     now: str = report.outcome
@@ -143,13 +169,9 @@ class _Entry:
 
     @classmethod
     def of(cls, report: pytest.TestReport, data: dict[str, Any]) -> _Entry:
-        import json
-
-        from ampcheck.core.run import Run, merge
-
-        run = merge(Run.from_json(json.loads(text)) for text in data["runs"])
         written = tuple((path, name) for path, name in data["written"])
-        return cls(report.nodeid, getattr(report, "worker_id", ""), data["outcome"], run, written)
+        worker = getattr(report, "worker_id", "")
+        return cls(report.nodeid, worker, data["outcome"], _merged(data["runs"]), written)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.run.counts().items())
@@ -200,6 +222,7 @@ class Report:
         terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
         from ampcheck.report.fitting import LIMIT
+        from ampcheck.report.github import annotations_in_job
         from ampcheck.report.terminal import summary_lines
 
         width, verbose = config.get_terminal_writer().fullwidth, config.option.verbose > 1
@@ -209,7 +232,8 @@ class Report:
         if not run.findings:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
             summary.append(f"hint: {hint}")
-        for line in (*summary, *failed, *self._locks(), *self.notes, *written):
+        annotations = annotations_in_job(self._unexpected(run), config.rootpath)
+        for line in (*summary, *failed, *self._locks(), *self.notes, *written, *annotations):
             terminalreporter.write_line(clean(line))
 
     def _run(self) -> Run:
@@ -221,6 +245,11 @@ class Report:
             return Run(title=title)
         merged = merge(map(_with_test_name, entries))
         return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
+
+    def _unexpected(self, run: Run) -> Run:
+        """The run without the findings of tests that are expected to fail."""
+        kept = [entry for entry in sorted(self.entries) if entry.outcome != "xfailed"]
+        return replace(run, findings=tuple(finding for entry in kept for finding in entry.run.findings))
 
     def _failing(self, limit: int | None) -> Iterator[str]:
         """The tests with failures, at most `limit` of them, and how many more there are."""
@@ -242,18 +271,27 @@ class Report:
 
     def _write(self, run: Run) -> Iterator[str]:
         """Write the requested files; one line about each. A file that cannot be written fails the session."""
-        for path, write in ((self.options.html, _write_html), (self.options.json, type(run).save)):
-            if path is None:
-                continue
-            if not self.entries and self.session.exitstatus not in _FINISHED:
-                yield f"no test ran, {path} was not written"
-                continue
+        from ampcheck.catalog import REGISTRY
+        from ampcheck.report.github import append_summary
+        from ampcheck.report.outputs import write_output
+
+        if not self.entries and self.session.exitstatus not in _FINISHED:
+            yield from (f"no test ran, {path} was not written" for path in self.options.files.values())
+            return
+        for name, path in self.options.files.items():
             try:
-                write(run, path)
+                write_output(run, name, path, kind="pytest", rules=REGISTRY, folder=self.session.config.rootpath)
                 yield f"wrote {path}"
-            except UsageError as error:
-                self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
-                yield str(error)
+            except UsageError as error:  # noqa: PERF203  # the others are written all the same
+                yield self._failed(error)
+        try:
+            append_summary(run, "pytest")
+        except UsageError as error:
+            yield self._failed(error)
+
+    def _failed(self, error: UsageError) -> str:
+        self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        return str(error)
 
 
 def _version(distribution: str) -> str:
@@ -261,12 +299,6 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _write_html(run: Run, path: Path) -> None:
-    from ampcheck.report.html import write_html
-
-    write_html(run, path)
 
 
 def _with_test_name(entry: _Entry) -> Run:

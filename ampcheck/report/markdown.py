@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
-from ampcheck.report.sections import arrange
-from ampcheck.report.text import clean, number
+from ampcheck.report.sections import Sections, arrange, short_names
+from ampcheck.report.text import clean, number, shortened
 
 LENGTH = 60_000
 """Characters of a comment; GitHub takes 65,536."""
@@ -22,32 +23,70 @@ _MARKS = {
     Verdict.SKIP: "➖",
     Verdict.PASS: "✅",
 }
-_ACTIVE = re.compile(r"[^\w\s.,;/%'=?]|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
+_QUIET = (Verdict.ACCEPTED, Verdict.SKIP, Verdict.PASS)
+_FEW = 3
+"""More findings of a quiet verdict are one line of counts."""
+_OF_TABLES = ("speed", "compare", "sweep", "bisect")
+"""Kinds of runs whose first table is the result; other tables are evidence, and folded."""
+_REST = "The rest is left out; the JSON file and the HTML page contain all."
+_ACTIVE = re.compile(r"[^\w\s.,;/%'=?-]|(?<!\w)-|-(?!\w)|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 """What Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
 
 
-def comment_of(run: Run) -> str:
+def comment_of(run: Run, kind: str = "audit") -> str:
     """Markdown of at most `LENGTH` characters. Text from outside is escaped: no markup, no mention.
 
-    The first line is an HTML comment by which a workflow finds the comment to replace: `<!-- ampcheck speed `, and
-    digits that are the same for the same target, mode and precision, or else for the same title.
+    kind: what the run is of, such as audit, policy or speed. The first line is an HTML comment by which a workflow
+    finds the comment to replace: `<!-- ampcheck KIND `, and digits that are the same for the same target, mode and
+    precision, or else for the same title.
     """
     content = arrange(run)
-    key = hashlib.sha256(str(run.environment.get("target") or run.title).encode()).hexdigest()[:8]
-    lines = [f"<!-- ampcheck speed {key} -->"]
-    lines += [f"### {_MARKS[content.verdict]} {escaped(run.title)}: {content.headline}", ""]
-    passes = run.of(Verdict.PASS) if not content.problems else ()
+    key = hashlib.sha256(str(run.environment.get("target") or run.title).encode("utf-8", "replace")).hexdigest()[:8]
+    title = f"{escaped(run.title)}: " if run.title else ""
+    heading = f"### {_MARKS[content.verdict]} {title}{escaped(content.headline)}"
+    quiet = {v: findings for v in _QUIET if len(findings := run.of(v)) > _FEW}
+    tables = list(run.tables)
+    shown = [f"<!-- ampcheck {kind} {key} -->", heading, "", *_findings(run, content, quiet)]
+    if kind in _OF_TABLES and tables:
+        shown += ["", *_table(tables.pop(0))]
+    lines = list(_first(shown, LENGTH * 3 // 4))
+    left = LENGTH - sum(len(line) + 1 for line in lines)
+    folded = _first(list(_evidence(run, content, quiet, tables)), left)
+    return "\n".join((*lines, "", "<details><summary>Evidence</summary>", "", *folded, "", "</details>", ""))
+
+
+def _findings(run: Run, content: Sections, quiet: Collection[Verdict]) -> Iterator[str]:
+    """Problems, what was not judged, and passes if there is no problem; of a `quiet` verdict the counts."""
+    names = _names(content)
     for finding, following in zip(content.problems, content.following, strict=True):
-        lines += [_item(finding), *([f"  - {escaped(follow_line(following))}"] if following else [])]
-    lines += [_item(finding) for finding in (*content.unjudged, *passes)]
-    if run.tables:
-        lines += ["", *_table(run.tables[0])]
-    lines += ["", "<details><summary>Evidence</summary>", ""]
-    for table in run.tables[1:]:
-        lines += [f"**{escaped(table.title)}**", "", *_table(table), ""]
-    lines += [f"{escaped(name)}: {escaped(number(value))}  " for name, value in run.environment.items()]
-    lines += ["", f"Looked at {escaped(str(run.coverage))}."]
-    return "\n".join(_first(lines)) + "\n\n</details>\n"
+        yield _item(finding, names)
+        if following:
+            yield f"  - {escaped(follow_line(following))}"
+    for verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE, *_QUIET):
+        if verdict in quiet:
+            yield _counts(verdict, run.of(verdict))
+        elif verdict is not Verdict.PASS or not content.problems:
+            yield from (_item(finding, names) for finding in run.of(verdict))
+
+
+def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: Iterable[Table]) -> Iterator[str]:
+    """What was counted above, but for passes; tables, environment and coverage."""
+    for verdict in quiet:
+        if verdict is not Verdict.PASS:
+            yield from (_item(finding, _names(content)) for finding in run.of(verdict))
+    yield ""
+    for table in tables:
+        title = escaped(table.title)
+        yield from ((f"**{title}**", "") if title else ())  # **** alone would be a rule
+        yield from (*_table(table), "")
+    for name, value in run.environment.items():
+        yield f"{escaped(name)}: {escaped(number(value))}  "
+    yield from ("", f"Looked at {escaped(str(run.coverage))}.")
+
+
+def _names(content: Sections) -> Mapping[str, str]:
+    """What tells subjects apart; nothing for the only one, which the title names."""
+    return short_names(content.subjects) if len(content.subjects) > 1 else {}
 
 
 def tables_of(run: Run) -> str:
@@ -60,17 +99,33 @@ def tables_of(run: Run) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text without any character that is special to Markdown, to HTML or to GitHub."""
-    flat = " ".join(clean(text).split())
+    """At most 2,000 characters of a text, none of which is special to Markdown, to HTML or to GitHub."""
+    flat = shortened(" ".join(clean(text).split()))
     return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", flat)
 
 
-def _item(finding: Finding) -> str:
-    hint = f" <sub>Hint: {escaped(finding.hint)}</sub>" if finding.hint else ""
-    return f"- {_MARKS[finding.verdict]} **{finding.check}**: {escaped(finding.message)}{hint}"
+def _item(finding: Finding, names: Mapping[str, str]) -> str:
+    name = names.get(finding.subject, "")
+    parts = [f"- {_MARKS[finding.verdict]} **{escaped(finding.check)}**{f' ({escaped(name)})' if name else ''}: "]
+    parts += [escaped(finding.message)]
+    parts += [f"<br>accepted {escaped(finding.accepted)}"] if finding.accepted else []
+    parts += [f"<br>{escaped(where)}"] if (where := str(finding.where)) else []
+    if finding.code and finding.code not in finding.message:
+        parts.append(f"<br><code>{escaped(finding.code)}</code>")
+    parts += [f"<br>reproduce: <code>{escaped(finding.reproduce)}</code>"] if finding.reproduce else []
+    parts += [f" <sub>Hint: {escaped(finding.hint)}</sub>"] if finding.hint else []
+    return "".join(parts)
+
+
+def _counts(verdict: Verdict, findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.check for finding in findings)
+    names = ", ".join(f"{escaped(check)}{f' ×{count:,}' if count > 1 else ''}" for check, count in counts.items())
+    return f"- {_MARKS[verdict]} {verdict}: {names}"
 
 
 def _table(table: Table) -> Iterator[str]:
+    if not table.columns:
+        return
     yield f"| {' | '.join(escaped(column) for column in table.columns)} |"
     yield "|" + "---|" * len(table.columns)
     for row in table.rows:
@@ -80,12 +135,12 @@ def _table(table: Table) -> Iterator[str]:
         yield f"<sub>{escaped(table.note)}</sub>"
 
 
-def _first(lines: list[str]) -> Iterator[str]:
-    """The lines that fit into `LENGTH` characters."""
-    left = LENGTH
+def _first(lines: Sequence[str], left: int) -> Iterator[str]:
+    """The lines that fit into `left` characters."""
+    left -= len(_REST) + 2
     for line in lines:
         left -= len(line) + 1
         if left < 0:
-            yield from ("", "The rest is left out; the JSON file and the HTML page contain all.")
+            yield from ("", _REST)
             return
         yield line

@@ -56,6 +56,11 @@ def shorten_middle(text: str, length: int) -> str:
     return f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
 
 
+def shortened(text: str, length: int = 2_000) -> str:
+    """`text` in at most `length` characters, with an ellipsis where it was cut."""
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
+
+
 def one_line(text: str, width: int) -> str:
     """`text` on one line of at most `width` columns, with an ellipsis where it was cut."""
     flat = " ".join(clean(text).split())

@@ -107,15 +107,19 @@ class ResultFolder:
         return None
 
     def save(self, task: Task, result: Result) -> None:
-        """Write a result, as a whole or not at all."""
+        """Write a result."""
+        data = {"schema": SCHEMA, "key": key_of(task), **asdict(result), "run": result.run.to_json()}
+        self.write(self._file(task).name, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the folder, as a whole or not at all."""
         try:
             if not self.path.is_dir():
                 self.path.mkdir(parents=True)
                 (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
         except OSError as error:
             raise UsageError(f"the folder {self.path} of results cannot be created: {error.strerror}") from error
-        data = {"schema": SCHEMA, "key": key_of(task), **asdict(result), "run": result.run.to_json()}
-        write_atomically(self._file(task), json.dumps(data, indent=1, allow_nan=False) + "\n")
+        write_atomically(self.path / name, text)
 
     def others(self, tasks: Iterable[Task]) -> str:
         """A sentence on results of these tasks with other options or versions, which are not used; "" without any."""

@@ -22,6 +22,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import SILENT, Listener, Progress
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
 from ampcheck.core.settings import resolve_limits
+from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.batches import played
@@ -237,7 +238,9 @@ def _state_dtypes(context: Context) -> Run:
     if narrow is not None:
         place = Where("backward", file=narrow.file, line=narrow.line, step=narrow.step)
         findings = [
-            replace(f, where=place) if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward") else f
+            replace(f, where=place, code=code_at(place))
+            if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward")
+            else f
             for f in findings
         ]
     if of_models.LOSS_DTYPE.slug in context.wanted:

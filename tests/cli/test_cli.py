@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jsonschema
 import pytest
 import torch
 
@@ -134,6 +136,11 @@ def test_the_kept_run_is_the_run_that_was_judged(demo: Audited) -> None:
     assert run.coverage.seen["ops"] > 100
     assert {finding.check for finding in run.findings} >= {"overflow", "precision-loss", "coverage"}
     assert run.environment["torch"] == torch.__version__
+
+
+def test_the_kept_run_is_valid_by_the_published_schema(demo: Audited) -> None:
+    schema = json.loads(process("report", "--schema", folder=demo.folder).out)
+    jsonschema.validate(json.loads((demo.folder / "run.json").read_text(encoding="utf-8")), schema)
 
 
 def test_the_page_is_about_the_kept_run(demo: Audited) -> None:

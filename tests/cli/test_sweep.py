@@ -105,7 +105,7 @@ def test_a_target_that_kills_its_process_is_a_row_with_the_reason_and_never_the_
     sweep: Any, folder: Path
 ) -> None:
     targets = listed(folder, "dies", "leaves", "raises", "overflow", "sound")
-    said = sweep(targets, "--json", "all.json", "--html", "all.html", "--markdown", "all.md", "--jobs", "2")
+    said = sweep(targets, "--json", "all.json", "--html", "all.html", "--jobs", "2")
     assert said.code == 1  # the overflow
     rows = rows_of(folder / "all.json")
     assert list(rows) == [f"models.py:{name}" for name in ("dies", "leaves", "raises", "overflow", "sound")]
@@ -123,7 +123,7 @@ def test_a_target_that_kills_its_process_is_a_row_with_the_reason_and_never_the_
     assert any("last words" in message for message in unjudged)  # what it printed last is evidence
     overflow = next(finding for finding in run.of(Verdict.FAIL) if finding.check == "overflow")
     assert overflow.reproduce.startswith("ampcheck audit models.py:overflow --select overflow")
-    page, table = (folder / "all.html").read_text(), (folder / "all.md").read_text()
+    page, table = (folder / "all.html").read_text(), (folder / "ampcheck-sweep" / "sweep.md").read_text()
     for name in rows:
         assert name in page
         assert name.replace(":", "&#58;") in table
@@ -172,7 +172,7 @@ def test_a_sweep_goes_on_where_it_ended_and_starts_over_when_an_option_changes(s
 def test_a_damaged_result_is_audited_again_and_fresh_audits_all(sweep: Any, folder: Path) -> None:
     targets = listed(folder, "sound")
     sweep(targets)
-    (result,) = (folder / "ampcheck-sweep").glob("*.json")
+    (result,) = (folder / "ampcheck-sweep").glob("*.json")  # beside the tables
     text = result.read_text()
     result.write_text(text[: len(text) // 2])
     assert sweep(targets).code == 0
@@ -247,7 +247,8 @@ def test_ctrl_c_leaves_a_readable_partial_report_no_process_and_a_sweep_that_can
     assert "Traceback" not in err
     assert "sweep of 1 of 2 targets, interrupted, 1 clean" in out
     assert list(rows_of(folder / "all.json")) == ["models.py:sound"]
-    assert "sweep of 1 of 2 targets, interrupted" in (folder / "all.html").read_text()
+    for report in ("all.html", "ampcheck-sweep/sweep.md"):
+        assert "sweep of 1 of 2 targets, interrupted" in (folder / report).read_text()
     assert not any(map(is_alive, children))
 
     (folder / "models.py").write_text(MODELS.replace("time.sleep(600)", "return sound()"))

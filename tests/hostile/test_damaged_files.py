@@ -19,17 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
+from runs import HOSTILE_RUN, RUNS
 
 from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot
+from ampcheck.catalog import REGISTRY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.core.settings import load_settings
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
+from ampcheck.report.github import workflow_commands
 from ampcheck.report.markdown import comment_of
+from ampcheck.report.sarif import sarif_of
 from ampcheck.speed.history import append, import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from ampcheck.speed.trend import trend_run
@@ -323,10 +327,16 @@ def rendered(run: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", out)
         print_tables(run.tables)
-    assert comment_of(run)
-    for text in (str(run), out.getvalue()):
+    sarif = json.dumps(sarif_of(run, REGISTRY, Path.cwd()), allow_nan=False)
+    for text in (str(run), out.getvalue(), comment_of(run), sarif, *workflow_commands(run, Path.cwd())):
         assert "\x1b" not in text
         text.encode()
+
+
+@given(RUNS)
+@example(HOSTILE_RUN)
+def test_any_run_is_drawn_and_printed(run: Run) -> None:
+    rendered(run)
 
 
 @given(damaged("run"))
