@@ -161,7 +161,7 @@ def _judged(
     from ampcheck.sweep.results import AUDIT
 
     with progress_bar() as progress, closing(results):
-        progress("the first", 0, total)
+        progress("starting", 0, total)
         for number, result in enumerate(results, 1):
             target = targets[result.target]
             own = for_target(settings, target, options)

@@ -44,9 +44,7 @@ def sweep_run(swept: Sequence[Swept], total: int) -> Run:
     results are those of a sweep that was interrupted.
     """
     runs = [run for target in swept for run in (target.run, target.compilation) if run is not None]
-    merged = merge(
-        replace(run, findings=tuple(filter(_kept, run.findings)), tables=(), charts=(), title="") for run in runs
-    )
+    merged = merge(Run(run.environment, tuple(filter(_kept, run.findings)), run.coverage) for run in runs)
     coverage = replace(merged.coverage, seen={"targets": len(swept), **merged.coverage.seen})
     of = counted(total, "targets") if len(swept) == total else f"{len(swept):,} of {total:,} targets, interrupted"
     title = ", ".join((f"sweep of {of}", *(f"{count:,} {word}" for word, count in _counts(swept).items() if count)))

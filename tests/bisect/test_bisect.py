@@ -262,6 +262,26 @@ def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: An
 
 
 @pytest.mark.slow
+def test_a_module_of_a_package_below_src_is_imported_from_each_worktree(
+    bisect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "repository"
+    repository(folder, [""])
+    (folder / "src" / "bisected").mkdir(parents=True)
+    for number, text in enumerate(planted(4, 2)):
+        (folder / "src" / "bisected" / "model.py").write_text(text)
+        (folder / "src" / "bisected" / "__init__.py").touch()
+        git(folder, "add", "-A")
+        git(folder, "-c", "user.name=s", "-c", "user.email=s@example.com", "commit", "-q", "-m", f"package {number}")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder / "src"))
+    json = str(tmp_path / "run.json")
+    options = ["--commits", "HEAD~3..", "--check", "overflow", "--no-compile", "--dtype", "float16", "--json", json]
+    assert main(["bisect", "bisected.model:subject", *options]) == 1
+    assert "(package 2)" in Run.load(json).findings[0].message
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_real_audits_find_a_change_among_40_commits_wherever_it_is(bisect: Any, seed: int) -> None:
     change = random.Random(100 + seed).randrange(1, 40)
