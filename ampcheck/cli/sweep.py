@@ -22,6 +22,7 @@ from ampcheck.cli.output import (
 )
 from ampcheck.cli.targets import add_audit_options, add_selection, command_of, for_target, settings_of, targets_of
 from ampcheck.core.arguments import parse_integer, parse_number
+from ampcheck.core.subject import name_of_target
 from ampcheck.core.text import counted
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _judged(
             run = accept(result.run, own)
             if result.command == AUDIT:
                 run = with_commands(run, partial(command_of, target))
-            progress(f"the last: {result.command} of {result.target}", number, total)
+            progress(f"the last: {result.command} of {name_of_target(result.target)}", number, total)
             yield _Judged(result, run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on]))
 
 

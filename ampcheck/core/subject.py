@@ -132,6 +132,11 @@ def split_member(target: str) -> tuple[str, str]:
     return (member["collection"], member["name"]) if member else (target, "")
 
 
+def name_of_target(target: str) -> str:
+    """The name of a target in reports: that of the member of a collection, or the target itself."""
+    return split_member(target)[1] or target
+
+
 def load_subject(target: str, *, trains: bool = False) -> Subject:
     """The subject that `package.module:factory`, `path/to/file.py:factory` or `path/to/file.py:collection[name]` names.
 
@@ -160,8 +165,8 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
                 f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
                 f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
             )
-    subject = as_subject(value, name or target)
-    return subject if subject.name != "subject" else replace(subject, name=name or target)
+    subject = as_subject(value, name_of_target(target))
+    return subject if subject.name != "subject" else replace(subject, name=name_of_target(target))
 
 
 def load_collection(target: str) -> dict[str, Any]:

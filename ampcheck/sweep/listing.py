@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.subject import split_member
+from ampcheck.core.subject import name_of_target, split_member
 from ampcheck.core.worker import Worker
 
 ZOO = "zoo.py:ZOO"
@@ -27,7 +27,7 @@ class Entry:
     @property
     def name(self) -> str:
         """Its name in reports: that of the member of a collection, or the target."""
-        return split_member(self.target)[1] or self.target
+        return name_of_target(self.target)
 
 
 def read_list(source: str, only: str = "*") -> list[Entry]:

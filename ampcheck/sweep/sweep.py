@@ -11,7 +11,7 @@ from functools import partial
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run
-from ampcheck.core.subject import split_member
+from ampcheck.core.subject import name_of_target
 from ampcheck.core.worker import Worker, WorkerEndedError
 from ampcheck.sweep.pool import Start, each
 from ampcheck.sweep.results import CRASHED, JUDGED, REFUSED, Limits, Result, ResultFolder, Task
@@ -43,7 +43,7 @@ def sweep(
 def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
     threads = str(max((os.cpu_count() or 1) // jobs, 1))
     env = {name: os.environ.get(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    name = split_member(task.target.target)[1] or task.target.target
+    name = name_of_target(task.target.target)
     begin = time.perf_counter()
     with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
         run, ended, reason = judge(worker, name, task, limits)
