@@ -36,7 +36,8 @@ def findings(run: Run, judged: list[dict[str, str]]) -> Iterator[str]:
         rows.append({**row, "first at": group[0].where, "judgement": entry["judgement"], "reason": entry["reason"]})
     yield "Findings by judgement: " + (", ".join(f"{n} {j}" for j, n in judgements.most_common()) or "none") + "."
     yield ""
-    yield from markdown_table([{name: str(value).replace("|", "/") for name, value in row.items()} for row in rows])
+    if rows:
+        yield from markdown_table([{name: str(value).replace("|", "/") for name, value in row.items()} for row in rows])
 
 
 def main() -> None:
