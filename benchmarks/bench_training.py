@@ -10,8 +10,7 @@ median over the rounds of its time by that of the plain block of the same round.
 time, which other programs on the machine disturb less.
 
 Memory: the peak of the resident set over that after a plain warm-up, each arm in a process of its own; beside it the
-bytes that the tool counts itself. `shadow` is the gradient shadow of `ampcheck.audit` (float64 and float32 backward).
-Nothing is asserted.
+bytes of the companions. `shadow` is a step under the shadow of `ampcheck.audit`. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def paired(dtype: str, rounds: int, limit: float, shape: dict[str, int]) -> Iter
                 if number:  # the first round warms up
                     seconds[name].append((time.perf_counter() - begun) / BLOCK)
                     busy[name].append(time.process_time() - spent)
-        counted = {name: one.stats() for name, one in seen.items()}
+        counted = {name: watched.stats.training for name, watched in seen.items()}
     for name in ARMS:
         ratios = sorted(a / b for a, b in zip(seconds[name], seconds["plain"], strict=True))
         processor = statistics.median(a / b for a, b in zip(busy[name], busy["plain"], strict=True))
@@ -133,14 +132,13 @@ def peak(arm: str, dtype: str, shape: dict[str, int]) -> dict[str, Any]:
         training.step(number)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak so far
-    counted = 0
+    companions = 0
     if arm == "shadow":
-        counted = shadowed(training)
+        companions = shadowed(training)
     elif ARMS[arm]:
-        with training.watched(ARMS[arm]) as seen:
+        with training.watched(ARMS[arm]):
             for number in range(2 * BLOCK):
                 training.step(number)
-        counted = seen.stats.training.copies
     else:
         for number in range(2 * BLOCK):
             training.step(number)
@@ -149,7 +147,7 @@ def peak(arm: str, dtype: str, shape: dict[str, int]) -> dict[str, Any]:
         "dtype": dtype,
         "arm": arm,
         "peak MiB": round((resident("VmHWM") - before) / 2**20, 1),
-        "counted MiB": round(counted / 2**20, 2),
+        "companions MiB": round(companions / 2**20, 2),
         "weights MiB": round(weights / 2**20, 2),
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.memory import PARTS, part_of, values_in
+from ampcheck.shadow.memory import PARTS, part_of, values_in, write_view
 from ampcheck.shadow.memory import has_companions as has_companions
 from ampcheck.shadow.memory import roundoff as roundoff
 from ampcheck.shadow.memory import view_of as view_of
@@ -234,8 +234,8 @@ class CompanionStore:
         companions = self._by_storage.get(storage._cdata)
         if companions is not None and companions.dtype is dtype and companions.numel == size:
             companions.own()  # the second result in one storage
-            view_of(tensor, companions.exact.values).copy_(exact)
-            view_of(tensor, companions.moved.values).copy_(moved)
+            write_view(tensor, companions.exact.values, exact)
+            write_view(tensor, companions.moved.values, moved)
             companions.unit = max(companions.unit, unit)
             return companions
         sides = [
@@ -248,7 +248,7 @@ class CompanionStore:
         companions = self.of(tensor)
         for flat, result in ((companions.exact.values, exact), (companions.moved.values, moved)):
             if result.untyped_storage()._cdata != flat.untyped_storage()._cdata:
-                view_of(tensor, flat).copy_(result)
+                write_view(tensor, flat, result)
 
     def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
         """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
@@ -299,12 +299,11 @@ class CompanionStore:
             self.enter_rows(tensor, moves=moves).inherit(history)
             return
         companions.own()
-        exact = view_of(tensor, companions.exact.values)
-        exact.copy_(tensor)
-        moved = exact
+        write_view(tensor, companions.exact.values, tensor)
+        moved = exact = view_of(tensor, companions.exact.values)
         if moves and not tensor.is_complex():
             moved = self._moves.shake(exact.to(torch.float32).reshape(-1)).view(tensor.shape)
-        view_of(tensor, companions.moved.values).copy_(moved)
+        write_view(tensor, companions.moved.values, moved)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
@@ -391,5 +390,5 @@ def _adopted(tensor: torch.Tensor, result: torch.Tensor, size: int, dtype: torch
         if alone and memory.nbytes() == size * dtype.itemsize and not tensor.storage_offset():
             return result.as_strided((size,), (1,))
     flat = torch.zeros(size, dtype=dtype, device=tensor.device)
-    view_of(tensor, flat).copy_(result)
+    write_view(tensor, flat, result)
     return flat

@@ -26,6 +26,17 @@ def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(view) if tensor.is_neg() else view
 
 
+def write_view(tensor: torch.Tensor, flat: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into the part of flat companions that belongs to a tensor, once where its elements share memory."""
+    view = view_of(tensor, flat)
+    if 0 in tensor.stride():  # an expanded tensor, which PyTorch refuses to write
+        values = values.expand(view.shape)
+        for dim, stride in enumerate(tensor.stride()):
+            if not stride and view.size(dim):
+                view, values = view.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    view.copy_(values)
+
+
 def has_companions(value: object) -> bool:
     """Whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):

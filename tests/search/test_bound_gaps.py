@@ -99,6 +99,12 @@ def test_a_kernel_that_takes_subnormals_of_float32_for_zero_is_honest(function: 
     assert kinds(function, *(one.to(torch.bfloat16) for one in args)) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_subnormals_that_share_memory_are_judged(dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.finfo(dtype).tiny / 2, 1.0], dtype=dtype)
+    assert kinds(lambda x: x * 2, x.expand(3, 2)) == []
+
+
 def test_subnormals_of_float16_are_none_of_float32_and_must_count() -> None:
     x = torch.full((40,), 2.0**-20, dtype=torch.float16)
     assert kinds(lambda x: (x * x).sqrt() * 2.0**14, x) == ["accuracy"]

@@ -53,6 +53,17 @@ def gradients_per_sample() -> Any:
         return vmap(grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), torch.randn(5, 8))
 
 
+@torch.library.custom_op("ampcheck_tests::first_column", mutates_args=())
+def first_column(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.tanh(x[:, :1].numpy())).expand(*x.shape)
+
+
+@program
+def a_kernel_whose_result_shares_memory() -> Any:
+    x = torch.randn(3, 4)
+    return first_column(x), (first_column(x).half() * 3).sum(), first_column(x.T).T + 1
+
+
 @program
 def derivatives_of_a_module() -> Any:
     model, x = network(), torch.randn(8)
