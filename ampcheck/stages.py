@@ -93,17 +93,21 @@ def audit_stages(context: AuditContext) -> list[Stage]:
     elif not context.native:
         kind = context.placement.emulated or torch.device(context.device).type
         policy = partial(judge.judge_policy, subject, kind, context.dtypes, checks)
-        stages.append(Stage("autocast policy", lambda: [policy()], context.graphs))
+        stages.append(Stage("autocast policy", _alone(policy), context.graphs))
     if context.graphs:
         graphs = partial(judge_graph, subject, device=context.device)
         stages.append(Stage("graphs", lambda: [context.only(graphs())], compiles=True))
         accuracy = None if checks is None else [slug for slug in checks if slug in accuracy_checks.CHECKS]
         if accuracy is None or accuracy:
             judged = partial(judge_accuracy, subject, device=context.device, checks=accuracy, limits=context.limits)
-            stages.append(Stage("compiled against eager", lambda: [judged()], compiles=True))
+            stages.append(Stage("compiled against eager", _alone(judged), compiles=True))
     if context.full and context.compile and not is_compiled_already(subject):  # which keeps its own options
         stages += _with_options(context)
     return sorted(stages, key=lambda stage: stage.compiles)
+
+
+def _alone(judge: Callable[[], Run]) -> Callable[[], list[Run]]:
+    return lambda: [judge()]
 
 
 def _with_options(context: AuditContext) -> Iterator[Stage]:
@@ -117,8 +121,7 @@ def _with_options(context: AuditContext) -> Iterator[Stage]:
         judged = partial(judge_accuracy, named, device=context.device, steps=_STEPS, options=options, checks=checks)
         for dtype in (None,) if context.native or not context.dtypes else context.dtypes:
             title = f"{format_of(dtype).name}, compiled, {what}" if dtype is not None else f"compiled, {what}"
-            run = partial(judged, dtype=dtype, limits=context.limits)
-            yield Stage(title, lambda run=run: [run()], compiles=True)  # type: ignore[misc]
+            yield Stage(title, _alone(partial(judged, dtype=dtype, limits=context.limits)), compiles=True)
 
 
 def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[Run]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
 from ampcheck.report.sections import Sections, arrange
-from ampcheck.report.text import MIN_WIDTH, one_line, quantity, wrap
+from ampcheck.report.text import MIN_WIDTH, command_lines, one_line, quantity, wrap
 from ampcheck.report.verdict_table import verdict_table
 
 if TYPE_CHECKING:
@@ -133,11 +133,9 @@ def _start(lines: Iterable[str], limit: int, width: int, indent: str) -> Iterato
 
 
 def _command(finding: Finding, width: int) -> Iterator[str]:
-    """The command that finds it again, in lines that a shell takes as one command."""
+    """The command that finds it again."""
     if finding.reproduce:
-        *lines, last = wrap(f"reproduce: {finding.reproduce}", width - 2, indent="  ", hanging="    ")
-        yield from (f"{line} \\" for line in lines)
-        yield last
+        yield from command_lines("  reproduce:", finding.reproduce, width)
 
 
 def _source(finding: Finding, width: int) -> Iterator[str]:

@@ -249,3 +249,25 @@ def test_a_summary_has_at_most_25_lines_and_twice_verbose_all(sample: pytest.Pyt
     full = section(sample.runpytest("-n0", "--ampcheck", "-vv"))
     assert sum(line.startswith("FAIL overflow: Model") for line in full) == 30
     assert not any("left out" in line for line in full)
+
+
+def test_an_interrupted_session_reports_the_tests_that_ran_and_says_so(
+    sample: pytest.Pytester, section: Section
+) -> None:
+    from ampcheck import Run
+
+    sample.makepyfile(
+        """
+        from sample import judge
+
+        def test_first(): judge("pass", 3)
+        def test_second(): raise KeyboardInterrupt
+        def test_third(): judge("pass", 5)
+        """
+    )
+    result = sample.runpytest("-n0", "--ampcheck-json=run.json", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    lines = section(result)
+    assert " ".join(" ".join(lines).split()).split(", ")[1].startswith("interrupted: 1 passed ")
+    run = Run.load(sample.path / "run.json")
+    assert (run.title.rpartition(", ")[2], run.coverage.total) == ("interrupted", 3)
