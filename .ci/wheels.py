@@ -1,7 +1,7 @@
 """Build wheel and source distribution, check them, and use the wheel in environments without anything else of ours.
 
     python .ci/wheels.py                 over the packages of this environment: half a minute
-    python .ci/wheels.py 2.4.0 2.14.1    with these releases of PyTorch from the package index: gigabytes each
+    python .ci/wheels.py 2.6.0 2.14.1    with these releases of PyTorch from the package index: gigabytes each
 
 Needs build, twine and pip. Exits with the status of the first command that fails.
 """
