@@ -88,10 +88,10 @@ def use(wheel: Path, release: str, folder: Path) -> None:
     command = python.with_name("ampcheck")
     run(command, "policy", "show", "cuda", at=home, quiet=True)
     run(command, "policy", "diff", "2.6", "2.12", "--device", "cuda", at=home, quiet=True)
-    page = () if release else ("--html", "page.html")  # needs the extra report
-    run(command, "audit", "--no-compile", "--device", "cuda", "model.py:subject", *page, at=home, quiet=True)
+    audit = (command, "audit", "--no-compile")
+    run(*audit, "--device", "cuda", "model.py:subject", "--html", "page.html", at=home, quiet=True)
     if release:
-        run(command, "audit", "--no-compile", at=home)
+        run(*audit, at=home)
     run(python, "-m", "pytest", "-q", "--ampcheck", "-p", "no:cacheprovider", at=home)
 
 

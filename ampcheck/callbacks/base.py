@@ -6,7 +6,6 @@ import os
 from contextlib import ExitStack
 from typing import Any
 
-from ampcheck.core.extras import require_extra
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run
 from ampcheck.outcome.ending import end
@@ -35,8 +34,6 @@ class WatchCallback:
     ) -> None:
         super().__init__()
         require_settings(every, level, fail_on)
-        if html is not None:
-            require_extra("report", "html=")
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
         self._fail_on, self._json, self._html = fail_on, json, html
         self._stack: ExitStack | None = None

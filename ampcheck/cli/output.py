@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.extras import require_extra
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
@@ -64,10 +63,7 @@ def add_output(command: argparse.ArgumentParser, *, verbose: str = "print every 
 
 
 def require_writable(**paths: str | None) -> None:
-    """Raise `UsageError` unless each path, named by its option, is a different file in a folder that exists.
-
-    And unless the packages that write it are installed.
-    """
+    """Raise `UsageError` unless each path, named by its option, is a different file in a folder that exists."""
     taken: dict[str, str] = {}
     for name, text in paths.items():
         if text is None:
@@ -79,8 +75,6 @@ def require_writable(**paths: str | None) -> None:
             raise UsageError(f"cannot write {path}: it is a folder")
         if (other := taken.setdefault(os.path.realpath(path), name)) != name:
             raise UsageError(f"--{other} and --{name} need a file each, both are {path}")
-        if name == "html":
-            require_extra("report", "--html")
 
 
 class Stdout:

@@ -77,8 +77,6 @@ class Options:
         if paths[0] is not None and paths[0] == paths[1]:
             raise pytest.UsageError(f"--ampcheck-html and --ampcheck-json need a file each, both are {html}")
         history = _parse_path("--ampcheck-history", history, folder, is_file=False)
-        if html is not None:
-            _require_charts()
         return cls(enabled, device, update, guard, *paths, history)
 
 
@@ -88,16 +86,6 @@ def _value(config: pytest.Config, name: str) -> Any:
         return config.getini(name) if value is None else value
     except (TypeError, ValueError, pytest.UsageError) as error:
         raise pytest.UsageError(f"{name} of the ini file cannot be read: {error}") from error
-
-
-def _require_charts() -> None:
-    from ampcheck.core.errors import UsageError
-    from ampcheck.core.extras import require_extra
-
-    try:
-        require_extra("report", "--ampcheck-html")
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 def _parse_device(text: str | None) -> str:
