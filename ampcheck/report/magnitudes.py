@@ -104,7 +104,7 @@ def strip(axis: Axis, rows: Sequence[tuple[str, Sequence[float]]], label: str) -
     percentile, a dot at the median or at the only one; what is not finite is a mark at the edge. label: for screen
     readers, empty where the text beside it says the same."""
     names = {"role": "img", "aria_label": label} if label else {"aria_hidden": "true"}
-    picture = node("svg", class_="strip", width="100%", height=_ROW * max(len(rows), 1), **names)
+    picture = node("svg", class_="strip", height=_ROW * max(len(rows), 1), **names)
     for index, (colour, values) in enumerate(rows):
         picture.extend(_marks(axis, colour, values, (index + 0.5) * _ROW))
     return picture

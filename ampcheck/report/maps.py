@@ -101,8 +101,13 @@ def _depth(module: str, known: Iterable[str]) -> int:
 
 
 def _axis(sites: Iterable[Site], model_map: ModelMap) -> Axis:
-    values = [v for site in sites for v in (site.amin, site.amax, site.inputs, site.exact) if v and math.isfinite(v)]
-    return axis_over([math.log2(v) for v in values if v > 0], model_map.bands)
+    values = (v for site in sites for v in (site.amin, site.amax, site.inputs, site.exact))
+    return axis_over([power for power in map(_exponent, values) if power is not None], model_map.bands)
+
+
+def _exponent(value: float | None) -> float | None:
+    """Where a magnitude lies on the axis; None for zero, and where it is unknown."""
+    return math.log2(value) if value is not None and value > 0 else None
 
 
 def _cell(phase: str, sites: Sequence[Site], axis: Axis) -> Cell | None:
@@ -121,7 +126,7 @@ def _cell(phase: str, sites: Sequence[Site], axis: Axis) -> Cell | None:
 def spread(site: Site) -> list[float]:
     """The values of a site on the axis: five where its histogram is known, else its largest; what is flushed or not
     finite lies at the edges."""
-    low, high = (math.log2(v) if v else None for v in (site.amin, site.amax))
+    low, high = _exponent(site.amin), _exponent(site.amax)
     if low is not None and high is not None and any(site.bins):
         inner = [min(max(exponent + 0.5, low), high) for exponent in _quantiles(site)]
         ends = (-math.inf if site.flushed else low, math.inf if site.nonfinite else high)
@@ -166,7 +171,7 @@ def _bars(site: Site, axis: Axis) -> Markup | None:
     edges = [round(1000 * axis.scale.share(site.first + n)) for n in range(len(site.bins) + 1)]
     steps = [f"V{40 - round(38 * count / highest)}H{right}" for count, right in zip(site.bins, edges[1:], strict=True)]
     path = node("path", d=f"M{edges[0]} 40{''.join(steps)}V40Z")
-    return markup(node("svg", path, class_="bars", viewBox="0 0 1000 40", preserveAspectRatio="none"))
+    return markup(node("svg", path, viewBox="0 0 1000 40", preserveAspectRatio="none"))
 
 
 # The values around a finding -----------------------------------------------------------------------------------------
@@ -188,14 +193,15 @@ def site_of(finding: Finding, maps: Iterable[ModelMap]) -> tuple[Site, ModelMap]
 def values_around(site: Site, model_map: ModelMap) -> Markup:
     """What goes in and comes out at a site, and what float64 gives, on the axis of the format."""
     whole = any(site.bins)
-    named = [
-        ("goes in", site.inputs, [math.log2(site.inputs)] if site.inputs else []),
+    named: list[tuple[str, float | None, Sequence[float | None]]] = [
+        ("goes in", site.inputs, [_exponent(site.inputs)]),
         ("values" if whole else "comes out", site.amax, spread(site)),
-        ("in float64", site.exact, [math.log2(site.exact)] if site.exact else []),
+        ("in float64", site.exact, [_exponent(site.exact)]),
     ]
     axis = _axis([site], model_map)
     rows = []
-    for colour, (name, largest, values) in enumerate(named):
+    for colour, (name, largest, powers) in enumerate(named):
+        values = [power for power in powers if power is not None]
         if values:
             text = f"up to {number(largest)}" if largest else ""
             if site.nonfinite and name in ("values", "comes out"):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import html
 import math
 import re
 from base64 import b64encode
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from sample_run import PROBLEMS, module_names, sample_run
+from sample_run import FLOAT16, PROBLEMS, module_names, sample_run
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Series, Table, Verdict, Where
+from ampcheck.core.excerpt import Excerpt
+from ampcheck.core.run import Band, Chart, Coverage, Finding, ModelMap, Run, Series, Site, Table, Verdict, Where
 from ampcheck.report import render_html, write_html
 
 HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>{{ 1234 * 1001 }}\"'&\x1b[31m\u202e"
@@ -63,14 +64,34 @@ class Outline(HTMLParser):
 
 def hostile_run() -> Run:
     where = Where(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 3)
+    site = Site(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 3, HOSTILE, 1.0, lost=HOSTILE)
     row = Series(HOSTILE, (-3.0, -2.0, 0.0, 1.0, 2.0), group=HOSTILE)
+    excerpt = Excerpt((HOSTILE, HOSTILE), 3, 3, 2, 9)
     return Run(
         {HOSTILE: HOSTILE},
-        tuple(Finding(HOSTILE, v, HOSTILE, HOSTILE, where, unit=HOSTILE, observed=1.0, hint=HOSTILE) for v in Verdict),
+        tuple(
+            Finding(
+                HOSTILE,
+                v,
+                HOSTILE,
+                HOSTILE,
+                where,
+                1.0,
+                None,
+                HOSTILE,
+                HOSTILE,
+                family=HOSTILE,
+                excerpt=excerpt,
+                reproduce=HOSTILE,
+                accepted=HOSTILE,
+            )
+            for v in Verdict
+        ),
         Coverage({HOSTILE: 1}, {HOSTILE: 2}),
         (Table(HOSTILE, (HOSTILE,), ((HOSTILE,),), HOSTILE, HOSTILE),),
         (Chart("range", HOSTILE, HOSTILE, HOSTILE, (row, row), (Band(HOSTILE, -4, 4),), HOSTILE, HOSTILE),),
         HOSTILE,
+        (ModelMap(HOSTILE, (site, replace(site, op="")), (Band(HOSTILE, -4, 4),), HOSTILE),),
     )
 
 
@@ -195,6 +216,50 @@ def test_the_page_is_written_whole(tmp_path, page: str) -> None:
 
 
 def test_a_lone_surrogate_can_be_written(tmp_path) -> None:
-    run = dataclasses.replace(sample_run(), title="a\udcff")
+    run = replace(sample_run(), title="a\udcff")
     write_html(run, tmp_path / "run.html")
     assert "a\\udcff" in html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("modules", "ops"), [(1000, 0), (250, 3), (10, 99)])
+def test_a_page_of_two_thousand_sites_is_below_two_megabytes(modules: int, ops: int) -> None:
+    sites = []
+    for number in range(modules):
+        module, counts = f"transformer.blocks.{number // 8}.mlp.part{number % 8}", [97 * n % 900 + 1 for n in range(18)]
+        for phase in ("forward", "backward"):
+            values = {"amax": 2.5 + number, "amin": 3e-5, "flushed": 0.012, "error": 1.3e-3, "limit": 0.021}
+            sites.append(Site(phase, module, dtype="float16", **values, first=-15, bins=counts))
+            sites += [
+                Site(phase, module, f"aten::op_{n}.Tensor", "model.py", n, "float16", n + 1.0) for n in range(ops)
+            ]
+    assert len(sites) == 2000
+    run = Run(findings=(Finding("flush", Verdict.PASS, "a", "m"),), maps=(ModelMap("a", sites, FLOAT16),))
+    page = render_html(run)
+    assert len(page.encode()) < 2_000_000
+    assert page.count("<li data-v") >= modules
+
+
+def test_a_module_of_the_map_has_its_values_and_its_worst_verdict() -> None:
+    site = Site("forward", "net.conv", amax=2.0, amin=0.5, flushed=0.25, error=0.01, limit=0.02, bins=(3, 1), first=-1)
+    op = Site("forward", "net.conv", "aten::mul", "net.py", 7, "float16", 9.0, inputs=3.0, exact=1e5, lost="overflow")
+    finding = Finding("flush", Verdict.WARN, "a", "m", Where("forward", "net.conv", "aten::mul", "net.py", 7))
+    page = render_html(Run(findings=(finding,), maps=(ModelMap("a", (site, op), FLOAT16),)))
+    words = Outline(page).words
+    for text in ("amax 2", "smallest 0.5", "flushed 25 %", "error 0.01 of 0.02", "aten::mul", "net.py:7", "overflow"):
+        assert text in words
+    row = page[page.index("<li data-v", page.index('id="map"')) :]
+    assert row.startswith('<li data-v="warn" data-m="net.conv"')
+    assert "--p:50.0%" in row
+    story = page[: page.index('id="verdicts"')]
+    assert all(text in story for text in ("goes in", "up to 3", "comes out", "up to 9", "in float64", "up to 1e5"))
+
+
+def test_a_map_of_any_numbers_is_drawn() -> None:
+    odd = (math.nan, math.inf, -math.inf, 0.0, -1.0, 5e-324, 1.7e308, None)
+    sites = [
+        Site("forward", f"m{n}.{k}", "", "", None, "", a, b, a, b, 1, 1.0, a, b, -3, (0, 0, 2), HOSTILE)
+        for n, a in enumerate(odd)
+        for k, b in enumerate(odd)
+    ]
+    page = render_html(Run(findings=(Finding("flush", Verdict.PASS, HOSTILE, "m"),), maps=(ModelMap(HOSTILE, sites),)))
+    assert Outline(page).open_tags == []
