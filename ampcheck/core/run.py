@@ -195,7 +195,7 @@ class Run:
     def __str__(self) -> str:
         """Every cause, worst first, beneath it the checks that fail because of it, and the coverage; control characters
         are made visible."""
-        findings = (described for verdict in SEVERITY for described in describe_causes(self.findings, self.of(verdict)))
+        findings = (text for verdict in SEVERITY for _, text in describe_causes(self.findings, self.of(verdict)))
         return "\n".join((*findings, clean(f"looked at {self.coverage}")))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
@@ -302,14 +302,14 @@ def follow_line(following: Sequence[Finding]) -> str:
     return f"it explains {', '.join(f'{n:,} {check}' if n > 1 else check for check, n in counts.items())}"
 
 
-def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[str]:
-    """Each wanted finding that is a cause as `describe` gives it, with a line of what follows from it."""
+def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Each wanted finding that is a cause, and its text: `describe`, with a line of what follows from it."""
     following = followers(findings)
     known = {id(finding) for group in following.values() for finding in group}
     for finding in wanted:
         if id(finding) not in known:
             below = f"\n  {clean(follow_line(following[id(finding)]))}" if id(finding) in following else ""
-            yield describe(finding) + below
+            yield finding, describe(finding) + below
 
 
 def merge(runs: Iterable[Run]) -> Run:
