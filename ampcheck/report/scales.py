@@ -11,6 +11,12 @@ from ampcheck.report.text import number
 DRAWABLE = 1e300
 """Larger values are drawn as infinite."""
 
+_NOTHING = 1e-290
+"""An axis that is shorter cannot be divided into ticks."""
+
+_LEAST = 5e-324
+"""The smallest number of float64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -69,9 +75,11 @@ def scale_over(values: Iterable[float], kind: str, *, margin: float = 0.0, whole
     shown = [v for v in values if abs(v) < DRAWABLE and (kind != "log" or v > 0)]
     low, high = (min(shown), max(shown)) if shown else (1.0, 10.0)
     if kind == "log":
-        return Scale(low / 2, high * 2, kind) if low == high else Scale(low, high, kind)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        room = 1.0 if whole or kind == "exponent" or not high else 0.05 * abs(high)
+        near = math.log10(high) - math.log10(low) < 1e-9
+        return Scale(max(low / 2, _LEAST), high * 2, kind) if near else Scale(low, high, kind)
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), _NOTHING):
+        unit = whole or kind == "exponent" or abs(high) <= _NOTHING
+        room = max(1.0, 1e-6 * abs(high)) if unit else 0.05 * abs(high)
         return Scale(low - room, high + room, kind, whole)
     room = margin * (high - low)
     return Scale(low - room, high + room, kind, whole)

@@ -86,8 +86,9 @@ def arrange(run: Run) -> Sections:
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
     following = followers(run.findings)
-    explained = {id(finding) for group in following.values() for finding in group}
-    problems = [f for f in run.of(Verdict.FAIL) + run.of(Verdict.WARN) if id(f) not in explained]
+    failures = run.of(Verdict.FAIL) + run.of(Verdict.WARN)
+    explained = {id(finding) for cause in failures for finding in following.get(id(cause), ())}
+    problems = [finding for finding in failures if id(finding) not in explained]
     return Sections(
         title=run.title,
         headline=headline(run),

@@ -11,6 +11,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import example, given
+from runs import HOSTILE_RUN, RUNS
 from sample_run import FLOAT16, PROBLEMS, module_names, sample_run
 
 from ampcheck.core.errors import UsageError
@@ -198,6 +200,16 @@ def test_nan_and_infinities_survive() -> None:
 def test_the_same_run_gives_the_same_page(page: str) -> None:
     assert render_html(sample_run()) == page
     assert render_html(Run.from_json(sample_run().to_json())) == page
+
+
+@given(RUNS)
+@example(HOSTILE_RUN)
+def test_the_page_of_any_run_is_well_formed(run: Run) -> None:
+    outline = Outline(render_html(run))
+    assert outline.open_tags == []
+    assert len(outline.ids) == len(set(outline.ids))
+    assert {value[1:] for name, value in outline.attributes if name == "href" and value} <= set(outline.ids)
+    assert outline.tags.count("script") <= 1
 
 
 def test_what_is_left_of_many_problems_is_folded() -> None:
