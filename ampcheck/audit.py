@@ -31,6 +31,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, shown_progress
 from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
 from ampcheck.core.settings import resolve_limits
+from ampcheck.core.source import with_excerpts
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
     NumericsStats,
@@ -38,6 +39,7 @@ from ampcheck.numerics import (
     check_numerics,
     check_reference,
     measure_numerics,
+    model_map,
     native_format,
     tables,
 )
@@ -148,7 +150,7 @@ def audit(
         with placement.entered():
             run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, shown_progress())
         run = with_skips(run, resolved, selected, compiles=True)
-        findings = with_causes(run.findings)
+        findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
     native = None if autocast else native_format(resolved)
     if autocast is False and native is None:
@@ -172,7 +174,8 @@ def audit(
     with placement.entered():
         runs = _run_stages(context, list(_stages(context)), shown_progress())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
-    return replace(run, environment=_environment(placement), title=f"audit of {resolved.name}")
+    findings = with_excerpts(run.findings)
+    return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
 def _stages(context: AuditContext) -> Iterator[Stage]:
@@ -253,8 +256,9 @@ class _Numerics:
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
-        evidence = tables.tables(stats, self._context.bounds), tables.charts(stats)
-        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], charts=evidence[1])
+        bounds = self._context.bounds
+        evidence = tables.tables(stats, bounds), model_map.maps(stats, bounds)
+        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], maps=evidence[1])
 
 
 def _audit_unchanged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +23,13 @@ from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_checks, parse_choice, parse_integer, show
+from ampcheck.core.current_test import block_name
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
+from ampcheck.core.source import with_excerpts
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
@@ -45,8 +47,8 @@ from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.monitor import TrainingMonitor
+from ampcheck.training.monitor.objects import sort_objects
 from ampcheck.training.monitor.sums import MonitorStats
-from ampcheck.training.monitor.updates import plain_optimizer
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 from ampcheck.training.running import TrainingWatch
 
@@ -142,7 +144,7 @@ class Watched:
         selected = with_causes(
             f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug)
         )
-        return replace(run, findings=selected, title=f"watch of {self._name}")
+        return replace(run, findings=with_excerpts(selected), title=f"watch of {self._name}")
 
     @property
     def stats(self) -> WatchedStats:
@@ -267,7 +269,7 @@ def watched(
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
     require_settings(every, level)
-    model, optimizers, scaler = _sort(objects)
+    model, optimizers, scaler = sort_objects(objects)
     compiled = model is not None and has_compiled_parts(model)
     families = _families(model, bool(optimizers), compiled, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
@@ -285,7 +287,8 @@ def watched(
         raise UsageError("horizon= needs a watch of every op: call watch() without an optimizer or compiled model")
     wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
     plain = dynamo.uncompiled(model)
-    shown = name or ("this block" if plain is None else getattr(plain, "__name__", type(plain).__name__))
+    model_name = "" if plain is None else getattr(plain, "__name__", type(plain).__name__)
+    shown = name or block_name(model_name)
     if (emulation := active()) is not None:
         shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
@@ -326,35 +329,6 @@ def require_settings(every: int, level: str, fail_on: str | None = None) -> None
         parse_choice(fail_on, "fail_on", FAIL_ON)
     parse_integer(every, "every")
     parse_choice(level, "level", [known.value for known in Level])
-
-
-def _sort(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
-    """The model, the optimizers and the scaler among the objects."""
-    models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
-    for item in (given for given in objects if given is not None):
-        if isinstance(item, (list, tuple)) and item and all(_is_optimizer(part) for part in item):
-            optimizers += item
-        elif _is_optimizer(item):
-            optimizers.append(item)
-        elif all(hasattr(item, method) for method in ("step", "update", "is_enabled")):
-            scalers.append(item)
-        elif callable(item):
-            models.append(item)
-        else:
-            raise UsageError(
-                "watch takes a module or function, optimizers and a torch.amp.GradScaler; found "
-                f"{'an empty list' if item == [] else type(item).__name__}"
-            )
-    if len(models) > 1 or len(scalers) > 1:
-        raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")
-    if scalers and not optimizers:
-        raise UsageError("a scaler is judged by the steps of an optimizer: pass the optimizer to watch(...) as well")
-    unwrapped = {id(optimizer): optimizer for optimizer in map(plain_optimizer, optimizers)}
-    return next(iter(models), None), list(unwrapped.values()), next(iter(scalers), None)
-
-
-def _is_optimizer(item: object) -> bool:
-    return hasattr(item, "param_groups") and hasattr(item, "step")
 
 
 def _families(model: object, training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:

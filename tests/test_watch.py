@@ -160,18 +160,35 @@ def test_the_run_is_emitted_once_also_when_the_block_raises(fail_on: str) -> Non
     assert len(runs) == 1
 
 
-def test_a_watch_ends_with_one_line_and_the_findings_that_do_not_raise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_watch_ends_with_one_line_and_the_findings_that_do_not_raise(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     with ampcheck.watch():
         torch.ones(2).add(1)
     assert capsys.readouterr().out == "ampcheck: 2 ops, nothing found\n"
     with ampcheck.watch(fail_on="never"):
         torch.ones(2, dtype=torch.float16).mul(7e4).sum().item()
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert (first.endswith(", 1 finding"), second) == (True, "FAIL overflow: this block")
+    assert (first.endswith(", 1 finding"), second) == (True, f"FAIL overflow: {request.node.nodeid}")
     with pytest.raises(AssertionError, match="overflow"), ampcheck.watch(fail_on="warn"):
         torch.ones(2, dtype=torch.float16).mul(7e4).sum().item()
     (line,) = capsys.readouterr().out.splitlines()  # the error has the findings
     assert line == first
+
+
+def test_under_pytest_the_subject_of_a_block_is_its_test_and_the_watched_model(request: pytest.FixtureRequest) -> None:
+    with ampcheck.watch() as block, ampcheck.watch(Loud()) as model:
+        Loud()(torch.ones(1, 4))
+    assert {finding.subject for finding in block.run.findings} == {request.node.nodeid}
+    assert {finding.subject for finding in model.run.findings} == {f"{request.node.nodeid} [Loud]"}
+
+
+def test_outside_of_pytest_a_block_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    with ampcheck.watch() as block:
+        torch.ones(2).add(1)
+    assert {finding.subject for finding in block.run.findings} == {"this block"}
 
 
 def test_warnings_raise_where_asked_for() -> None:

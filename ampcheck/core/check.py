@@ -96,7 +96,9 @@ class Check:
             None if value is None else float(value) for value in (evidence.get("observed"), evidence.get("limit"))
         )
         unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
-        return Finding(self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen)
+        return Finding(
+            self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen, family=self.family
+        )
 
 
 def first_findings(findings: Sequence[Finding], limit: int = LISTED) -> list[Finding]:

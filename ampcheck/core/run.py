@@ -14,98 +14,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ampcheck.core.charts import Band as Band
+from ampcheck.core.charts import Chart as Chart
+from ampcheck.core.charts import Marker as Marker
+from ampcheck.core.charts import Series as Series
 from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.excerpt import Excerpt
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
+from ampcheck.core.model_map import ModelMap as ModelMap
+from ampcheck.core.model_map import Site as Site
 from ampcheck.core.text import clean, counted
-
-KINDS = ("histogram", "range", "line")
-SCALES = ("exponent", "linear")
-AXES = ("", "linear", "log", "exponent")
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line or one row of a chart; `group` names its family (forward, backward).
-
-    low, high: the interval of each y of a line, drawn as a band around it; empty where there is none.
-    """
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float] = ()
-    group: str = ""
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A named interval of the x axis, such as the normal range of float16."""
-
-    label: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """An event on the x axis of a line chart; `group` names its family in the legend."""
-
-    label: str
-    x: float
-    group: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart as data.
-
-    kind `line`: each series has x and y. kind `range`: each series is one row, its x being five values in
-    rising order: smallest, 5th percentile, median, 95th percentile, largest. kind `histogram`: each series has n + 1
-    rising edges as x and n counts as y.
-
-    scale, of a range chart or histogram: whether its x values are exponents of two (`exponent`: 3 is 8 and minus
-    infinity is 0) or the values themselves (`linear`). x_scale, y_scale, of a line chart: `linear`, `log` (values on a
-    logarithmic axis) or `exponent`; empty is linear for x, and is chosen by the values for y.
-
-    Raises `UsageError` for an unknown kind or scale, and for a series that does not fit the kind.
-    """
-
-    kind: str
-    title: str
-    x_label: str
-    y_label: str = ""
-    series: Sequence[Series] = ()
-    bands: Sequence[Band] = ()
-    check: str = ""
-    note: str = ""
-    markers: Sequence[Marker] = ()
-    scale: str = "exponent"
-    x_scale: str = ""
-    y_scale: str = ""
-
-    def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("scale", SCALES), ("x_scale", AXES), ("y_scale", AXES)):
-            if getattr(self, name) not in known:
-                valid = " or ".join(choice or "empty" for choice in known)
-                raise UsageError(f"the {name} of a chart must be {valid}, not {getattr(self, name)!r:.40}")
-        for series in self.series:
-            label, x, y = f"the series {series.label!r:.40}", series.x, series.y
-            if self.kind == "range" and len(x) > 5:
-                raise UsageError(f"{label} must have at most five values; it has {len(x)}")
-            if self.kind == "line" and not (len(x) == len(y) and {len(series.low), len(series.high)} <= {0, len(x)}):
-                raise UsageError(f"{label} must have as many y, low and high as x; it has {len(x)} x and {len(y)} y")
-            if self.kind == "histogram" and (x or y):
-                if len(x) != len(y) + 1:
-                    raise UsageError(f"{label} must have an edge more than counts; it has {len(x)} and {len(y)}")
-                if not all(left < right for left, right in pairwise(x)) or not all(abs(edge) < 1e300 for edge in x):
-                    raise UsageError(f"{label} must have finite edges in rising order")
-
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -184,13 +106,14 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict of one check about one subject.
+    """One verdict of one check about one subject; `family` groups checks, such as range, training and speed.
 
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
     the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
     were not counted. `cause` is the `key` of the finding that this one follows from, empty for one of its own.
-    `code` is the source line at `where`, empty where it is not known or the message shows it. `accepted` is the reason
-    for which the repository accepts the finding, and where it says so.
+    `code` is the source line at `where`, empty where it is not known or the message shows it; `excerpt` the lines
+    around it. `accepted` is the reason for which the repository accepts the finding, and where it says so. `reproduce`
+    is the command that finds this one again.
     """
 
     check: str
@@ -204,8 +127,11 @@ class Finding:
     hint: str = ""
     seen: int | None = None
     cause: tuple[Scalar, ...] = ()
+    family: str = ""
     code: str = ""
     accepted: str = ""
+    excerpt: Excerpt = field(default_factory=Excerpt)
+    reproduce: str = ""
 
     @property
     def key(self) -> tuple[Scalar, ...]:
@@ -261,6 +187,7 @@ class Run:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     title: str = ""
+    maps: tuple[ModelMap, ...] = ()
 
     def __add__(self, other: Run) -> Run:
         return merge((self, other))
@@ -268,7 +195,7 @@ class Run:
     def __str__(self) -> str:
         """Every cause, worst first, beneath it the checks that fail because of it, and the coverage; control characters
         are made visible."""
-        findings = (described for verdict in SEVERITY for described in describe_causes(self.findings, self.of(verdict)))
+        findings = (text for verdict in SEVERITY for _, text in describe_causes(self.findings, self.of(verdict)))
         return "\n".join((*findings, clean(f"looked at {self.coverage}")))
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
@@ -349,10 +276,10 @@ def emit(run: Run) -> None:
 
 
 def describe(finding: Finding) -> str:
-    """A finding in a few lines: check and verdict, message, location, hint; control characters are made visible."""
+    """A finding in a few lines: check and verdict, message, location, source, hint; controls are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     lines += [f"  where: {where}"] if (where := str(finding.where)) else []
-    lines += [f"    {finding.code}"] if finding.code else []
+    lines += [f"    {line}" for line in finding.excerpt.drawn()] or ([f"    {finding.code}"] if finding.code else [])
     lines += [f"  hint: {finding.hint}"] if finding.hint else []
     lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
     return clean("\n".join(lines))
@@ -375,14 +302,14 @@ def follow_line(following: Sequence[Finding]) -> str:
     return f"it explains {', '.join(f'{n:,} {check}' if n > 1 else check for check, n in counts.items())}"
 
 
-def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[str]:
-    """Each wanted finding that is a cause as `describe` gives it, with a line of what follows from it."""
+def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Each wanted finding that is a cause, and its text: `describe`, with a line of what follows from it."""
     following = followers(findings)
     known = {id(finding) for group in following.values() for finding in group}
     for finding in wanted:
         if id(finding) not in known:
             below = f"\n  {clean(follow_line(following[id(finding)]))}" if id(finding) in following else ""
-            yield describe(finding) + below
+            yield finding, describe(finding) + below
 
 
 def merge(runs: Iterable[Run]) -> Run:
@@ -395,4 +322,5 @@ def merge(runs: Iterable[Run]) -> Run:
         tuple(table for run in runs for table in run.tables),
         tuple(chart for run in runs for chart in run.charts),
         next((run.title for run in runs if run.title), ""),
+        tuple(model_map for run in runs for model_map in run.maps),
     )

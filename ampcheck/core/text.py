@@ -48,3 +48,22 @@ def singular(plural: str) -> str:
             words[index] = word[:-2] if word.endswith(("sses", "nches", "tches")) else word[:-1]
             break
     return " ".join(words)
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal `text` needs at most."""
+    return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
+
+
+def _cells_of(character: str) -> int:
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def fitting(text: str, width: int) -> str:
+    """The start of `text` that fits into `width` columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += _cells_of(character)
+        if used > width:
+            return text[:index]
+    return text

@@ -14,6 +14,7 @@ from ampcheck.catalog.outcome import BASELINE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.settings import Settings
+from ampcheck.core.source import with_excerpts
 from ampcheck.core.text import counted, listed
 from ampcheck.outcome.baseline import PROBLEMS, Baseline
 from ampcheck.outcome.comments import ignored_at
@@ -22,7 +23,8 @@ from ampcheck.outcome.comments import ignored_at
 def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None) -> Run:
     """The run as the repository judges it: severities, then comments, then the baseline decide on each problem.
 
-    What follows from an accepted finding is accepted with it. gone: also warn of accepted findings that are gone.
+    What follows from an accepted finding is accepted with it; problems get the excerpts of their sources. gone: also
+    warn of accepted findings that are gone.
     Raises `UsageError` for settings that name no check, and for a damaged baseline.
     """
     levels = {slug: level for pattern, level in settings.severity.items() for slug in _matching(pattern, "severity")}
@@ -31,7 +33,7 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     selected = {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
     findings = [
         finding
-        for finding in run.findings
+        for finding in with_excerpts(run.findings)
         if levels.get(finding.check) != "ignore" and (not settings.select or finding.check in selected)
     ]
     changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
+from ampcheck.core.current_test import current_test
 from ampcheck.core.run import FAIL_ON, Run, emit
 from ampcheck.core.settings import load_settings
 from ampcheck.outcome.accept import accept
-from ampcheck.outcome.raising import raise_for
+from ampcheck.outcome.raising import raise_for, with_test
 from ampcheck.report.ending import print_ending
 
 
@@ -19,9 +17,8 @@ def end(run: Run, fail_on: str | None, *, prints: bool = True, raises: bool = Tr
     """
     __tracebackhide__ = True
     settings = load_settings()
-    run = accept(run, settings)
-    in_test = "pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ
-    verdicts = FAIL_ON[fail_on or (settings.fail_on if in_test else "never")] if raises else ()
+    run = with_test(accept(run, settings))
+    verdicts = FAIL_ON[fail_on or (settings.fail_on if current_test() else "never")] if raises else ()
     emit(run)
     if prints:
         print_ending(run, verdicts)

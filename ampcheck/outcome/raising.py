@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
-from ampcheck.core.run import FAIL_ON, Run, Verdict, describe_causes, emit
+from ampcheck.core.current_test import current_test, pytest_command
+from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, describe_causes, emit
 from ampcheck.core.settings import load_settings
 from ampcheck.outcome.accept import accept
+from ampcheck.report.fitting import LIMIT, Part, fit, lines_of, plain
+
+_PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def verify(run: Run) -> Run:
@@ -16,14 +21,47 @@ def verify(run: Run) -> Run:
     """
     __tracebackhide__ = True
     settings = load_settings()
-    run = accept(run, settings)
+    run = with_test(accept(run, settings))
     emit(run)
     raise_for(run, FAIL_ON[settings.fail_on])
     return run
+
+
+def with_test(run: Run) -> Run:
+    """The run whose problems name the command that runs this test alone; unchanged outside of tests."""
+    test = current_test()
+    if not test:
+        return run
+    command = pytest_command(test)
+    return with_commands(run, lambda finding: command)
+
+
+def with_commands(run: Run, command: Callable[[Finding], str]) -> Run:
+    """The run whose problems name the commands that find them again."""
+    if not any(finding.verdict in _PROBLEMS for finding in run.findings):
+        return run
+    findings = (replace(f, reproduce=command(f)) if f.verdict in _PROBLEMS else f for f in run.findings)
+    return replace(run, findings=tuple(findings))
 
 
 def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
     """Raise `AssertionError` with the findings of these verdicts."""
     __tracebackhide__ = True
     if failures := [finding for verdict in verdicts for finding in run.of(verdict)]:
-        raise AssertionError("\n\n".join(describe_causes(run.findings, failures)))
+        raise AssertionError("\n".join(_text(run, failures)))
+
+
+def _text(run: Run, failures: Collection[Finding]) -> Iterator[str]:
+    """The causes of failures in 25 lines of any width: the first in full, others in full or by their message."""
+    parts = []
+    for finding, text in describe_causes(run.findings, failures):
+        lines = text.split("\n")
+        full = [*lines, ""]
+        parts.append(Part((lines_of(full), lines_of(lines[:1]), ()), verdict=finding.verdict))
+    command = next((finding.reproduce for finding in failures if finding.reproduce), "")
+    below = [f"reproduce: {command}"] if command else []
+    more = f"`{command} --ampcheck -vv` shows all" if command else "the run shows all"
+    shown = fit(parts, LIMIT - len(below), lambda counts: [f"shortened or left out: {counts}; {more}"])
+    lines = [plain(line) for line in shown]
+    yield from [*lines[:-1], *(lines[-1:] if lines[-1] else [])]
+    yield from below

@@ -13,6 +13,7 @@ import pytest
 
 from ampcheck.plugin.options import MARKER, Options
 from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
+from ampcheck.plugin.readable import capture_no_trace, hide_own_frames
 
 if TYPE_CHECKING:
     from ampcheck.plugin.speed_fixture import Speed
@@ -59,10 +60,20 @@ def _register_speed_session(config: pytest.Config, options: Options) -> None:
         config.pluginmanager.register(session, "ampcheck-speed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures run; the wrapper that captures logs has begun
+def pytest_runtest_setup() -> None:
+    """Keep the trace of torch.compile out of the captured log of fixtures."""
+    capture_no_trace()
+
+
+pytest_runtest_teardown = pytest_runtest_setup
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)  # the innermost wrapper: it observes the test and no other plugin
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the body of a test in the contexts that its marker and `--ampcheck-guard` require."""
     __tracebackhide__ = True
+    capture_no_trace()
     options = item.config.stash.get(_OPTIONS, None)
     guard = options is not None and options.guard
     if not guard and item.get_closest_marker("ampcheck") is None:
@@ -87,6 +98,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if error is raised:
             raise
         raise error.with_traceback(None) from None  # the message names the location; frames of ampcheck do not help
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Report a failure at the user's code, without frames of ampcheck; `--full-trace` shows them."""
+    if call.excinfo is not None and not item.config.getoption("fulltrace", False):
+        call.excinfo = hide_own_frames(item, call.excinfo)
 
 
 @pytest.fixture(scope="session")

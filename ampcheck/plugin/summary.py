@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.text import clean
+from ampcheck.core.text import clean, counted
 from ampcheck.plugin.options import Options
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ class _Entry:
         return f"{self.nodeid} ({self.outcome}): {counts or 'no finding'}"
 
 
+_FAILED = 3
+"""So many tests with failures are named below the summary."""
+
 _FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 """Exit codes of a session that was collected and not interrupted."""
 
@@ -196,13 +199,16 @@ class Report:
         written = list(self._write(run))  # first, as the terminal may be full or closed
         terminalreporter.ensure_newline()
         terminalreporter.section("ampcheck")
+        from ampcheck.report.fitting import LIMIT
         from ampcheck.report.terminal import summary_lines
 
-        summary = list(summary_lines(run, width=config.get_terminal_writer().fullwidth))
+        width, verbose = config.get_terminal_writer().fullwidth, config.option.verbose > 1
+        failed = list(self._failing(None if verbose else _FAILED))
+        limit, more = LIMIT - len(failed), "-vv or --ampcheck-html=PATH shows all"
+        summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more))
         if not run.findings:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
             summary.append(f"hint: {hint}")
-        failed = (f"in {entry}" for entry in sorted(self.entries) if entry.run.failed)
         for line in (*summary, *failed, *self._locks(), *self.notes, *written):
             terminalreporter.write_line(clean(line))
 
@@ -215,6 +221,13 @@ class Report:
             return Run(title=title)
         merged = merge(map(_with_test_name, entries))
         return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
+
+    def _failing(self, limit: int | None) -> Iterator[str]:
+        """The tests with failures, at most `limit` of them, and how many more there are."""
+        entries = [entry for entry in sorted(self.entries) if entry.run.failed]
+        yield from (f"in {entry}" for entry in entries[:limit])
+        if more := len(entries) - len(entries[:limit]):
+            yield f"in {counted(more, 'more tests')}"
 
     def _locks(self) -> Iterator[str]:
         """The written locks, with their entries."""
@@ -257,11 +270,12 @@ def _write_html(run: Run, path: Path) -> None:
 
 
 def _with_test_name(entry: _Entry) -> Run:
-    """The test's run, with the test's name in the note of each table and chart."""
+    """The test's run, with the test's name in the note of each table, chart and map."""
     name = f" Test: {entry.nodeid}"
     tables = tuple(replace(table, note=(table.note + name).lstrip()) for table in entry.run.tables)
     charts = tuple(replace(chart, note=(chart.note + name).lstrip()) for chart in entry.run.charts)
-    return replace(entry.run, tables=tables, charts=charts)
+    maps = tuple(replace(model_map, note=(model_map.note + name).lstrip()) for model_map in entry.run.maps)
+    return replace(entry.run, tables=tables, charts=charts, maps=maps)
 
 
 def _table_of_tests(entries: list[_Entry]) -> Table:

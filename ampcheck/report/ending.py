@@ -11,10 +11,12 @@ from itertools import islice
 
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.text import counted
+from ampcheck.report.fitting import LIMIT
 from ampcheck.report.sections import Sections, arrange
 from ampcheck.report.terminal import problem_lines
-from ampcheck.report.text import clean
+from ampcheck.report.text import clean, one_line
 
+_MORE = "print(seen.run), after watch(...) as seen, shows all"
 _REASONS = 3
 """So many reasons are printed why something was not judged."""
 
@@ -27,10 +29,11 @@ def print_ending(run: Run, raised: Collection[Verdict]) -> None:
     width = shutil.get_terminal_size((120, 24)).columns
     unjudged = (Verdict.UNDECIDED, Verdict.INCOMPLETE)
     reasons = dict.fromkeys(f"{f.verdict.value} {f.check}: {f.message}" for f in rest if f.verdict in unjudged)
-    lines = [closing_line(arrange(run)), *problem_lines(arrange(replace(run, findings=tuple(rest))), width)]
+    shown = arrange(replace(run, findings=tuple(rest)))
+    lines = [closing_line(arrange(run)), *problem_lines(shown, width, limit=LIMIT - 1 - _REASONS, more=_MORE)]
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with suppress(OSError, ValueError):
-        for line in [*lines, *map(clean, islice(reasons, _REASONS))]:
+        for line in [*lines, *(one_line(reason, width) for reason in islice(reasons, _REASONS))]:
             print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator
 from decimal import Decimal
 
 from ampcheck.core.run import Scalar
+from ampcheck.core.text import cells as cells
 from ampcheck.core.text import clean as clean
+from ampcheck.core.text import fitting, singular
 from ampcheck.core.text import is_number as is_number
-from ampcheck.core.text import singular
 
 MIN_WIDTH = 20
 """Width of the lines on narrower terminals."""
@@ -48,15 +48,6 @@ def quantity(value: float | None, unit: str) -> str:
     return "" if value is None else f"{number(value)} {unit}".rstrip()
 
 
-def cells(text: str) -> int:
-    """How many columns of a terminal `text` needs at most."""
-    return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
-
-
-def _cells_of(character: str) -> int:
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def shorten_middle(text: str, length: int) -> str:
     """`text` in at most `length` characters, without its middle: the ends of a module path identify it."""
     if len(text) <= length:
@@ -68,7 +59,7 @@ def shorten_middle(text: str, length: int) -> str:
 def one_line(text: str, width: int) -> str:
     """`text` on one line of at most `width` columns, with an ellipsis where it was cut."""
     flat = " ".join(clean(text).split())
-    return flat if cells(flat) <= width else _fitting(flat, width - 1).rstrip() + "…"
+    return flat if cells(flat) <= width else fitting(flat, width - 1).rstrip() + "…"
 
 
 def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Iterator[str]:
@@ -85,19 +76,10 @@ def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Itera
                 yield line
                 start, joined = hanging, hanging + word
             while cells(joined) > width:
-                head = _fitting(joined, width)
+                head = fitting(joined, width)
                 yield head
                 start, joined = hanging, hanging + joined[len(head) :]
             line = joined
         if line.strip():
             yield line
             start = hanging
-
-
-def _fitting(text: str, width: int) -> str:
-    used = 0
-    for index, character in enumerate(text):
-        used += _cells_of(character)
-        if used > width:
-            return text[:index]
-    return text

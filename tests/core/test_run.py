@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from runs import COVERAGES, FINDINGS, RUNS, SCALAR, TEXT
 
 from ampcheck.catalog.numerics import OVERFLOW
 from ampcheck.core.errors import UsageError
@@ -41,86 +42,7 @@ from ampcheck.core.run import (
     merge,
 )
 from ampcheck.core.text import clean
-from ampcheck.outcome.raising import verify
-
-HOSTILE = [
-    "float",
-    "nan",
-    "inf",
-    "-inf",
-    '{"float": "nan"}',
-    "NaN",
-    "\ud800",
-    "\u2028",
-    "\x00",
-    "</script>",
-    "é",
-    "schema",
-]
-KNOWN_TEXT = st.sampled_from(HOSTILE)
-TEXT = KNOWN_TEXT | st.text(max_size=8)
-NUMBER = st.floats() | st.integers()
-SCALAR = TEXT | NUMBER | st.booleans() | st.none()
-COUNTS = st.dictionaries(TEXT, st.integers(0, 10**12), max_size=3)
-
-
-def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(of, max_size=3).map(tuple)
-
-
-WHERES = st.builds(
-    Where, TEXT, TEXT, TEXT, TEXT, line=st.none() | st.integers(0, 10**6), step=st.none() | st.integers(0, 10**6)
-)
-FINDINGS = st.builds(
-    Finding,
-    TEXT,
-    st.sampled_from(Verdict),
-    TEXT,
-    TEXT,
-    where=WHERES,
-    observed=st.none() | st.floats(),
-    limit=st.none() | st.floats(),
-    unit=TEXT,
-    hint=TEXT,
-)
-COVERAGES = st.builds(Coverage, COUNTS, COUNTS)
-
-
-def exactly(count: int, of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.tuples(*[of] * count)
-
-
-TABLES = st.integers(0, 3).flatmap(
-    lambda width: st.builds(
-        Table, TEXT, exactly(width, TEXT), tuples(exactly(width, SCALAR)) if width else st.just(()), TEXT, TEXT
-    )
-)
-LINES = st.integers(0, 3).flatmap(
-    lambda count: st.builds(Series, TEXT, exactly(count, st.floats()), exactly(count, st.floats()), TEXT)
-)
-ROWS = st.builds(Series, TEXT, st.lists(st.floats(), max_size=5).map(tuple), st.just(()), TEXT)
-EDGES = st.sets(st.floats(-1e300, 1e300, exclude_min=True, exclude_max=True), min_size=2, max_size=4)
-OUTLINES = EDGES.flatmap(
-    lambda edges: st.builds(
-        Series, TEXT, st.just(tuple(sorted(edges))), exactly(len(edges) - 1, st.floats(allow_nan=False)), TEXT
-    )
-)
-BANDS = st.builds(Band, TEXT, st.floats(), st.floats())
-CHARTS = st.one_of(
-    *(
-        st.builds(Chart, st.just(kind), TEXT, TEXT, TEXT, tuples(series), tuples(BANDS), TEXT, TEXT)
-        for kind, series in (("line", LINES), ("range", ROWS), ("histogram", OUTLINES))
-    )
-)
-RUNS = st.builds(
-    Run,
-    environment=st.dictionaries(TEXT, SCALAR, max_size=3),
-    findings=tuples(FINDINGS),
-    coverage=COVERAGES,
-    tables=tuples(TABLES),
-    charts=tuples(CHARTS),
-    title=TEXT,
-)
+from ampcheck.outcome.raising import verify, with_test
 
 
 def same(a: Any, b: Any) -> bool:
@@ -635,15 +557,15 @@ def test_verify_emits_before_it_raises() -> None:
     run = Run(findings=(failing(1),))
     with collect() as runs, pytest.raises(AssertionError):
         verify(run)
-    assert runs == [run]
+    assert runs == [with_test(run)]
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.FAIL])
 def test_only_a_failure_raises(verdict: Verdict) -> None:
     run = Run(findings=(finding(verdict),))
     with collect() as runs:
-        assert verify(run) is run
-    assert runs == [run]
+        assert verify(run) == with_test(run)
+    assert runs == [with_test(run)]
     assert not run.failed
 
 

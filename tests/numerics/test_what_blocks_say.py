@@ -75,11 +75,11 @@ def test_a_block_without_tensors_is_told_to_run_an_op() -> None:
     assert "inside the block" in coverage.hint
 
 
-def test_findings_under_an_emulated_device_name_it() -> None:
+def test_findings_under_an_emulated_device_name_it(request: pytest.FixtureRequest) -> None:
     with emulate("cuda"):
         run = watched(None, lambda: squares(2.0))
         audited = ampcheck.audit(lambda: squares(2.0))
-    assert {finding.subject for finding in run.findings} == {"this block [cuda emulated]"}
+    assert {finding.subject for finding in run.findings} == {f"{request.node.nodeid} [cuda emulated]"}
     assert audited.environment["autocast policy"] == "cuda, emulated"
     assert "autocast policy" not in ampcheck.audit(lambda: squares(2.0)).environment
 

@@ -15,6 +15,7 @@ from ampcheck.catalog.numerics import COVERAGE, HEADROOM, OVERFLOW, PRECISION_LO
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings
+from ampcheck.core.source import with_excerpts
 from ampcheck.outcome.accept import accept
 from ampcheck.outcome.baseline import Baseline
 
@@ -53,7 +54,8 @@ def judged(settings: Settings, *findings: Finding) -> list[Verdict]:
 
 def test_without_settings_a_run_is_judged_as_it_is(folder):
     run = Run(findings=(overflow(), HEADROOM.warn("model", "near"), COVERAGE.passed("model", "seen", 3)))
-    assert accept(run, Settings(folder), gone=True) == run
+    judged = accept(run, Settings(folder), gone=True)
+    assert judged == dataclasses.replace(run, findings=with_excerpts(run.findings))
 
 
 @pytest.mark.parametrize("pattern", ["headroom", "head*", "*"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ampcheck.report import terminal
-from ampcheck.report.terminal import progress_bar
+from ampcheck.report import progress
+from ampcheck.report.progress import progress_bar
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = iter([0.0, 1.0, 9.0, 12.0, 13.0, 25.0])
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
     with progress_bar() as tell:
         for number in range(5):
             tell(f"stage {number}", number, 5)

@@ -1,4 +1,4 @@
-"""The terminal: failures first and in full, within the width, plain where it must be."""
+"""The terminal: 25 lines with the cause first, within the width, plain where it must be; -v shows everything."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from runs import FINDINGS, RUNS
 from sample_run import PROBLEMS, sample_run
 
+from ampcheck.core.excerpt import excerpt_of
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.report import print_run, summary_lines
+from ampcheck.report.sections import arrange
 from ampcheck.report.text import wrap
 
 HOSTILE = "[bold]x[/] \x1b[31m\r\x9b 模型模型模型模型 " + "long_word" * 30
@@ -29,7 +32,7 @@ def flat(lines) -> str:
 
 
 def test_failures_come_first_and_in_full() -> None:
-    lines = list(summary_lines(sample_run(), width=100))
+    lines = list(summary_lines(sample_run(), width=100, limit=None))
     assert lines[0] == "nightly audit: 3 failed, 2 warnings, 1 undecided, 4 skipped, 46 passed"
     heads = [line.split(" ")[0] for line in lines if not line.startswith(" ")][1:]
     assert heads == ["FAIL"] * 3 + ["WARN"] * 2 + ["undecided", "skip", "passed:", "coverage:"]
@@ -43,7 +46,7 @@ def test_failures_come_first_and_in_full() -> None:
 
 
 def test_the_coverage_is_last_and_says_what_was_not_seen() -> None:
-    text = flat(summary_lines(sample_run(), width=80))
+    text = flat(summary_lines(sample_run(), width=80, limit=None))
     last = text[text.index("coverage: 48,213 ops") :]
     assert last.endswith(
         "not seen: inside a custom Triton kernel (3), output of a C++ extension without a meta kernel (1)"
@@ -51,14 +54,14 @@ def test_the_coverage_is_last_and_says_what_was_not_seen() -> None:
 
 
 def test_passes_are_counted_or_with_verbose_listed() -> None:
-    brief = list(summary_lines(sample_run(), width=120))
+    brief = list(summary_lines(sample_run(), width=200))
     full = list(summary_lines(sample_run(), width=120, verbose=True))
     assert any(line.startswith("passed: overflow 6, low-precision-error 7") for line in brief)
     assert sum(line.startswith("pass ") for line in full) == 46
 
 
 def test_reasons_shared_by_many_subjects_stand_once() -> None:
-    lines = list(summary_lines(sample_run(), width=100))
+    lines = list(summary_lines(sample_run(), width=100, limit=None))
     assert "skip loss-dtype ×4: the compiled step returns no loss: nothing to judge" in lines
 
 
@@ -107,9 +110,10 @@ def test_the_headline_never_flatters(run: Run, said: str) -> None:
     assert next(summary_lines(run, width=80)) == said
 
 
-def test_the_command_line_shows_a_table_of_verdicts_then_the_failures() -> None:
-    text = printed(sample_run(), width=200)
-    rows = {line.split()[0]: line.split()[1:] for line in text.split("FAIL overflow:")[0].splitlines() if line.strip()}
+def test_the_command_line_shows_a_table_of_verdicts_below_the_failures() -> None:
+    text = printed(sample_run(), width=200, verbose=True)
+    below = text[text.rindex("WARN headroom:") :]
+    rows = {line.split()[0]: line.split()[1:] for line in below.splitlines() if line.strip()}
     assert rows["overflow"] == ["FAIL", "FAIL", *["pass"] * 6]
     assert rows["low-precision-error"] == [*["pass"] * 6, "FAIL", "pass"]
     assert "not seen: inside a custom Triton kernel (3)" in text
@@ -121,12 +125,12 @@ def test_colours_only_on_a_terminal() -> None:
 
 
 def test_subjects_beyond_the_width_get_a_table_of_their_own() -> None:
-    text = printed(sample_run(), width=80)
+    text = printed(sample_run(), width=80, verbose=True)
     assert text.count("low-precision-error ") >= 2
     assert max(cell_len(line) for line in text.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("width", range(64, 120))
+@pytest.mark.parametrize("width", range(40, 120))
 def test_the_head_of_every_column_is_whole(width: int) -> None:
     """A head that is cut ("bfloat16, eag") would name a subject that does not exist."""
     names = [f"demo [{dtype}, {mode}]" for dtype in ("float16", "bfloat16") for mode in ("eager", "compiled")]
@@ -147,3 +151,88 @@ def test_very_many_subjects_are_counted() -> None:
 def test_messages_are_no_markup() -> None:
     run = Run(findings=(Finding("flush", Verdict.FAIL, "[red]s[/red]", "[bold]m[/nope]"),))
     assert "FAIL flush: [red]s[/red]\n  [bold]m[/nope]\n" in printed(run)
+
+
+# 25 lines ------------------------------------------------------------------------------------------------------------
+
+LARGE_RUNS = st.builds(
+    lambda run, findings: Run(run.environment, (*run.findings, *findings), run.coverage, title=run.title),
+    RUNS,
+    st.lists(FINDINGS, max_size=60),
+)
+WIDTHS = st.sampled_from([20, 60, 80, 200])
+
+
+@given(LARGE_RUNS, WIDTHS)
+def test_a_report_has_at_most_25_lines_and_none_exceeds_the_width(run: Run, width: int) -> None:
+    for lines in (list(summary_lines(run, width=width)), printed(run, width=width).split("\n")[:-1]):
+        assert len(lines) <= 25
+        assert all(cell_len(line) <= width for line in lines)
+
+
+def counted_in(last: str, noun: str) -> int:
+    """How many findings a last line counts, such as 3 of `3 failures`."""
+    words = last.replace(",", "").replace(";", "").split()
+    counts = [words[i - 1] for i, word in enumerate(words) if word.rstrip("s") == noun]
+    return int(counts[0]) if counts else 0
+
+
+@given(st.lists(FINDINGS, max_size=60), WIDTHS, st.booleans())
+def test_every_cause_is_shown_in_full_or_counted(findings: list[Finding], width: int, verbose: bool) -> None:
+    run = Run(findings=tuple(findings))
+    lines = list(summary_lines(run, width=width, verbose=verbose))
+    last = flat(lines).rpartition("shortened or left out:")[2] if "shortened or left out:" in flat(lines) else ""
+    causes = arrange(run).problems
+    for verdict, noun in ((Verdict.FAIL, "failure"), (Verdict.WARN, "warning")):
+        shown = sum(line.split(" ")[0] == verdict.upper() for line in lines)
+        wanted = sum(cause.verdict is verdict for cause in causes)
+        assert wanted == shown or wanted <= shown + counted_in(last, noun)
+    if verbose:
+        assert not last
+
+
+def test_the_last_line_says_how_much_is_missing_and_how_to_see_it() -> None:
+    findings = tuple(Finding("overflow", Verdict.FAIL, f"model {i}", "m " * 60, hint="h") for i in range(40))
+    lines = list(summary_lines(Run(findings=findings), width=80, more="-v shows all"))
+    assert len(lines) == 25
+    assert lines[-1] == "shortened or left out: 39 failures; -v shows all"
+    assert lines[1] == "FAIL overflow: model 0"
+    assert "  hint: h" in lines[:6], "the first cause stands there in full"
+    assert len(list(summary_lines(Run(findings=findings), width=80, verbose=True))) > 100
+
+
+def test_the_cause_comes_first_with_its_source_and_the_command_that_finds_it_again() -> None:
+    source = ["def forward(self, x):\n", "    hidden = self.up(x)\n", "    return hidden * 600.0\n"]
+    cause = Finding(
+        "overflow", Verdict.FAIL, "model", "it overflows", Where("forward", "", "aten::mul.Tensor", "model.py", 3),
+        excerpt=excerpt_of(source, 3, "aten::mul.Tensor"),
+        reproduce="ampcheck audit model.py:subject --select overflow --no-compile",
+    )  # fmt: skip
+    warned = Finding("headroom", Verdict.WARN, "model", "near the end")
+    assert list(summary_lines(Run(findings=(warned, cause), coverage=Coverage({"ops": 2})), width=80)) == [
+        "1 failed, 1 warning",
+        "FAIL overflow: model",
+        "  it overflows",
+        "  where: forward, aten::mul.Tensor, model.py:3",
+        "    1 | def forward(self, x):",
+        "    2 |     hidden = self.up(x)",
+        "    3 |     return hidden * 600.0",
+        "      |            ^^^^^^^^^^^^^^",
+        "  reproduce: ampcheck audit model.py:subject --select overflow --no-compile",
+        "WARN headroom: model",
+        "  near the end",
+        "coverage: 2 ops",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_table_of_verdicts_keeps_every_row_and_column(width: int) -> None:
+    dtypes = ("float16", "bfloat16", "float32")
+    names = [f"demo [{dtype}, {mode}]" for dtype in dtypes for mode in ("eager", "compiled")]
+    checks = ("overflow", "nonfinite-reference", "policy-unregistered")
+    findings = tuple(Finding(check, Verdict.PASS, name, "m") for name in names for check in checks)
+    text = printed(Run(findings=findings, coverage=Coverage({"ops": 1})), width=width, verbose=True)
+    table = text[: text.index("pass overflow")]
+    assert table.removeprefix("18 passed").count("pass") == len(findings)
+    words = table.replace(",", " ").split()
+    assert [words.count(word) for word in ("float16", "bfloat16", "float32", "eager", "compiled")] == [2, 2, 2, 3, 3]
