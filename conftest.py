@@ -10,6 +10,10 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
+# Workers of xdist share the cores: threads that wait for each other on a core that is taken multiply the time by four.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))  # torch is not imported yet
+
 # Deadlines measure the machine, not the code; these machines are shared. A CI job draws the same examples each time.
 settings.register_profile(
     "default",

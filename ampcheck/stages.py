@@ -23,7 +23,15 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Listener
 from ampcheck.core.run import Finding, Run, merge
 from ampcheck.core.subject import Subject
-from ampcheck.numerics import NumericsStats, arm_name, check_numerics, check_reference, measure_numerics, tables
+from ampcheck.numerics import (
+    NumericsStats,
+    arm_name,
+    check_numerics,
+    check_reference,
+    measure_numerics,
+    model_map,
+    tables,
+)
 from ampcheck.numerics.measure import Measured
 from ampcheck.torchtools.copying import is_compiled_already
 
@@ -200,5 +208,5 @@ class _Numerics:
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
-        evidence = tables.tables(stats, self._context.bounds), tables.charts(stats)
-        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], charts=evidence[1])
+        evidence = tables.tables(stats, self._context.bounds), model_map.maps(stats, self._context.bounds)
+        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], maps=evidence[1])

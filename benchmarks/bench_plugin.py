@@ -1,9 +1,11 @@
-"""What the installed, unused plugin adds to `pytest --collect-only`, in milliseconds.
+"""What the installed, unused plugin adds to a session of trivial tests, in milliseconds.
 
-Run as `python benchmarks/bench_plugin.py [--json PATH]`. Each pair is one collection with the plugin and one with
-`-p no:ampcheck`, in alternating order, so that drift of the machine falls on both alike. The figures are the medians
-of the pairs' differences, in wall time and in the CPU time of the process (which a busy machine disturbs less), with
-distribution-free intervals (order statistics of the sign test). Nothing is asserted. Needs Unix for the CPU time.
+Run as `python benchmarks/bench_plugin.py [--json PATH]`. Each pair is one session with the plugin and one with
+`-p no:ampcheck`, in alternating order, so that drift of the machine falls on both alike. Two cases: the tests are only
+collected; and they run where Python writes no caches, as in many containers, so that pytest rewrites the modules of the
+plugin each time. The figures are the medians of the pairs' differences, in wall time and in the CPU time of the process
+(which a busy machine disturbs less), with distribution-free intervals (order statistics of the sign test). Nothing is
+asserted. Needs Unix for the CPU time.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-COLLECT = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+SESSION = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+CASES = {
+    "collecting": ("--collect-only",),
+    "running, no cache is written": (),
+}
 WITHOUT = ("-p", "no:ampcheck")
 PROBE = "def pytest_unconfigure():\n    import sys\n    print('torch imported:', 'torch' in sys.modules)\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of collections (default: 40)")
-    parser.add_argument("--tests", type=int, default=300, help="trivial tests to collect (default: 300)")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of sessions in each case (default: 40)")
+    parser.add_argument("--tests", type=int, default=300, help="trivial tests (default: 300)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the evidence here")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,25 +62,35 @@ def write_tests(folder: Path, count: int) -> None:
 
 def measure(folder: Path, pairs: int, tests: int) -> dict[str, Any]:
     """The evidence: every time in milliseconds, and what is said of their differences."""
-    torch_imported = collect(folder, ())[0]  # the first of each fills the caches of compiled files and is not counted
-    collect(folder, WITHOUT)
-    times: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
-    for pair in range(pairs):
-        arms = (("with", ()), ("without", WITHOUT))
-        for name, extra in arms if pair % 2 == 0 else reversed(arms):
-            times[name].append(collect(folder, extra)[1:])
     return {
-        "what": "pytest --collect-only with the plugin ampcheck minus the same with -p no:ampcheck, in pairs",
+        "what": "a session of pytest with the plugin ampcheck minus the same with -p no:ampcheck, in pairs",
         "command": " ".join(["python", *sys.argv]),
         "unit": "ms",
         "tests": tests,
         "pairs": pairs,
-        "wall": difference([t[0] for t in times["with"]], [t[0] for t in times["without"]]),
-        "cpu": difference([t[1] for t in times["with"]], [t[1] for t in times["without"]]),
-        "torch_imported": torch_imported,
+        "cases": {case: measure_case(folder, case, pairs) for case in CASES},
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("ampcheck", "pytest", "pytest-xdist", "hypothesis", "torch")},
         "hardware": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def measure_case(folder: Path, case: str, pairs: int) -> dict[str, Any]:
+    """Both arms of one case. What Python needs without the plugin is always cached."""
+    cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / case)}
+    run_session(folder, (*CASES[case], *WITHOUT), cache)
+    if "no cache" in case:
+        cache["PYTHONDONTWRITEBYTECODE"] = "1"
+    torch_imported = run_session(folder, CASES[case], cache)[0]
+    times: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
+    for pair in range(pairs):
+        arms = (("with", ()), ("without", WITHOUT))
+        for name, extra in arms if pair % 2 == 0 else reversed(arms):
+            times[name].append(run_session(folder, (*CASES[case], *extra), cache)[1:])
+    return {
+        "wall": difference([t[0] for t in times["with"]], [t[0] for t in times["without"]]),
+        "cpu": difference([t[1] for t in times["with"]], [t[1] for t in times["without"]]),
+        "torch_imported": torch_imported,
     }
 
 
@@ -92,12 +108,12 @@ def difference(first: list[float], second: list[float]) -> dict[str, Any]:
     }
 
 
-def collect(folder: Path, extra: Sequence[str]) -> tuple[bool, float, float]:
-    """Collect once: whether torch was imported, wall time and CPU time in ms."""
+def run_session(folder: Path, extra: Sequence[str], cache: dict[str, str]) -> tuple[bool, float, float]:
+    """One session: whether torch was imported, wall time and CPU time in ms."""
     wall, cpu = time.perf_counter(), cpu_of_children()
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "cache")}
+    environment = {**os.environ, **cache}
     done = subprocess.run(
-        [sys.executable, *COLLECT, *extra], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, *SESSION, *extra], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
     times = (time.perf_counter() - wall) * 1e3, (cpu_of_children() - cpu) * 1e3
     return "torch imported: True" in done.stdout, *times
@@ -134,15 +150,18 @@ def cpu_name() -> str:
 
 
 def describe(evidence: dict[str, Any]) -> str:
-    lines = ["the unused plugin adds to pytest --collect-only:"]
-    for clock in ("wall", "cpu"):
-        figures = evidence[clock]
-        low, high = figures["interval"]
-        lines.append(
-            f"  {clock:4} {figures['median_difference']:+.1f} ms to {figures['median_without']:.0f} ms "
-            f"({figures['confidence']:.1%} interval {low:+.1f} to {high:+.1f} ms, {evidence['pairs']} pairs)"
-        )
-    return "\n".join([*lines, f"  torch imported: {'yes' if evidence['torch_imported'] else 'no'}"])
+    lines = []
+    for case, figures in evidence["cases"].items():
+        lines.append(f"the unused plugin adds to a session of {evidence['tests']} tests ({case}):")
+        for clock in ("wall", "cpu"):
+            times = figures[clock]
+            low, high = times["interval"]
+            lines.append(
+                f"  {clock:4} {times['median_difference']:+.1f} ms to {times['median_without']:.0f} ms "
+                f"({times['confidence']:.1%} interval {low:+.1f} to {high:+.1f} ms, {evidence['pairs']} pairs)"
+            )
+        lines.append(f"  torch imported: {'yes' if figures['torch_imported'] else 'no'}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,20 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ampcheck.core.excerpt import Excerpt
-from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
+from ampcheck.core.run import (
+    Band,
+    Chart,
+    Coverage,
+    Finding,
+    Marker,
+    ModelMap,
+    Run,
+    Series,
+    Site,
+    Table,
+    Verdict,
+    Where,
+)
 
 HOSTILE = [
     "float",
@@ -66,6 +79,7 @@ FINDINGS = st.builds(
     accepted=TEXT,
     excerpt=st.just(Excerpt()) | excerpts(),
     reproduce=TEXT,
+    family=TEXT,
 )
 COVERAGES = st.builds(Coverage, COUNTS, COUNTS)
 
@@ -97,6 +111,12 @@ CHARTS = st.one_of(
         for kind, series in (("line", LINES), ("range", ROWS), ("histogram", OUTLINES))
     )
 )
+FEW = st.none() | st.floats()
+SITES = st.builds(
+    Site, *[TEXT] * 4, st.none() | st.integers(0, 10**6), TEXT, *[FEW] * 4, st.integers(0, 10**9), *[FEW] * 3,
+    st.integers(-1090, 1090), st.lists(st.integers(0, 10**9), max_size=4).map(tuple), TEXT,
+)  # fmt: skip
+MAPS = st.builds(ModelMap, TEXT, tuples(SITES), tuples(BANDS), TEXT)
 PLAIN_RUNS = st.builds(
     Run,
     environment=st.dictionaries(TEXT, SCALAR, max_size=3),
@@ -105,6 +125,7 @@ PLAIN_RUNS = st.builds(
     tables=tuples(TABLES),
     charts=tuples(CHARTS),
     title=TEXT,
+    maps=tuples(MAPS),
 )
 
 

@@ -286,6 +286,8 @@ def _implement(library: torch.library.Library, name: str, kernel: Callable[..., 
     options: dict[str, Any] = {"with_keyset": kernel is not torch.library.fallthrough_kernel}
     if "allow_override" in inspect.signature(library.impl).parameters:
         options["allow_override"] = True
+    else:  # PyTorch 2.6 refuses a second kernel from Python, that of an emulation inside another
+        torch.library._impls.discard(f"{library.ns}/{name}/{autocast_key('cpu')}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is intended
         library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]

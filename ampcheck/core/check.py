@@ -98,7 +98,10 @@ class Check:
         )
         unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
         code = code_at(where) if verdict in (Verdict.FAIL, Verdict.WARN) else ""
-        return Finding(self.slug, verdict, subject, message, where, observed, limit, unit, hint, seen, code=code)
+        measured = observed, limit, unit
+        return Finding(
+            self.slug, verdict, subject, message, where, *measured, hint, seen, code=code, family=self.family
+        )
 
 
 def first_findings(findings: Sequence[Finding], limit: int = LISTED) -> list[Finding]:

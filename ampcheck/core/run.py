@@ -25,6 +25,8 @@ from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.excerpt import Excerpt
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
+from ampcheck.core.model_map import ModelMap as ModelMap
+from ampcheck.core.model_map import Site as Site
 from ampcheck.core.text import clean, counted
 
 SCHEMA = 1
@@ -104,7 +106,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict of one check about one subject.
+    """One verdict of one check about one subject; `family` groups checks, such as range, training and speed.
 
     `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
     the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
@@ -124,6 +126,7 @@ class Finding:
     hint: str = ""
     seen: int | None = None
     cause: tuple[Scalar, ...] = ()
+    family: str = ""
     code: str = ""
     accepted: str = ""
     excerpt: Excerpt = field(default_factory=Excerpt)
@@ -183,6 +186,7 @@ class Run:
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     title: str = ""
+    maps: tuple[ModelMap, ...] = ()
 
     def __add__(self, other: Run) -> Run:
         return merge((self, other))
@@ -318,4 +322,5 @@ def merge(runs: Iterable[Run]) -> Run:
         tuple(table for run in runs for table in run.tables),
         tuple(chart for run in runs for chart in run.charts),
         next((run.title for run in runs if run.title), ""),
+        tuple(model_map for run in runs for model_map in run.maps),
     )

@@ -23,7 +23,7 @@ from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
-from ampcheck.numerics.stats import NumericsStats, Raised, Values, gradient_module
+from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import roundoff
@@ -105,6 +105,7 @@ class _ShadowedRun:
         self._unseen: Counter[str] = Counter()
         self._gradients: dict[str, torch.Tensor] = {}
         self._health: dict[tuple[str, str], TensorHealth] = {}
+        self._closeness: dict[tuple[str, str], Closeness] = {}
 
     def execute(self) -> None:
         """Run it, and see what is left of the faults."""
@@ -128,33 +129,50 @@ class _ShadowedRun:
         if not comparable(tensor):
             self._unseen[UNCOMPARED] += kind == "output" and is_floating(tensor) and tensor.numel() > 0
             return
-        error = compare_shadowed(key, tensor, self.shadow.reference(tensor))
+        reference = self.shadow.reference(tensor)
+        error = compare_shadowed(key, tensor, reference)
         self.errors.append(error)
         if kind == "gradient":
             self._gradients[str(error)] = tensor
             with _disable_current_modes():
-                self._note(("backward", gradient_module(name)), tensor)
+                self._note(("backward", gradient_module(name)), tensor, reference.exact, error)
             return
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
             self.masked.add(key)
         self.shadow.reach({f"the {error}": tensor})
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
-        self._note(("forward", name), tensor)
-        companions = self.shadow.store.known(tensor) if self.lost_in is None else None
-        if companions is not None and companions.unit >= JUDGED_UNIT:
-            reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
-            seen = examine_value(tensor, reference)
-            if seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2:
-                self.lost_in = name
+        companions = self.shadow.store.known(tensor)
+        if companions is None or companions.unit < JUDGED_UNIT:
+            self._note(("forward", name), tensor)
+            return
+        reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
+        seen = examine_value(tensor, reference)
+        error = ResultError(("output", name, 0), _name(tensor.dtype), seen, companions.unit)
+        self._note(("forward", name), tensor, reference.exact, error)
+        lost = seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2
+        if lost and self.lost_in is None:
+            self.lost_in = name
 
-    def _note(self, key: tuple[str, str], tensor: torch.Tensor) -> None:
-        """Add the magnitudes of a sample of a tensor to the histogram of a module."""
-        flat = tensor.reshape(-1)
-        sample = flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+    def _note(
+        self,
+        key: tuple[str, str],
+        tensor: torch.Tensor,
+        exact: torch.Tensor | None = None,
+        error: ResultError | None = None,
+    ) -> None:
+        """Add the magnitudes of a sample of a tensor to the histogram of a module, and how near it is to float64."""
+        stride = max(1, -(-tensor.numel() // _SAMPLE))
+        sample = tensor.reshape(-1)[::stride]
         health = health_of(sample, histogram=True)
         if isinstance(health, TensorHealth):
             self._health[key] = self._health[key] + health if key in self._health else health
+        if exact is not None and error is not None:
+            flushed = int(((sample == 0) & (exact.reshape(-1)[::stride] != 0)).sum())
+            near = Closeness(sampled=sample.numel(), flushed=flushed)
+            if error.known and not error.nonfinite:
+                near = replace(near, error=error.error, limit=error.limit)
+            self._closeness[key] = self._closeness.get(key, Closeness()) + near
 
     def stats(self, subject: Subject, dtype: torch.dtype, native: bool) -> NumericsStats:
         """The frozen record."""
@@ -174,6 +192,7 @@ class _ShadowedRun:
             errors=tuple(self.errors),
             data=tuple(_data(subject)),
             health=self._health,
+            closeness=self._closeness,
             sources=source_lines(places),
             lost_in=self.lost_in,
             losses=tuple(map(_name, outcome.losses)),

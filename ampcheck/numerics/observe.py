@@ -10,6 +10,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run
 from ampcheck.numerics.checks import OBSERVABLE, check_numerics
 from ampcheck.numerics.measure import positive, source_lines, unruled
+from ampcheck.numerics.model_map import maps
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Shadow
 
@@ -45,4 +46,5 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
 def block_run(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
     """The findings about a watched block. checks: out of `OBSERVABLE`, all by default."""
     findings = check_numerics(stats, limits, checks or OBSERVABLE)
-    return Run(environment("cpu"), tuple(f for f in findings if f.check in OBSERVABLE), stats.coverage)
+    kept = tuple(finding for finding in findings if finding.check in OBSERVABLE)
+    return Run(environment("cpu"), kept, stats.coverage, maps=maps(stats, limits))

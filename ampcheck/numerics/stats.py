@@ -36,14 +36,32 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
+class Closeness:
+    """How near the results of a module, or the gradients of its parameters, are to float64.
+
+    error, limit: of the worst tensor, relative norms; None where the data determine neither. sampled: elements that
+    were looked at; flushed: those of them that are zero and are not in float64.
+    """
+
+    error: float | None = None
+    limit: float | None = None
+    sampled: int = 0
+    flushed: int = 0
+
+    def __add__(self, other: Closeness) -> Closeness:
+        worst = max(self, other, key=lambda side: (side.error or 0.0) / side.limit if side.limit else -1.0)
+        return Closeness(worst.error, worst.limit, self.sampled + other.sampled, self.flushed + other.flushed)
+
+
+@dataclass(frozen=True, slots=True)
 class NumericsStats:
     """One run of a subject (`float16, eager`) beside its exact values.
 
     format: the narrowest format of the run. faults: the ops at fault (`ampcheck.shadow`), in order. nonfinite: ops that
     make NaN or infinities in exact, with what they make. largest: the largest magnitude of the 16-bit results of an op
     at one place, and of its inputs. errors: outputs, losses and gradients. data: inputs, weights and buffers with a
-    NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health: by (phase, module).
-    sources: the text of source lines by (file, line). lost_in: the first module of whose result
+    NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health, closeness: by (phase,
+    module). sources: the text of source lines by (file, line). lost_in: the first module of whose result
     nothing is left. raised: an exception that the run has and float32 has not.
     losses: dtypes in which losses were computed. no_backward: why there are no gradients; prevented: it is the subject
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
@@ -66,6 +84,7 @@ class NumericsStats:
     errors: tuple[ResultError, ...] = ()
     data: tuple[Values, ...] = ()
     health: Mapping[tuple[str, str], TensorHealth] = field(default_factory=dict)
+    closeness: Mapping[tuple[str, str], Closeness] = field(default_factory=dict)
     sources: Mapping[tuple[str, int | None], str] = field(default_factory=dict)
     lost_in: str | None = None
     raised: Raised | None = None

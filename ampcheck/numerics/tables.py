@@ -1,19 +1,18 @@
-"""The tables and charts that a run of low precision leaves behind."""
+"""The tables that a run of low precision leaves behind."""
 
 from __future__ import annotations
 
 import math
 
-from ampcheck.core.formats import FORMATS, format_of
+from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
-from ampcheck.health import TensorHealth
+from ampcheck.core.run import Scalar, Table, Where
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow.compare import PRECISION
 
 ROWS = 60
-"""Rows of one table or chart; beyond it the worst are shown."""
+"""Rows of one table; beyond it the worst are shown."""
 
 _NEAR = 16
 """How far below the maximum of its format the largest value of an op lies that has a row."""
@@ -22,56 +21,6 @@ _NEAR = 16
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:
     """Where each output and gradient lies against its limit, and the ops that lost values."""
     return tuple(table for table in (_errors(stats, limits), _ops(stats)) if table is not None)
-
-
-def charts(stats: NumericsStats) -> tuple[Chart, ...]:
-    """Where the values of each module lie against the range of the formats, as powers of two."""
-    rows: list[tuple[float, Series]] = []
-    for (phase, module), health in stats.health.items():
-        span = _span(health)
-        if span is not None:
-            rows.append((span[-1] - span[0], Series(module or "(root)", span, group=phase)))
-    if not rows:
-        return ()
-    shown = rows
-    note = "forward: results of modules; backward: gradients of parameters, samples of each"
-    if stats.scale != 1:
-        note += f"; the loss scale of backward is {stats.scale:g}"
-    if len(rows) > ROWS:
-        widest = sorted(rows, key=lambda row: row[0], reverse=True)[:ROWS]
-        shown = [row for row in rows if row in widest]
-        note = f"the {ROWS} widest of {len(rows)} rows; {note}"
-    names = ("float16", "bfloat16") if stats.format == "float16" else (stats.format,)
-    return (
-        Chart(
-            "range",
-            f"Where the values of each module lie: {who(stats)}",
-            "magnitude, as a power of two",
-            series=tuple(series for _, series in shown),
-            bands=tuple(band for name in names for band in _bands(name)),
-            check="headroom",
-            note=note,
-        ),
-    )
-
-
-def _bands(name: str) -> tuple[Band, Band]:
-    fmt = FORMATS[name]
-    small, normal, top = (math.log2(v) for v in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
-    return Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)
-
-
-def _span(health: TensorHealth) -> tuple[float, float, float, float, float] | None:
-    """Smallest, 5th percentile, median, 95th percentile and largest magnitude, as powers of two."""
-    if not health.nonzero or health.histogram is None:
-        return None
-    low, middle, high = (health.quantile_exponent(q) for q in (0.05, 0.5, 0.95))
-    if low is None or middle is None or high is None:
-        return None
-    least, most = math.log2(health.amin), math.log2(health.amax)
-    # A quantile is known to its binade; its middle is half an exponent up, and never outside what was seen.
-    inner = [min(max(e + 0.5, least), most) for e in (low, middle, high)]
-    return least, inner[0], inner[1], inner[2], most
 
 
 def _errors(stats: NumericsStats, limits: Limits) -> Table | None:

@@ -11,14 +11,6 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 
-MARKER = (
-    "ampcheck(*checks, lock=False, device=None, speed=None): observe the test's body and fail it with the findings of "
-    "these checks, such as 'overflow' or 'autocast-state'; without names, of every check that can be observed. "
-    "lock=True (or a path): compare the body's calls under autocast with ampcheck.lock.json in the test's folder. "
-    "device='cuda': run the body under that device's autocast policy. speed={'at_least': 1.2}: defaults of the fixture "
-    "speed. With lock, device or speed alone nothing is observed. The closest marker counts."
-)
-
 _STATE = "autocast-state"
 _GUARDS = ("autocast-", "policy-")
 """Prefixes of the checks of a guard; all other checks are those of an observation."""

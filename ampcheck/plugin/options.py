@@ -1,4 +1,4 @@
-"""The options of the plugin and their ini settings."""
+"""The options of the plugin, their ini settings, and how pytest describes the marker."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ OPTIONS = {
 
 FILES = ("html", "json", "sarif")
 """The files that a session writes, by their options."""
+
+MARKER = (
+    "ampcheck(*checks, lock=False, device=None, speed=None): observe the test's body and fail it with the findings of "
+    "these checks, such as 'overflow' or 'autocast-state'; without names, of every check that can be observed. "
+    "lock=True (or a path): compare the body's calls under autocast with ampcheck.lock.json in the test's folder. "
+    "device='cuda': run the body under that device's autocast policy. speed={'at_least': 1.2}: defaults of the fixture "
+    "speed. With lock, device or speed alone nothing is observed. The closest marker counts."
+)
+"""The marker's entry in `pytest --markers`; `marker.py` reads its arguments."""
 
 
 def add_options(parser: pytest.Parser) -> None:

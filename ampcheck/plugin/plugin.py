@@ -1,36 +1,63 @@
-"""The hooks and fixtures of the plugin. Unused, it imports nothing but pytest."""
+"""The hooks and fixtures of the plugin. Unused, it imports nothing but pytest and its options.
+
+Other imports are late: pytest rewrites the asserts of each module of a plugin that is imported, and compiles the module
+at every start where it cannot write its cache, as in many containers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampcheck.core.errors import UsageError
-from ampcheck.plugin.marker import MARKER, MarkerArguments, run_marked
-from ampcheck.plugin.options import Options
+from ampcheck.plugin.options import MARKER, Options
 from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
 from ampcheck.plugin.readable import capture_no_trace, hide_own_frames
-from ampcheck.plugin.speed_fixture import SESSION, Speed, SpeedSession
-from ampcheck.plugin.summary import Collector, Report
+
+if TYPE_CHECKING:
+    from ampcheck.plugin.speed_fixture import Speed
 
 _OPTIONS = pytest.StashKey[Options]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker; if tests are to run, also the session of speed tests, and the report if it is enabled."""
+    """Register the marker; if tests are to run, also what the options need: the report, the session of speed tests."""
     config.addinivalue_line("markers", MARKER)
     option = config.option
     if option.help or option.collectonly or option.markers or option.showfixtures:
         return
     options = config.stash[_OPTIONS] = Options.of(config)
     if options.enabled or options.junit:
+        from ampcheck.plugin.summary import Collector, Report
+
         config.pluginmanager.register(Collector(options.update, config.rootpath), "ampcheck-collector")
-    if options.enabled and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Report(options), "ampcheck-report")
-    session = config.stash[SESSION] = SpeedSession(config, options.history)
-    config.pluginmanager.register(session, "ampcheck-speed")
+        if options.enabled and not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Report(options), "ampcheck-report")
+    if options.history is not None or config.getoption("benchmark_compare", None):
+        _register_speed_session(config, options)
+
+
+@pytest.hookimpl(trylast=True)  # after plugins that add markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Register the session of speed tests if there are any, or tests that are marked as such."""
+    options = config.stash.get(_OPTIONS, None)
+    if options is not None and any(map(_may_measure_speed, items)):
+        _register_speed_session(config, options)
+
+
+def _may_measure_speed(item: pytest.Item) -> bool:
+    return "speed" in getattr(item, "fixturenames", ()) or any(
+        marker.name == "ampcheck" and "speed" in marker.kwargs for marker in item.own_markers
+    )
+
+
+def _register_speed_session(config: pytest.Config, options: Options) -> None:
+    from ampcheck.plugin.speed_fixture import SESSION, SpeedSession
+
+    if SESSION not in config.stash:
+        session = config.stash[SESSION] = SpeedSession(config, options.history)
+        config.pluginmanager.register(session, "ampcheck-speed")
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures run; the wrapper that captures logs has begun
@@ -48,8 +75,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     __tracebackhide__ = True
     capture_no_trace()
     options = item.config.stash.get(_OPTIONS, None)
+    guard = options is not None and options.guard
+    if not guard and item.get_closest_marker("ampcheck") is None:
+        return (yield)
+    from ampcheck.core.errors import UsageError
+    from ampcheck.plugin.marker import MarkerArguments, run_marked
+
     arguments = MarkerArguments.of(item)
-    if options is not None and options.guard:
+    if guard:
         arguments = arguments.with_guard()
     if not arguments.wraps:
         return (yield)
@@ -92,11 +125,15 @@ def speed(request: pytest.FixtureRequest, benchmark: Any, ampcheck_device: str) 
 
     Defaults come from `@pytest.mark.ampcheck(speed={...})`. pytest-benchmark stores and prints the times.
     """
+    from ampcheck.plugin.speed_fixture import Speed
+
     return Speed(request.node, benchmark, ampcheck_device)
 
 
 def _require_device(device: str) -> None:
     import torch
+
+    from ampcheck.core.errors import UsageError
 
     kind, _, index = device.partition(":")
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind)

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 import pytest
 
-from ampcheck.core.errors import UsageError
-
 Failure: TypeAlias = "pytest.ExceptionInfo[BaseException]"
 
 _TRACE = "torch.__trace"
@@ -35,6 +33,8 @@ def hide_own_frames(item: pytest.Item, excinfo: Failure) -> Failure:
     and the standard library; without any frame left it is shown at the first line of the test. A defect of ours keeps
     its frames.
     """
+    from ampcheck.core.errors import UsageError  # late: a session without failures imports nothing of ours
+
     chain = list(_chain(excinfo.value))
     if not any(_has_part(list(_frames(error))) for error in chain):
         return excinfo

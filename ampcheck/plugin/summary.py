@@ -304,11 +304,12 @@ def _version(distribution: str) -> str:
 
 
 def _with_test_name(entry: _Entry) -> Run:
-    """The test's run, with the test's name in the note of each table and chart."""
+    """The test's run, with the test's name in the note of each table, chart and map."""
     name = f" Test: {entry.nodeid}"
     tables = tuple(replace(table, note=(table.note + name).lstrip()) for table in entry.run.tables)
     charts = tuple(replace(chart, note=(chart.note + name).lstrip()) for chart in entry.run.charts)
-    return replace(entry.run, tables=tables, charts=charts)
+    maps = tuple(replace(model_map, note=(model_map.note + name).lstrip()) for model_map in entry.run.maps)
+    return replace(entry.run, tables=tables, charts=charts, maps=maps)
 
 
 def _table_of_tests(entries: list[_Entry]) -> Table:

@@ -48,8 +48,17 @@ class CheckSection:
 
 
 @dataclass(frozen=True, slots=True)
+class Topic:
+    """The evidence of a family of checks (training, speed); the last topic, without a name, belongs to none."""
+
+    name: str
+    tables: tuple[Table, ...]
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sections:
-    """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, further evidence.
+    """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, evidence by topic.
 
     `problems` are the causes; `following` has what follows from each, by its position in `problems`.
 
@@ -66,20 +75,20 @@ class Sections:
     following: tuple[tuple[Finding, ...], ...]
     unjudged: tuple[Finding, ...]
     checks: tuple[CheckSection, ...]
-    tables: tuple[Table, ...]
-    charts: tuple[Chart, ...]
+    topics: tuple[Topic, ...]
     coverage: Coverage
     environment: Mapping[str, Scalar]
 
 
 def arrange(run: Run) -> Sections:
-    """`run` in reading order. Tables and charts follow the check that they name; those that name none are last."""
+    """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
     following = followers(run.findings)
-    explained = {id(finding) for group in following.values() for finding in group}
-    problems = [f for f in run.of(Verdict.FAIL) + run.of(Verdict.WARN) if id(f) not in explained]
+    failures = run.of(Verdict.FAIL) + run.of(Verdict.WARN)
+    explained = {id(finding) for cause in failures for finding in following.get(id(cause), ())}
+    problems = [finding for finding in failures if id(finding) not in explained]
     return Sections(
         title=run.title,
         headline=headline(run),
@@ -93,11 +102,23 @@ def arrange(run: Run) -> Sections:
         + run.of(Verdict.ACCEPTED)
         + run.of(Verdict.SKIP),
         checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
-        tables=tuple(table for table in run.tables if not table.check),
-        charts=tuple(chart for chart in run.charts if not chart.check),
+        topics=_topics(run),
         coverage=run.coverage,
         environment=run.environment,
     )
+
+
+def _topics(run: Run) -> tuple[Topic, ...]:
+    families = {finding.check: finding.family or finding.check for finding in run.findings}
+    evidence: tuple[Table | Chart, ...] = (*run.charts, *run.tables)
+    names = dict.fromkeys(families.get(item.check, item.check) for item in evidence)
+
+    def of(name: str) -> Topic:
+        tables = (table for table in run.tables if families.get(table.check, table.check) == name)
+        charts = (chart for chart in run.charts if families.get(chart.check, chart.check) == name)
+        return Topic(name, tuple(tables), tuple(charts))
+
+    return tuple(of(name) for name in sorted(names, key=lambda name: not name))
 
 
 def headline(run: Run) -> str:

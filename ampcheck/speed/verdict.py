@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,11 +71,13 @@ def median_bounds(logs: Logs, confidence: float) -> tuple[float, float]:
     From order statistics (the sign test inverted), it is exact for every distribution, heavy tails included, and at
     confidences such as 0.9999, whose tail no affordable number of resamples resolves.
     """
-    from scipy import stats as statistics  # takes longer to import than a process may need to be measured
-
-    interval = statistics.quantile_test(logs, q=0, p=0.5).confidence_interval(confidence)
-    low, high = float(interval.low), float(interval.high)
-    return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+    count, ordered = len(logs), np.sort(logs)
+    outside = int(Fraction((1 - confidence) / 2) * 2**count)  # of the 2^n signs around the median, on each side
+    index, signs, more = -1, 0, 1  # more: how many have index + 1 values below the median, a binomial coefficient
+    while signs + more <= outside:
+        index, signs = index + 1, signs + more
+        more = more * (count - index) // (index + 1)
+    return (-math.inf, math.inf) if index < 0 else (float(ordered[index]), float(ordered[count - 1 - index]))
 
 
 def cycles_needed(confidence: float) -> int:
@@ -88,16 +91,11 @@ def bootstrapped(
     """The percentile interval at 95 per cent of a statistic of samples, float64 [cycles], whose cycles correspond."""
     if len(samples[0]) < 2:
         return -math.inf, math.inf
-    if not any(np.ptp(sample) for sample in samples):  # nothing to resample: scipy would warn
-        return float(statistic(*samples)), float(statistic(*samples))
-    from scipy import stats as statistics
-
-    generator = np.random.default_rng(seed)
-    interval: Any = statistics.bootstrap(
-        samples, statistic, paired=True, vectorized=True, n_resamples=resamples, confidence_level=CONFIDENCE,
-        method="percentile", random_state=generator,
-    ).confidence_interval  # fmt: skip
-    return float(interval.low), float(interval.high)
+    count = len(samples[0])
+    drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
+    values = statistic(*(sample[drawn] for sample in samples), axis=-1)
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
 
 
 WHERE = Where(phase="speed")

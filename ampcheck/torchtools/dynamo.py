@@ -110,11 +110,10 @@ def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
 
 
 def without_autograd_cache() -> AbstractContextManager[None]:
-    """Caches of whole AOTAutograd results (2.5) are off inside."""
+    """Caches of whole AOTAutograd results are off inside."""
     from torch._functorch import config
 
-    name = "enable_autograd_cache"
-    context: AbstractContextManager[None] = config.patch({name: False} if hasattr(config, name) else {})
+    context: AbstractContextManager[None] = config.patch(enable_autograd_cache=False)
     return context
 
 

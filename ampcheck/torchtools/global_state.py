@@ -121,7 +121,7 @@ def _settings() -> dict[str, Setting]:
         )
     settings["autocast cache"] = (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
     settings["default dtype"] = (torch.get_default_dtype, torch.set_default_dtype)
-    settings["default device"] = (torch.get_default_device, _set_default_device)
+    settings["default device"] = (_default_device, _set_default_device)
     settings["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
     settings[_NOT_COMPARED] = (_inductor_deterministic, _set_inductor_deterministic)
     settings["float32 matmul precision"] = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
@@ -167,6 +167,13 @@ def _set_nesting(depth: int) -> None:
         torch.autocast_increment_nesting()
     if depth == 0:
         torch.clear_autocast_cache()
+
+
+def _default_device() -> torch.device:
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # PyTorch 2.6 after `torch.set_default_device(None)`
+        return torch.device("cpu")
 
 
 def _set_default_device(device: torch.device) -> None:

@@ -46,8 +46,7 @@ def region(tensor: torch.Tensor) -> Region | None:
 def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The placements of a DTensor, one for each dimension of its mesh; of any other tensor none."""
     # A DTensor exists only where its module was imported, and importing it takes seconds.
-    homes = ("torch.distributed.tensor", "torch.distributed._tensor")  # the second up to torch 2.4
-    kind = next((c for home in homes if (c := getattr(sys.modules.get(home), "DTensor", None))), None)
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return tuple(tensor.placements) if kind is not None and isinstance(tensor, kind) else ()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, TF32
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Run, Verdict
+from ampcheck.core.run import Coverage, ModelMap, Run, Verdict
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
@@ -55,9 +55,10 @@ def judge_call(
     sums = reduction_stats(training.following.sums, training.following.lineage.ops, subject)
     judged = [*check_reductions(sums, limits), *(f for stats in products for f in check_operands(stats, limits))]
     coverage = Coverage(unseen=unfollowed(shadow))
+    maps: tuple[ModelMap, ...] = ()
     if shadow.judge is not None:
         block = block_run(measure_block(shadow, subject), limits, values)
-        coverage = block.coverage
+        coverage, maps = block.coverage, block.maps
         judged = [*block.findings, *judged]
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
@@ -69,5 +70,9 @@ def judge_call(
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()
     return replace(
-        learned, findings=tuple(findings), coverage=coverage + learned.coverage, tables=(*learned.tables, *block_tables)
+        learned,
+        findings=tuple(findings),
+        coverage=coverage + learned.coverage,
+        tables=(*learned.tables, *block_tables),
+        maps=maps,
     )

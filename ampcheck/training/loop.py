@@ -27,10 +27,6 @@ from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
 
-_OUT_OF_MEMORY: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-"""PyTorch before 2.5 has that of CUDA alone."""
-
-
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 
@@ -243,7 +239,8 @@ class TrainingLoop:
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
             as_result(error)
             file, line = users_place(error)
-            memory = isinstance(error, (MemoryError, _OUT_OF_MEMORY)) or "can't allocate memory" in message_of(error)
+            of_memory = (MemoryError, torch.OutOfMemoryError)
+            memory = isinstance(error, of_memory) or "can't allocate memory" in message_of(error)
             return StepError(
                 number, "memory" if memory else "raised", brief(error), file, line, op=scaler_method(error)
             )

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy.random  # noqa: F401  # pytester forgets what is imported first inside it; numpy and its parts come but once
 import pytest
-import scipy.stats  # noqa: F401  # pytester forgets what is imported first inside it; numpy and its parts come but once
 
 import ampcheck.speed.benchmark
 import ampcheck.speed.steps  # noqa: F401

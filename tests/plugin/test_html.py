@@ -1,7 +1,4 @@
-"""`--ampcheck-html` and its ini twin: one page, written by the process that owns the terminal.
-
-In subprocesses: matplotlib draws with numpy, which a process can import but once.
-"""
+"""`--ampcheck-html` and its ini twin: one page, written by the process that owns the terminal."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ PROBE = """
 import sys
 
 def pytest_unconfigure():
-    names = ("torch", "numpy", "matplotlib", "jinja2", "rich", "ampcheck.core.run", "ampcheck.report")
-    print("imported:", *(name for name in names if name in sys.modules))
+    needed = {"ampcheck", *("ampcheck.plugin" + name for name in ("", ".plugin", ".options", ".readable"))}
+    ours = {name for name in sys.modules if name.split(".")[0] == "ampcheck"}
+    heavy = {"torch", "numpy", "matplotlib", "jinja2", "rich"} & set(sys.modules)
+    print("imported:", *heavy, *ours - needed)
 """
 
 

@@ -55,9 +55,14 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-def texts(svg: str) -> list[str]:
+def parsed(drawing: str) -> ElementTree.Element:
+    """A drawn chart as elements."""
+    return ElementTree.fromstring(f"<div>{drawing}</div>")
+
+
+def texts(drawing: str) -> list[str]:
     """The texts of a chart."""
-    return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
+    return [element.text for element in parsed(drawing).iter() if element.text]
 
 
 def sample_run() -> Run:

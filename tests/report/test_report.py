@@ -56,7 +56,8 @@ def test_checks_come_worst_first_and_keep_their_evidence() -> None:
     assert [chart.title for chart in overflow.charts] == ["c"]
     assert [table.title for table in flush.tables] == ["t"]
     assert unjudged.worst is None
-    assert [table.title for table in content.tables] == ["u"]
+    assert [topic.name for topic in content.topics] == ["overflow", "flush", "unjudged", ""]
+    assert [table.title for table in content.topics[-1].tables] == ["u"]
 
 
 @pytest.mark.parametrize(

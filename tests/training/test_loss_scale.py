@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, Where
-from ampcheck.report.charts import chart_svg
+from ampcheck.report.charts import draw_chart
 from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, histogram_of, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import (
@@ -344,7 +344,7 @@ def test_the_charts_draw() -> None:
     assert [y for y in path.series[3].y if not math.isnan(y)] == [17, 16, 16, 15]
     assert (lost.bands[0].low, lost.bands[0].high) == (6.0, 15.0)
     for chart in (path, lost):
-        assert "<path" in chart_svg(chart)
+        assert "<path" in draw_chart(chart)
 
 
 def test_nothing_measured_draws_nothing() -> None:

@@ -25,11 +25,13 @@ def loader(batches: int = 40) -> torch.utils.data.DataLoader[tuple[torch.Tensor,
     return torch.utils.data.DataLoader(data, batch_size=8)
 
 
-def train(after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None]) -> None:
+def train(
+    after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None], batches: int = 40
+) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for x, y in loader():
+    for x, y in loader(batches):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
             loss = F.cross_entropy(model(x), y)
@@ -79,11 +81,13 @@ def test_a_mistake_is_named_at_its_line() -> None:
     line = clip_scaled.__code__.co_firstlineno + 1
     assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line}
     with ampcheck.watch(fail_on="never") as watched:
-        unsound()
+        train(clip_scaled, batches=8)
     assert failures(watched.run) == {"scaler-protocol": line}
 
 
-def test_the_training_is_bit_for_bit_as_without() -> None:
+def test_the_training_is_bit_for_bit_as_without_and_its_gradients_of_rounding_alone_are_no_finding() -> None:
+    """The gradient of a bias before a normalisation is one; under pytest a watch raises its failures."""
+
     def weights(watch: bool) -> list[torch.Tensor]:
         torch.manual_seed(1)
         models = []
@@ -187,11 +191,6 @@ def test_bfloat16_weights_that_do_not_move_are_found_in_a_plain_loop() -> None:
     assert "stagnation" in failures(ampcheck.audit(fit))
 
 
-def test_a_bias_before_a_normalisation_has_a_gradient_of_rounding_alone_and_is_no_finding() -> None:
-    with ampcheck.watch():
-        sound()
-
-
 SCRIPT = """
 import torch
 from torch import nn
@@ -250,13 +249,15 @@ def test_a_loss_that_is_nan_is_found_beside_steps_that_have_no_loss() -> None:
                 ((weight.sum() - 1.0) * torch.tensor(torch.nan)).backward()
             optimizer.step()
 
-    assert "overflow" in failures(ampcheck.audit(fit)) or "nonfinite-gradient" in failures(ampcheck.audit(fit))
+    assert {"overflow", "nonfinite-gradient"} & set(failures(ampcheck.audit(fit)))
 
 
 def test_what_comes_after_the_observed_steps_is_told() -> None:
-    unseen = ampcheck.audit(sound, steps=5).coverage.unseen
-    assert unseen["what comes after the first 5 steps"]
-    assert not any("what comes after" in reason for reason in ampcheck.audit(sound, steps=60).coverage.unseen)
+    def trains() -> None:
+        train(clip_unscaled, batches=8)
+
+    assert ampcheck.audit(trains, steps=5).coverage.unseen["what comes after the first 5 steps"]
+    assert not any("what comes after" in reason for reason in ampcheck.audit(trains, steps=9).coverage.unseen)
 
 
 def test_a_check_of_training_that_is_selected_in_a_block_without_training_says_so() -> None:

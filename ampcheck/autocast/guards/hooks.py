@@ -117,7 +117,7 @@ def _followed(recorder: Recorder, run: Function) -> Function:
         thread.followed, thread.parent, thread.regions = True, parent, []
         # The stack of modes belongs to the thread; the mode's own __enter__ also sets flags of the process, which a
         # thread that outlives the block would set back wrongly.
-        mode = OpsMode(recorder)  # PyTorch 2.4 keeps no reference of its own
+        mode = OpsMode(recorder)
         _push_mode(mode)
         try:
             return run(*args, **kwargs)

@@ -177,7 +177,25 @@ def _reach(rounds: Rounds, confidence: float, variance: float) -> float:
     number, deviation = len(rounds.head), launch_deviation(rounds)
     if math.isinf(deviation):
         return math.inf
-    from scipy import stats as statistics  # takes a second to import, which only a verdict needs
+    return student_quantile((1 + confidence) / 2, 2 * number - 1) * deviation * math.sqrt(variance / number)
 
-    quantile = float(statistics.t.ppf((1 + confidence) / 2, 2 * number - 1))
-    return quantile * deviation * math.sqrt(variance / number)
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Student's t with an odd number of degrees of freedom that is exceeded with a probability of 1 - `probability`.
+
+    probability: between 0.5 and 1. By bisection of the angle atan(t / sqrt(freedom)), of which the distribution is a
+    finite sum (Abramowitz and Stegun, 26.7.3).
+    """
+    low, high = 0.0, math.pi / 2
+    while low < (angle := (low + high) / 2) < high:
+        low, high = (angle, high) if _within(angle, freedom) < 2 * probability - 1 else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability of a smaller absolute t."""
+    power, total = math.cos(angle), 0.0
+    for even in range(2, freedom, 2):
+        total += power
+        power *= math.cos(angle) ** 2 * even / (even + 1)
+    return (angle + math.sin(angle) * total) * 2 / math.pi

@@ -36,12 +36,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
-from scipy import stats as statistics
 
 from ampcheck.core.errors import UsageError
 
@@ -72,6 +71,9 @@ NEAR = 20
 """Points on each side from which the size of a step is estimated: nearer than a drift."""
 
 CONFIDENCE = 0.95
+
+_MAD = NormalDist().inv_cdf(0.75)
+"""The median absolute deviation of the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def unguarded_statistics(windows: Floats, afters: Sequence[int]) -> tuple[Floats
     slopes = np.median((windows[:, second] - windows[:, first]) / (second - first), axis=1)
     residuals = windows - slopes[:, None] * line
     residuals -= np.median(residuals, axis=1, keepdims=True)
-    spread = np.median(np.abs(residuals), axis=1, keepdims=True) / statistics.norm.ppf(0.75)
+    spread = np.median(np.abs(residuals), axis=1, keepdims=True) / _MAD
     scores = _without_line(np.clip(residuals / np.maximum(spread, 1e-12), -CLIP, CLIP))
     squares = (scores**2).sum(axis=1, keepdims=True)
     deviation = np.sqrt(np.where(squares > 1e-9, squares, np.inf) / (count - 2))
@@ -232,9 +234,14 @@ def _likelihoods(logs: Floats, begin: int, end: int, about: int) -> tuple[NDArra
     near = slice(max(begin, about - NEAR), min(end, about + NEAR))
     sides = [np.split(logs[near], [candidate - near.start]) for candidate in candidates]
     residuals = [np.abs(np.concatenate([side - np.median(side) for side in both])) for both in sides]
-    spread = min(float(np.median(residual)) for residual in residuals) / statistics.norm.ppf(0.75)
-    costs = [special.huber(CLIP, residual / max(spread, 1e-12)).sum() for residual in residuals]
+    spread = min(float(np.median(residual)) for residual in residuals) / _MAD
+    costs = [huber(residual / max(spread, 1e-12)).sum() for residual in residuals]
     return candidates, np.minimum(np.asarray(costs), 1e12)
+
+
+def huber(residuals: Floats) -> Floats:
+    """Huber's loss of absolute residuals: half the square up to `CLIP`, a straight line beyond."""
+    return np.where(residuals <= CLIP, residuals**2 / 2, CLIP * (residuals - CLIP / 2))
 
 
 def _described(logs: Floats, start: int, index: int, end: int, detected: int, height: float) -> Change:
@@ -263,6 +270,6 @@ def shift_between(before: Floats, after: Floats) -> tuple[float, float, float]:
     """Hodges and Lehmann's shift between two samples, and its interval at 95 per cent by Mann and Whitney's test."""
     gaps = np.sort((after[:, None] - before[None, :]).ravel())
     pairs, points = len(gaps), len(before) + len(after)
-    half = statistics.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(pairs * (points + 1) / 12)
+    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(pairs * (points + 1) / 12)
     rank = max(0, math.floor(pairs / 2 - half))
     return float(np.median(gaps)), float(gaps[rank]), float(gaps[len(gaps) - 1 - rank])

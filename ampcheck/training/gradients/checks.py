@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
+from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
@@ -177,7 +177,7 @@ def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:
     bad = len(losses) - len(finite)
     note = f"{bad:,} losses were not finite" if bad else ""
     series = (Series(subject, numbers, values),)
-    return (Chart("line", f"Loss: {subject}", "step", "loss", series, check=COVERAGE.slug, note=note),)
+    return (Chart("line", f"Loss: {subject}", "step", "loss", series, check=GRADIENT_UNDERFLOW.slug, note=note),)
 
 
 def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
