@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import NoReturn
 
-from ampcheck.cli import audit, baseline, blame, explain, history, init, lab, policy, speed
+from ampcheck.cli import audit, baseline, blame, doctor, explain, history, init, lab, policy, speed
 from ampcheck.cli.output import EXIT_CODES, UNABLE, open_standard_files
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
@@ -89,6 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (init, audit, baseline, explain, blame, policy, speed, history, lab):
+    for command in (init, doctor, audit, baseline, explain, blame, policy, speed, history, lab):
         command.add_command(commands)
     return parser
