@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from ampcheck.setup.candidates import Attempt, Candidate
 
-ENOUGH = 3
+ENOUGH = 2
 """Models that get a factory."""
 
 _COPIED = 1_000_000

@@ -22,7 +22,7 @@ from torch import nn
 from ampcheck.core.errors import as_result, brief
 from ampcheck.setup.inputs import proposed_inputs, runs
 
-LARGE = 30_000_000
+LARGE = 10_000_000
 """A model of more parameters is tried in a smaller size first."""
 
 _SLOW = 3.0
