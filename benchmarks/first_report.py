@@ -159,12 +159,12 @@ def page(reports: list[Report], known: dict[str, Any]) -> str:
         "ampcheck init --yes && python -m pytest tests/test_amp.py --ampcheck",
         "```",
         "",
-        f"{kept}, and nothing was edited. What the repositories import was installed before. No weights and no data were "
-        "downloaded: models have random weights, as the generated factories show.",
+        f"{kept}, and nothing was edited. What the repositories import was installed before. No weights and no data "
+        "were downloaded: models have random weights, as the generated factories show.",
         "",
         f"Machine: torch {known['torch']}, {known['device']}, Python {known['python']}. Its load average was "
-        f"{min(each.load for each in reports):.1f} to {max(each.load for each in reports):.1f} before each began, so that "
-        "seconds include waiting for other programs; CPU seconds, of all processes together, do not.",
+        f"{min(each.load for each in reports):.1f} to {max(each.load for each in reports):.1f} before each began: "
+        "seconds include waiting for other programs. CPU seconds, of all processes together, do not.",
         "",
         "| repository | what it is | seconds | CPU seconds | models | verdicts |",
         "|---|---|---:|---:|---:|---|",

@@ -30,7 +30,8 @@ def add_command(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from ampcheck.setup.plan import make_plan, write
+    from ampcheck.setup.files import write
+    from ampcheck.setup.plan import make_plan
 
     if not options.yes and not sys.stdin.isatty():
         raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")
@@ -43,7 +44,7 @@ def _init(options: argparse.Namespace) -> int:
         return out.code()
     if not options.yes and not _confirmed():
         raise UsageError("not confirmed; nothing was written")
-    write(plan)
+    write(plan.files)
     with out:
         print("\n".join(map(clean, _next(plan))))
     return out.code()

@@ -1,8 +1,7 @@
-"""What `ampcheck init` would write, tried out in a copy of the repository, and the writing."""
+"""What `ampcheck init` would write, tried out in a copy of the repository."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import write_atomically
 from ampcheck.core.text import listed
 from ampcheck.setup import pyproject
 from ampcheck.setup.candidates import candidates, unimportable
-from ampcheck.setup.render import Tests, render_tests, render_workflow
+from ampcheck.setup.files import Planned, require_writable
+from ampcheck.setup.render import Contents, render_tests, render_workflow
 from ampcheck.setup.repository import Repository, TrainingScript, read_repository
 from ampcheck.setup.sandbox import Tried, copied, import_paths, run_quietly, try_all
 
@@ -29,16 +28,6 @@ _FROM = "ampcheck @ git+https://github.com/ampcheck/ampcheck"
 
 _SECONDS = 90.0
 """For a lock, and for the first steps of a training script."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A file to write. what: in words. before: its text if it exists, else None."""
-
-    path: Path
-    text: str
-    what: str
-    before: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +73,14 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         raise UsageError(f"ampcheck init needs a folder; {folder} is none")
     folder = folder.resolve()
     before = pyproject.read_pyproject(folder)
+    if before is not None and not pyproject.has_targets(folder):
+        pyproject.with_targets(before, [TESTS])  # one that cannot be extended is refused before anything runs
     show("reading the repository")
     repository = read_repository(folder)
     workflow = repository.top / WORKFLOW
     for path in (folder / TESTS, folder / pyproject.NAME, *([] if repository.other_ci else [workflow])):
-        _require_writable(path)
-    draft, tests, lock = _Draft(), Tests([], None, None, False, [], []), ""
+        require_writable(path)
+    draft, tests, lock = _Draft(), Contents([], None, None, False, [], []), ""
     if (folder / TESTS).exists():
         draft.left.append((folder / TESTS, "it exists; init tries no models beside it"))
         targets: list[str] = []
@@ -99,9 +90,10 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         draft.notes += _notes(repository, tests, failed)
         targets = _targets(tests)
     if lock:
-        draft.add(
-            folder / LOCK, lock, f"the policy lock: which ops of {listed(tests.locked)} autocast casts, and to what"
-        )
+        what = f"the policy lock: which ops of {listed(tests.locked)} autocast casts, and to what"
+        draft.files.append(Planned(folder / LOCK, lock, what))
+    elif (folder / LOCK).exists():
+        draft.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
     _plan_settings(draft, folder, before, targets)
     if repository.other_ci:
         commands = "`ampcheck audit` and `pytest tests/test_amp.py --ampcheck`"
@@ -115,13 +107,13 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         )
         speed = "; speed of pull requests and history" if tests.models else ""
         draft.add(workflow, text, f"GitHub workflow: tests and audit on two PyTorch releases, job summary{speed}")
-    unfinished = not tests.models and not (folder / TESTS).exists()
+    unfinished = bool(targets) and not tests.models and not tests.script_runs
     return Plan(
         folder, _seen(repository), tuple(draft.files), tuple(draft.left), tuple(draft.notes), tuple(targets), unfinished
     )
 
 
-def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Tests, str, list[Tried]]:
+def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Contents, str, list[Tried]]:
     """The tests whose factories ran, the text of their lock, and the candidates that did not run."""
     wanted = candidates(repository)
     with copied(repository.folder) as copy:
@@ -132,9 +124,9 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Tests, 
         failed = [each for each in tried if each.attempt is None]
         script, runs = _script(repository, copy, show)
         paths = _paths(repository, models or failed[:1], script)
-        tests = Tests(models, failed[0] if failed and not models else None, script, runs, paths, [])
+        tests = Contents(models, failed[0] if failed and not models else None, script, runs, paths, [])
         locked, lock = _locked(copy, tests, show)
-    return Tests(models, tests.unfinished, script, runs, paths, locked), lock, failed
+    return Contents(models, tests.unfinished, script, runs, paths, locked), lock, failed
 
 
 def _paths(repository: Repository, chosen: Sequence[Tried], script: TrainingScript | None) -> list[str]:
@@ -149,12 +141,13 @@ def _paths(repository: Repository, chosen: Sequence[Tried], script: TrainingScri
     return import_paths(repository.folder, {root: names & own for root, names in imports.items()})
 
 
-def _locked(copy: Path, tests: Tests, show: Callable[[str], None]) -> tuple[list[str], str]:
+def _locked(copy: Path, tests: Contents, show: Callable[[str], None]) -> tuple[list[str], str]:
     """The factories that `ampcheck policy lock` accepts, and the lock that it wrote in the copy."""
     path = copy / TESTS
     path.parent.mkdir(exist_ok=True)
     path.write_text(render_tests(tests), encoding="utf-8")
-    (copy / LOCK).unlink(missing_ok=True)
+    if (copy / LOCK).exists():
+        return [], ""
     names = []
     for name in (each.candidate.name for each in tests.models):
         show(f"locking the autocast policy of {name}")
@@ -176,10 +169,14 @@ def _script(repository: Repository, copy: Path, show: Callable[[str], None]) -> 
     return scripts[0], run_quietly(command, copy, _SECONDS, copy.parent / "train.txt") in (0, 1)
 
 
-def _targets(tests: Tests) -> list[str]:
+def _targets(tests: Contents) -> list[str]:
     names = [each.candidate.name for each in tests.models]
     names += [tests.unfinished.candidate.name] if tests.unfinished is not None else []
-    targets = [f"{TESTS}:{name}" for name in names or ["model"]]
+    if tests.script is None:
+        names = names or ["model"]
+    elif not tests.script_runs:
+        names = names or ["training"]
+    targets = [f"{TESTS}:{name}" for name in names]
     if tests.script is not None and tests.script_runs:
         targets.append(f"{tests.script.source.path}:{tests.script.function}")
     return targets
@@ -196,11 +193,11 @@ def _plan_settings(draft: _Draft, folder: Path, before: str | None, targets: Seq
         draft.files.append(Planned(path, pyproject.with_targets(before, targets), what, before))
 
 
-def _what(tests: Tests) -> str:
+def _what(tests: Contents) -> str:
     parts = [f"tests of {listed([each.candidate.title for each in tests.models])}"] if tests.models else []
     if tests.unfinished is not None:
         parts.append(f"tests of {tests.unfinished.candidate.title}, skipped until you fill in its arguments")
-    if not parts:
+    if not parts and tests.script is None:
         parts.append("tests, skipped until you fill in a model")
     if tests.script is not None:
         skipped = "" if tests.script_runs else ", skipped until you fill in what it needs"
@@ -218,7 +215,7 @@ def _seen(repository: Repository) -> tuple[str, ...]:
     )
 
 
-def _notes(repository: Repository, tests: Tests, failed: Sequence[Tried]) -> list[str]:
+def _notes(repository: Repository, tests: Contents, failed: Sequence[Tried]) -> list[str]:
     notes = [f"{each.candidate.title} did not run: {each.error}" for each in failed if each is not tests.unfinished][:4]
     for path, names in unimportable(repository).items():
         notes.append(f"{names} of {path} cannot be imported without training: move the loop into a function")
@@ -247,42 +244,3 @@ def _torch_release() -> str:
         return ".".join(version("torch").split("+")[0].split(".")[:2])
     except PackageNotFoundError:
         raise UsageError("ampcheck init runs the models, which needs torch; install it first") from None
-
-
-def _require_writable(path: Path) -> None:
-    parent = next(each for each in path.parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {path}: no file can be created in {parent}; nothing was written")
-
-
-def write(plan: Plan) -> None:
-    """Write the files of a plan, all or none. Raises `UsageError` where one cannot be written, or came up meanwhile."""
-    written: list[Planned] = []
-    folders: list[Path] = []
-    try:
-        for planned in plan.files:
-            if planned.before is None and planned.path.exists():
-                raise UsageError(f"{planned.path} came up meanwhile; run ampcheck init again")
-            _make_folders(planned.path.parent, folders)
-            write_atomically(planned.path, planned.text)
-            written.append(planned)
-    except UsageError as error:
-        for planned in written:
-            if planned.before is None:
-                planned.path.unlink(missing_ok=True)
-            else:
-                write_atomically(planned.path, planned.before)
-        for made in reversed(folders):
-            with suppress(OSError):
-                made.rmdir()
-        raise UsageError(f"{error}; nothing was written") from error
-
-
-def _make_folders(folder: Path, made: list[Path]) -> None:
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        try:
-            each.mkdir()
-        except OSError as error:
-            raise UsageError(f"cannot create {each}: {error.strerror}") from error
-        made.append(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import string
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from ampcheck.setup.repository import TrainingScript
 from ampcheck.setup.sandbox import Tried
 
 _WIDTH = 100
+_SINGLE_QUOTED = re.compile(r"'([^'\"\\]*)'")
 
 
 class _Template(string.Template):
@@ -29,7 +31,7 @@ def _template(name: str) -> _Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Tests:
+class Contents:
     """What `tests/test_amp.py` is about.
 
     models: that ran. unfinished: a model whose arguments are missing. script: the training loop, and whether it ran.
@@ -44,29 +46,36 @@ class Tests:
     locked: Sequence[str]
 
 
-def render_tests(tests: Tests) -> str:
+def render_tests(tests: Contents) -> str:
     """The text of `tests/test_amp.py`."""
-    factories = [_factory(each) for each in tests.models]
-    names = [each.candidate.name for each in tests.models]
-    if tests.unfinished is not None:
-        factories.append(_unfinished(tests.unfinished.candidate, tests.unfinished.error))
-        names.append(tests.unfinished.candidate.name)
-    if not factories:
-        factories, names = [_template("no_model.py").template], ["model"]
+    models = _models(tests)
     training = _training(tests.script, runs=tests.script_runs) if tests.script is not None else ""
     standard = ["import sys"] if tests.paths or "sys." in training else []
     standard += ["from pathlib import Path"] if tests.paths else []
-    first = tests.models[0] if tests.models else None
+    sections = [models]
+    if tests.locked:
+        sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
+    if tests.models:
+        sections.append(_speed(tests.models[0]))
     text = _template("test_amp.py").substitute(
         standard_imports="".join(f"{line}\n" for line in standard) + ("\n" if standard else ""),
+        torch="import torch\n" if models else "",
         paths="".join(f"\n{_path_line(path)}" for path in tests.paths) + ("\n" if tests.paths else ""),
-        factories="".join(factories),
-        models=", ".join(names),
-        policy=_template("policy.py").substitute(locked=", ".join(tests.locked)) if tests.locked else "",
-        speed=_speed(first) if first is not None else "",
-        training=training,
+        sections="".join("\n\n" + each.strip("\n") + "\n" for each in (*sections, training) if each),
     )
     return text.rstrip("\n") + "\n"
+
+
+def _models(tests: Contents) -> str:
+    """The factories and their tests; "" where a training script is all that there is."""
+    factories = {each.candidate.name: _factory(each) for each in tests.models}
+    if tests.unfinished is not None:
+        candidate = tests.unfinished.candidate
+        factories[candidate.name] = _unfinished(candidate, tests.unfinished.error)
+    if not factories and tests.script is not None:
+        return ""
+    factories = factories or {"model": _template("no_model.py").template}
+    return _template("models.py").substitute(factories="".join(factories.values()), names=", ".join(factories))
 
 
 def _path_line(path: str) -> str:
@@ -88,17 +97,20 @@ def _factory(tried: Tried) -> str:
 
 
 def _unfinished(candidate: Candidate, error: str) -> str:
-    missing = ", ".join(candidate.missing)
-    arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
-    wanted = f"what {candidate.title} needs: {error}"
-    if missing:
-        wanted = f"{missing} of {candidate.signature}, and its inputs"
+    """A factory with dots: of the first construction that was tried, or else of the arguments that are missing."""
+    if candidate.attempts:
+        code, imports = candidate.attempts[0].code, candidate.attempts[0].imports
+        wanted = f"what {candidate.title} needs: {error}"
+    else:
+        arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
+        code, imports = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports
+        wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and its inputs"
     return _template("unfinished.py").substitute(
         name=candidate.name,
         title=candidate.title,
         missing=wanted.replace("\\", "/").replace('"', "'"),
-        imports="\n    ".join(_merged(candidate.imports)),
-        code=f"{candidate.signature.partition('(')[0] or candidate.title}({arguments or '...'})",
+        imports="\n    ".join(_merged(imports)),
+        code=_folded(code, 4, len("model = ")),
     )
 
 
@@ -141,9 +153,10 @@ def _merged(imports: Sequence[str]) -> list[str]:
 
 def _folded(code: str, indent: int, taken: int) -> str:
     """Code for a line of which `taken` columns are used; what is too long gets a line for each argument."""
-    if indent + taken + len(code) <= _WIDTH:
-        return code
-    return _fold(ast.parse(code, mode="eval").body, indent)
+    text = code
+    if indent + taken + len(code) > _WIDTH:
+        text = _fold(ast.parse(code, mode="eval").body, indent)
+    return _SINGLE_QUOTED.sub(r'"\1"', text)
 
 
 def _fold(node: ast.expr, indent: int) -> str:

@@ -17,8 +17,9 @@ from setup.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, UNGUESSABLE
 from ampcheck.cli import init
 from ampcheck.cli import main as command_line
 from ampcheck.cli.main import main
+from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
-from ampcheck.setup import plan, sandbox
+from ampcheck.setup import files, plan, sandbox
 
 WRITTEN = (".github/workflows/ampcheck.yml", "pyproject.toml", "tests/ampcheck.lock.json", "tests/test_amp.py")
 
@@ -241,7 +242,7 @@ def test_an_empty_folder_gets_a_place_for_a_model(tmp_path: Path) -> None:
 
 def test_a_training_function_that_runs_becomes_a_target(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, TRAINING)), "--yes"]) == 0
-    assert targets_of(tmp_path)[-1] == "train.py:main"
+    assert targets_of(tmp_path) == ["train.py:main"]
     assert not (tmp_path / "checkpoint.pt").exists()
     done = python(tmp_path, "-m", "pytest", "-q", "-k", "training", "--ampcheck", "-p", "no:cacheprovider")
     assert "1 passed" in done.stdout, done.stdout
@@ -256,7 +257,7 @@ def test_a_script_with_a_command_line_is_asked_for_it(tmp_path: Path) -> None:
     }
     write(tmp_path, {"train.py": "import argparse\n" + files["train.py"]})
     assert main(["init", str(tmp_path), "--yes"]) == 0
-    assert "train.py:main" not in targets_of(tmp_path)
+    assert targets_of(tmp_path) == ["tests/test_amp.py:training"]
     done = python(tmp_path, "-m", "pytest", "-q", "-rs", "-k", "training", "-p", "no:cacheprovider")
     assert "fill in the command line that argparse reads, for train.py" in " ".join(done.stdout.split())
 
@@ -334,21 +335,21 @@ def test_a_file_where_a_folder_belongs_is_named_before_anything_runs(
 def test_a_failure_in_the_middle_leaves_nothing_half_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_trial: None
 ) -> None:
-    files = {"pyproject.toml": "[project]\nname = 'a'\n"}
-    write(tmp_path, files)
-    real, written = plan.write_atomically, list[str]()
+    before = {"pyproject.toml": "[project]\nname = 'a'\n"}
+    write(tmp_path, before)
+    real, written = files.write_atomically, list[str]()
 
     def fails_at_the_workflow(path: Path, text: str) -> None:
         if path.name == "ampcheck.yml":
-            raise plan.UsageError(f"cannot write {path}: the disk is full")
+            raise UsageError(f"cannot write {path}: the disk is full")
         written.append(path.name)
         real(path, text)
 
-    monkeypatch.setattr(plan, "write_atomically", fails_at_the_workflow)
+    monkeypatch.setattr(files, "write_atomically", fails_at_the_workflow)
     assert main(["init", str(tmp_path), "--yes"]) == 2
     assert "the disk is full; nothing was written" in capsys.readouterr().err
     assert {"test_amp.py", "pyproject.toml"} <= set(written)
-    assert files_of(tmp_path) == {name: text.encode() for name, text in files.items()}
+    assert files_of(tmp_path) == {name: text.encode() for name, text in before.items()}
     assert not (tmp_path / "tests").exists()
 
 
