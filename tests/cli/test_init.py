@@ -104,6 +104,7 @@ def test_the_lock_names_files_of_the_repository(nanogpt: Path) -> None:
     assert "ampcheck-init" not in text
 
 
+@pytest.mark.slow
 def test_the_target_is_audited_by_its_name_in_pyproject(nanogpt: Path) -> None:
     done = python(nanogpt, "-m", "ampcheck", "audit", "--fast", "--dtype=bfloat16", "-q")
     assert done.returncode == 0, done.stderr
@@ -220,6 +221,7 @@ def test_arguments_that_nobody_can_guess_are_asked_for_and_never_pass(
     assert audit.stderr == f"ampcheck: the factory tests/test_amp.py:net raised FillIn: {missing}\n"
 
 
+@pytest.mark.slow
 def test_filling_in_what_is_asked_for_is_all_that_is_left_to_do(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, UNGUESSABLE)), "--yes"]) == 0
     path = tmp_path / "tests/test_amp.py"
@@ -262,6 +264,7 @@ def test_a_script_with_a_command_line_is_asked_for_it(tmp_path: Path) -> None:
     assert "fill in the command line that argparse reads, for train.py" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_transformers_is_tried_small_and_without_network(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     assert main(["init", str(write(tmp_path, TRANSFORMERS)), "--yes"]) == 0
