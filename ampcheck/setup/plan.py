@@ -26,8 +26,8 @@ WORKFLOW = ".github/workflows/ampcheck.yml"
 _FROM = "ampcheck @ git+https://github.com/ampcheck/ampcheck"
 """What the workflow installs."""
 
-_SECONDS = 90.0
-"""For a lock, and for the first steps of a training script."""
+_SECONDS = 300.0
+"""For a lock, and for the first steps of a training script; a busy machine needs minutes for what takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)

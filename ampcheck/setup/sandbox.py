@@ -25,7 +25,13 @@ _FILES = 20_000
 """Files that are copied; of more, Python's alone."""
 
 _SECONDS = 60.0
-"""For one candidate."""
+"""CPU time for one candidate."""
+
+TIMED_OUT = 124
+"""Exit code of a command that took too long."""
+
+_ALL = 600.0
+"""Wall time for all of them: what waits uses no CPU time."""
 
 _OFFLINE = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
@@ -123,16 +129,16 @@ def try_all(copy: Path, candidates: Sequence[Candidate]) -> list[Tried]:
     text = {"paths": paths, "seconds": _SECONDS, "enough": ENOUGH, "candidates": entries}
     request.write_text(json.dumps(text), encoding="utf-8")
     command = [sys.executable, "-m", "ampcheck.setup.trial", str(request), str(results)]
-    limit = 30 + _SECONDS * len(entries)
-    run_quietly(command, copy, limit, log)
+    code = run_quietly(command, copy, _ALL, log)
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     answers = {answer["name"]: answer for answer in map(json.loads, lines)}
     by_name = {candidate.name: candidate for candidate in candidates}
     tried = [_tried(by_name[name], answer) for name, answer in answers.items()]
     unreached = [entry["name"] for entry in entries if entry["name"] not in answers]
     if unreached and sum(each.attempt is not None for each in tried) < ENOUGH:  # the process ended in this one
-        end = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or [""]
-        reason = f"its process ended: {end[0]}" if end[0] else f"it took longer than {limit:g} s"
+        end = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        reason = f"its process ended with exit code {code}{f': {end[0]}' if end else ''}"
+        reason = f"all candidates together took longer than {_ALL:g} s" if code == TIMED_OUT else reason
         tried.append(Tried(by_name[str(unreached[0])], error=reason))
     lacking = [each for each in candidates if not each.attempts]
     return [*tried, *(Tried(each, error=f"required: {', '.join(each.missing)}") for each in lacking)]
@@ -146,8 +152,8 @@ def _tried(candidate: Candidate, answer: dict[str, object]) -> Tried:
 
 
 def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
-    """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code, 124 if it
-    took longer."""
+    """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
+    `TIMED_OUT` if it took longer."""
     variables = {**os.environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(_inherited())}
     with log.open("w", encoding="utf-8") as out:
         try:
@@ -162,7 +168,7 @@ def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path)
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return 124
+            return TIMED_OUT
     return done.returncode
 
 

@@ -1,8 +1,8 @@
 """The process that builds and runs candidates: `python -m ampcheck.setup.trial REQUEST RESULTS`.
 
 It runs the user's code, in a copy of the repository. REQUEST is a file of JSON, `{"paths": [folders for sys.path],
-"seconds": for each candidate, "enough": models, "candidates": [{"name", "attempts"}]}`, with `{"imports", "code",
-"inputs"}` for each attempt. RESULTS gets a line of JSON for each candidate as soon as it was tried.
+"seconds": of CPU time for each candidate, "enough": models, "candidates": [{"name", "attempts"}]}`, with `{"imports",
+"code", "inputs"}` for each attempt. RESULTS gets a line of JSON for each candidate as soon as it was tried.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _tried(candidate: dict[str, Any], seconds: float) -> dict[str, Any]:
                 except Exception as raised:  # noqa: BLE001, PERF203  # the user's code may raise anything
                     errors.append(brief(as_result(raised)))
     except TrialTimeoutError:
-        errors.insert(0, f"it took longer than {seconds:g} s")
+        errors.insert(0, f"it took longer than {seconds:g} s of CPU time")
     except SystemExit:
         errors.insert(0, "its module exits when it is imported, as scripts do that read their command line there")
     except BaseException as raised:  # noqa: BLE001
@@ -94,15 +94,15 @@ def _at_most(seconds: float) -> Iterator[None]:
     def end(_signal: int, _frame: object) -> None:
         raise TrialTimeoutError
 
-    if not hasattr(signal, "SIGALRM"):  # Windows: the parent's limit alone counts
+    if not hasattr(signal, "setitimer"):  # Windows: the parent's limit alone counts
         yield
         return
-    signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time: a busy machine changes no verdict
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _namespace(attempt: dict[str, Any]) -> dict[str, Any]:
