@@ -150,9 +150,11 @@ def page(reports: list[Report], known: dict[str, Any]) -> str:
     ]
     slowest = max(each.seconds for each in reports)
     kept = "Each took less than five minutes" if slowest <= LIMIT else f"The slowest took {slowest:.0f} seconds"
+    unmeasured = [each.repository for each in PROJECTS if each.repository not in {row.repository for row in reports}]
     lines = [
-        "# Five repositories, from clone to first report",
+        f"# From clone to first report: {len(reports)} of {len(PROJECTS)} repositories",
         "",
+        *([f"Not measured yet: {', '.join(unmeasured)}.", ""] if unmeasured else []),
         "`python benchmarks/first_report.py` wrote this page. In each repository it ran",
         "",
         "```sh",
