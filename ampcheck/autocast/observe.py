@@ -119,7 +119,7 @@ def observe_ops(
             on_device = partial(map_tensors, lambda tensor: tensor.to(kind))
             calls = [_Call(call.op, *on_device((call.args, call.kwargs))) for call in calls]
         ops = [_eager(call) for call in calls]
-        unavailable = "compile=False" if not compile else _no_compiler("cpu" if emulated else kind)
+        unavailable = "compile=False" if not compile else no_compiler("cpu" if emulated else kind)
         if not unavailable:
             ops = _compiled(calls, ops)
     return OpDtypes(subject.name, kind, short(low), emulated, tuple(ops), unavailable, raised, unseen)
@@ -287,8 +287,8 @@ def _in_one_graph(calls: Sequence[_Call]) -> list[object]:
     return compiled([(call.args, call.kwargs) for call in calls])
 
 
-def _no_compiler(device: str) -> str:
-    """Why Inductor does not work here; empty where it does."""
+def no_compiler(device: str) -> str:
+    """Why Inductor does not work on a device here; empty where it does."""
     try:
         torch._dynamo.reset()
         torch.compile(torch.neg, fullgraph=True)(torch.zeros(1, device=device))

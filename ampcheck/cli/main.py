@@ -11,7 +11,21 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import NoReturn
 
-from ampcheck.cli import audit, baseline, bisect, blame, explain, history, lab, policy, report, speed, sweep
+from ampcheck.cli import (
+    audit,
+    baseline,
+    bisect,
+    blame,
+    doctor,
+    explain,
+    history,
+    init,
+    lab,
+    policy,
+    report,
+    speed,
+    sweep,
+)
 from ampcheck.cli.output import EXIT_CODES, INTERRUPTED, UNABLE, USAGE, open_standard_files
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
@@ -87,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (audit, baseline, sweep, report, explain, blame, bisect, policy, speed, history, lab):
+    for command in (
+        *(init, doctor, audit, baseline, sweep, report, explain),
+        *(blame, bisect, policy, speed, history, lab),
+    ):
         command.add_command(commands)
     return parser

@@ -1,0 +1,82 @@
+"""`ampcheck init`: write tests, targets, the policy lock and a workflow for a repository."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.output import Commands, Stdout
+from ampcheck.core.errors import UsageError
+from ampcheck.core.text import clean
+
+if TYPE_CHECKING:
+    from ampcheck.setup.plan import Plan
+
+
+def add_command(commands: Commands) -> None:
+    """Add `init` to the parser's commands."""
+    init = commands.add_parser(
+        "init",
+        help="write tests, targets, the policy lock and a GitHub workflow for a repository",
+        description="Read a repository, try its models in a copy of it, and write tests/test_amp.py, [tool.ampcheck] "
+        "in pyproject.toml, tests/ampcheck.lock.json and .github/workflows/ampcheck.yml. A file that exists is left "
+        "as it is. Exit code 0: done, or nothing to do; 2: usage error, or not confirmed; nothing is written then.",
+    )
+    init.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="the repository (default: here)")
+    init.add_argument("--yes", action="store_true", help="write without asking")
+    init.set_defaults(command=_init)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from ampcheck.setup.files import write
+    from ampcheck.setup.plan import make_plan
+
+    if not options.yes and not sys.stdin.isatty():
+        raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")
+    plan = make_plan(Path(options.folder), _show_stage)
+    out = Stdout()
+    with out:
+        print("\n".join(map(clean, _described(plan, "would write" if not options.yes else "writes"))))
+    if not plan.files:
+        print("nothing to write")
+        return out.code()
+    if not options.yes and not _confirmed():
+        raise UsageError("not confirmed; nothing was written")
+    write(plan.files)
+    with out:
+        print("\n".join(map(clean, _next(plan))))
+    return out.code()
+
+
+def _show_stage(stage: str) -> None:
+    print(clean(f"ampcheck: {stage}"), file=sys.stderr, flush=True)
+
+
+def _confirmed() -> bool:
+    try:
+        return input("write these files? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _described(plan: Plan, verb: str) -> list[str]:
+    lines = [f"{plan.folder}", *(f"  {line}" for line in plan.seen)]
+    for planned in plan.files:
+        lines += [f"{verb} {_relative(planned.path, plan)}", f"  {planned.what}"]
+    lines += [f"leaves {_relative(path, plan)}: {reason}" for path, reason in plan.left]
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _next(plan: Plan) -> list[str]:
+    lines = [f"wrote {len(plan.files)} files"]
+    if plan.unfinished:
+        lines.append("next: fill in the arguments in tests/test_amp.py, at the line FILL IN")
+    lines.append("next: python -m pytest tests/test_amp.py --ampcheck")
+    lines.append("then: ampcheck audit judges the targets compiled too; ampcheck baseline accepts what is known")
+    return lines
+
+
+def _relative(path: Path, plan: Plan) -> str:
+    return str(path.relative_to(plan.folder)) if path.is_relative_to(plan.folder) else str(path)

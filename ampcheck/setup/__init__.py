@@ -1,0 +1,1 @@
+"""What a repository and a machine need before the first report: `ampcheck init` and `ampcheck doctor`."""

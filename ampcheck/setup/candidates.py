@@ -1,0 +1,134 @@
+"""What may be tried as a target, best first, each with its attempts as code."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from ampcheck.setup.arguments import guessed, shrunken
+from ampcheck.setup.libraries import LibraryModel, library_models
+from ampcheck.setup.repository import Class, Repository, parameters_of
+from ampcheck.setup.uses import plain_uses
+
+MOST = 8
+"""Candidates that are tried at most."""
+
+_USES = 4
+"""Constructions of the repository's own that are tried for one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A construction. inputs: of the repository's own example, "" where they are proposed from the model.
+    origin: where it comes from, in words."""
+
+    code: str
+    imports: tuple[str, ...]
+    inputs: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model to try. title: as `model.GPT`. name: of its factory. signature: of the constructor. missing: required
+    arguments that only the user knows. root: the folder that its import needs on `sys.path`, relative."""
+
+    title: str
+    name: str
+    attempts: tuple[Attempt, ...]
+    signature: str = ""
+    missing: tuple[str, ...] = ()
+    root: str = ""
+    imports: tuple[str, ...] = ()
+
+
+def candidates(repository: Repository) -> list[Candidate]:
+    """The models to try: those that training scripts take from libraries, then the repository's own classes.
+
+    Modules of one name in different folders cannot both be imported: those of the first folder remain.
+    """
+    roots: dict[str, str] = {}
+    names: set[str] = set()
+    found: list[Candidate] = []
+    for candidate in chain(_of_libraries(repository), _of_classes(repository)):
+        tops = {line.split()[1].partition(".")[0] for line in candidate.imports}
+        if all(roots.setdefault(top, candidate.root) == candidate.root for top in tops) and candidate.name not in names:
+            names.add(candidate.name)
+            found.append(candidate)
+        if sum(bool(each.attempts) for each in found) == MOST or len(found) == 3 * MOST:
+            break
+    return found
+
+
+def unimportable(repository: Repository) -> dict[str, str]:
+    """Scripts with model classes that train when they are imported: path to the names of the classes."""
+    trains = {script.source.path for script in repository.scripts if not script.importable}
+    return {
+        path: ", ".join(model.name for model in repository.models if model.source.path == path)
+        for path in sorted(trains & {model.source.path for model in repository.models})
+    }
+
+
+def _of_libraries(repository: Repository) -> Iterator[Candidate]:
+    seen: set[str] = set()
+    for script in repository.scripts:
+        for model in library_models(script.source):
+            if model.name not in seen and len(seen) < 2:
+                seen.add(model.name)
+                yield _from_library(model, repository)
+
+
+def _from_library(model: LibraryModel, repository: Repository) -> Candidate:
+    attempts = tuple(Attempt(code, imports, origin=f"as {model.where} builds it") for code, imports in model.codes)
+    package = attempts[0].imports[0].split()[1]
+    own = next((source.root for source in repository.sources if source.module == package), "")
+    return Candidate(model.name, snake_case(model.name), attempts, root=own, imports=attempts[0].imports)
+
+
+def _of_classes(repository: Repository) -> Iterator[Candidate]:
+    closed = unimportable(repository)
+    for model in repository.models:
+        if model.source.path not in closed and model.source.module:
+            yield _from_class(model, repository)
+
+
+def _from_class(model: Class, repository: Repository) -> Candidate:
+    uses = sorted(plain_uses(model, repository), key=lambda use: len(use.code))[:_USES]
+    attempts = [Attempt(use.code, use.imports, use.inputs, f"as {use.where} builds it") for use in uses]
+    code, imports, missing = guessed(model, repository, small=False)
+    small = guessed(model, repository, small=True)[0]
+    if not missing:
+        origin = "with arguments after the names of its parameters" if "=" in code else "with its defaults"
+        attempts.append(Attempt(code, imports, origin=origin))
+        attempts.append(Attempt(small, imports, origin="with small sizes"))
+    for use in uses:
+        text = shrunken(use.code)
+        attempts.append(Attempt(text, use.imports, origin=f"as {use.where} builds it, in a smaller size"))
+    parameters = parameters_of(model, repository.classes)
+    signature = f"{model.name}({', '.join(each.name for each in parameters if each.required)})"
+    return Candidate(
+        f"{model.source.module}.{model.name}",
+        snake_case(model.name),
+        _distinct(attempts),
+        signature,
+        missing if not uses else (),
+        model.source.root,
+        imports,
+    )
+
+
+def _distinct(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    first: dict[str, Attempt] = {}
+    for attempt in attempts:
+        first.setdefault(attempt.code, attempt)
+    return tuple(first.values())
+
+
+def snake_case(name: str) -> str:
+    """`TransformerWrapper` -> `transformer_wrapper`; always a valid name for a function."""
+    words = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3_\2\4", name)
+    text = re.sub(r"\W+", "_", words).strip("_").lower()
+    return text if text.isidentifier() and not keyword.iskeyword(text) else f"model_{text}"

@@ -1,0 +1,62 @@
+"""The files of a plan are written all or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcheck.core.errors import UsageError
+from ampcheck.core.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A file to write. what: in words. before: its text if it exists, else None."""
+
+    path: Path
+    text: str
+    what: str
+    before: str | None = None
+
+
+def require_writable(path: Path) -> None:
+    """Raise `UsageError` where no file can be created at a path, whose folders need not exist."""
+    parent = next(each for each in path.parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {path}: no file can be created in {parent}; nothing was written")
+
+
+def write(files: Sequence[Planned]) -> None:
+    """Write the files, all or none. Raises `UsageError` where one cannot be written, or came up meanwhile."""
+    written: list[Planned] = []
+    folders: list[Path] = []
+    try:
+        for planned in files:
+            if planned.before is None and planned.path.exists():
+                raise UsageError(f"{planned.path} came up meanwhile; run ampcheck init again")
+            _make_folders(planned.path.parent, folders)
+            write_atomically(planned.path, planned.text)
+            written.append(planned)
+    except UsageError as error:
+        for planned in written:
+            if planned.before is None:
+                planned.path.unlink(missing_ok=True)
+            else:
+                write_atomically(planned.path, planned.before)
+        for made in reversed(folders):
+            with suppress(OSError):
+                made.rmdir()
+        raise UsageError(f"{error}; nothing was written") from error
+
+
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        try:
+            each.mkdir()
+        except OSError as error:
+            raise UsageError(f"cannot create {each}: {error.strerror}") from error
+        made.append(each)

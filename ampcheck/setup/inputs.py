@@ -1,0 +1,153 @@
+"""Inputs for a model that was built, as code: by the names of forward's parameters and by the model's first layers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+
+import torch
+from torch import nn
+
+_TRIES = 60
+"""So many inputs are proposed at most."""
+
+_INTEGERS = re.compile(
+    r"(input_?)?ids|idx|tokens?|indices|input_tokens|token_ids|words|sequences?|seq|text|src|tgt|trg"
+)
+_TARGETS = ("labels", "targets", "target")
+_TIMES = ("t", "time", "times", "timestep", "timesteps", "sigma", "noise_level")
+_LENGTHS = ("lengths", "lens", "seq_lens", "src_lengths", "input_lengths")
+_IMAGES = ("x", "img", "image", "images", "pixel_values", "pixels", "input", "inputs")
+_SIDES = (64, 224, 32, 28, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A proposed tensor. batch, length: of its first two dimensions, which others follow; integers: it holds ids."""
+
+    code: str
+    batch: int
+    length: int = 0
+    integers: bool = False
+
+
+def proposed_inputs(model: nn.Module) -> Iterator[str]:
+    """Arguments of `model(...)` as code, the most likely first: a tuple `(a, b)`, or a mapping of keyword arguments."""
+    yield from islice(_proposed(model), _TRIES)
+
+
+def _proposed(model: nn.Module) -> Iterator[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [each for each in inspect.signature(model.forward).parameters.values() if each.kind in kinds]
+    names = [each.name for each in parameters]
+    required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    if not required and names:
+        main = getattr(model, "main_input_name", names[0])
+        required = [main if main in names else names[0]]
+    if not required:
+        yield from (f"({tensor.code},)" for tensor in _firsts(model, "x"))  # forward(*args)
+        return
+    target = next((name for name in names if name in _TARGETS and name not in required), None)
+    for first in _firsts(model, required[0]):
+        others = [_others(name, first) for name in required[1:]]
+        with_target = [[*required, target]] if target and first.integers else []
+        for chosen in (*with_target, required):
+            options = others + ([_others(chosen[-1], first)] if len(chosen) > len(required) else [])
+            for rest in islice(product(*options), 12):
+                yield _written(names, chosen, [first.code, *rest])
+
+
+def _written(names: list[str], chosen: list[str], codes: list[str]) -> str:
+    """A tuple if the parameters are the first ones in order, else a mapping."""
+    if names[: len(chosen)] == chosen:
+        return f"({', '.join(codes)},)" if len(codes) == 1 else f"({', '.join(codes)})"
+    return "{" + ", ".join(f'"{name}": {code}' for name, code in zip(chosen, codes, strict=True)) + "}"
+
+
+def _firsts(model: nn.Module, name: str) -> Iterator[_Tensor]:
+    """Tensors for the first parameter."""
+    sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    is_ids = _INTEGERS.fullmatch(name) is not None
+    ids = [
+        _Tensor(f"torch.randint(0, {size}, (2, 16))", 2, 16, integers=True)
+        for size in dict.fromkeys([*sizes[:1], *([min(sizes)] if sizes else [])])
+    ]
+    layers = [layer for layer in model.modules() if not list(layer.children())]
+    starts_with_ids = next((isinstance(each, nn.Embedding) for each in layers if list(each.parameters())), False)
+    if is_ids or starts_with_ids:
+        yield from ids
+    seen: set[str] = set()
+    for layer in islice((each for each in layers if list(each.parameters())), 8):
+        for tensor in _for_layer(layer):
+            if tensor.code not in seen:
+                seen.add(tensor.code)
+                yield tensor
+    if not (is_ids or starts_with_ids):
+        yield from ids
+    if name in _IMAGES:
+        yield from _images(3)
+
+
+def _for_layer(layer: nn.Module) -> Iterator[_Tensor]:
+    """What the layer accepts."""
+    if isinstance(layer, nn.ConvTranspose2d):
+        yield from (_Tensor(f"torch.randn(4, {layer.in_channels}, {side}, {side})", 4) for side in (1, 4, 8))
+    elif isinstance(layer, nn.Conv2d):
+        yield from _images(layer.in_channels)
+    elif isinstance(layer, (nn.Conv1d, nn.ConvTranspose1d)):
+        yield from (_Tensor(f"torch.randn(2, {layer.in_channels}, {length})", 2) for length in (256, 64, 1024))
+    elif isinstance(layer, (nn.Conv3d, nn.ConvTranspose3d)):
+        yield _Tensor(f"torch.randn(2, {layer.in_channels}, 16, 32, 32)", 2)
+    elif isinstance(layer, nn.Linear):
+        yield _Tensor(f"torch.randn(4, {layer.in_features})", 4)
+        yield _Tensor(f"torch.randn(2, 16, {layer.in_features})", 2, 16)
+    elif isinstance(layer, nn.RNNBase):
+        yield _Tensor(f"torch.randn(4, 16, {layer.input_size})", 4, 16)
+    elif isinstance(layer, nn.LayerNorm):
+        yield _Tensor(f"torch.randn(2, 16, {layer.normalized_shape[-1]})", 2, 16)
+
+
+def _images(channels: int) -> Iterator[_Tensor]:
+    for side in _SIDES:
+        batch = 4 if side <= 64 else 2
+        yield _Tensor(f"torch.randn({batch}, {channels}, {side}, {side})", batch)
+
+
+def _others(name: str, first: _Tensor) -> list[str]:
+    """Tensors for a further parameter, beside the first one."""
+    batch, length = first.batch, first.length
+    if name in _TIMES:
+        return [f"torch.rand({batch})", f"torch.randint(0, 100, ({batch},))"]
+    if "mask" in name and length:
+        return [f"torch.ones({batch}, {length}, dtype=torch.bool)"]
+    if name in _LENGTHS and length:
+        return [f"torch.full(({batch},), {length})"]
+    if name in (*_TARGETS, "y", "label"):
+        classes = f"torch.randint(0, 2, ({batch},))"
+        return [first.code, classes] if first.integers else [classes, first.code]
+    return [first.code]
+
+
+def runs(model: nn.Module, inputs: object) -> bool:
+    """Whether the model computes a floating tensor from these inputs with gradients; its gradients are cleared."""
+    output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)  # type: ignore[misc]
+    floating = [value for value in _tensors(output) if value.is_floating_point() and value.requires_grad]
+    if floating:
+        torch.stack([value.float().square().mean() for value in floating]).sum().backward()  # type: ignore[no-untyped-call]
+    got_gradient = any(parameter.grad is not None for parameter in model.parameters())
+    model.zero_grad(set_to_none=True)
+    return got_gradient
+
+
+def _tensors(output: object) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,201 @@
+"""The text of the files that `ampcheck init` writes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from ampcheck.setup.candidates import Candidate
+from ampcheck.setup.repository import TrainingScript
+from ampcheck.setup.sandbox import Tried
+
+_WIDTH = 100
+_SINGLE_QUOTED = re.compile(r"'([^'\"\\]*)'")
+
+
+class _Template(string.Template):
+    """`%%{name}`, as `$` and `@` mean something in workflows and in Python."""
+
+    delimiter = "%%"
+
+
+@cache
+def _template(name: str) -> _Template:
+    return _Template((files("ampcheck.setup") / "templates" / f"{name}.txt").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What `tests/test_amp.py` is about.
+
+    models: that ran. unfinished: a model whose arguments are missing. script: the training loop, and whether it ran.
+    paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock.
+    """
+
+    models: Sequence[Tried]
+    unfinished: Tried | None
+    script: TrainingScript | None
+    script_runs: bool
+    paths: Sequence[str]
+    locked: Sequence[str]
+
+
+def render_tests(tests: Contents) -> str:
+    """The text of `tests/test_amp.py`."""
+    models = _models(tests)
+    training = _training(tests.script, runs=tests.script_runs) if tests.script is not None else ""
+    standard = ["import sys"] if tests.paths or "sys." in training else []
+    standard += ["from pathlib import Path"] if tests.paths else []
+    sections = [models]
+    if tests.locked:
+        sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
+    if tests.models:
+        sections.append(_speed(tests.models[0]))
+    text = _template("test_amp.py").substitute(
+        standard_imports="".join(f"{line}\n" for line in standard) + ("\n" if standard else ""),
+        torch="import torch\n" if models else "",
+        paths="".join(f"\n{_path_line(path)}" for path in tests.paths) + ("\n" if tests.paths else ""),
+        sections="".join("\n\n" + each.strip("\n") + "\n" for each in (*sections, training) if each),
+    )
+    return text.rstrip("\n") + "\n"
+
+
+def _models(tests: Contents) -> str:
+    """The factories and their tests; "" where a training script is all that there is."""
+    factories = {each.candidate.name: _factory(each) for each in tests.models}
+    if tests.unfinished is not None:
+        candidate = tests.unfinished.candidate
+        factories[candidate.name] = _unfinished(candidate, tests.unfinished.error)
+    if not factories and tests.script is not None:
+        return ""
+    factories = factories or {"model": _template("no_model.py").template}
+    return _template("models.py").substitute(factories="".join(factories.values()), names=", ".join(factories))
+
+
+def _path_line(path: str) -> str:
+    folder = "Path(__file__).parents[1]" + (f' / "{path}"' if path else "")
+    return f"sys.path.insert(0, str({folder}))  # it is not installed"
+
+
+def _factory(tried: Tried) -> str:
+    assert tried.attempt is not None
+    return _template("factory.py").substitute(
+        name=tried.candidate.name,
+        title=tried.candidate.title,
+        origin=tried.attempt.origin,
+        parameters=f"{tried.parameters:,}",
+        imports="\n    ".join(_merged(tried.attempt.imports)),
+        code=_folded(tried.attempt.code, 4, len("model = ")),
+        inputs=_folded(tried.inputs, 4, len("return model, ")),
+    )
+
+
+def _unfinished(candidate: Candidate, error: str) -> str:
+    """A factory with dots: of the first construction that was tried, or else of the arguments that are missing."""
+    if candidate.attempts:
+        code, imports = candidate.attempts[0].code, candidate.attempts[0].imports
+        wanted = f"what {candidate.title} needs: {error}"
+    else:
+        arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
+        code, imports = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports
+        wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and its inputs"
+    return _template("unfinished.py").substitute(
+        name=candidate.name,
+        title=candidate.title,
+        missing=wanted.replace("\\", "/").replace('"', "'"),
+        imports="\n    ".join(_merged(imports)),
+        code=_folded(code, 4, len("model = ")),
+    )
+
+
+def _speed(tried: Tried) -> str:
+    star = "**" if tried.inputs.startswith("{") else "*"
+    return _template("speed.py").substitute(name=tried.candidate.name, star=star)
+
+
+def _training(script: TrainingScript, *, runs: bool) -> str:
+    name = script.function or ""
+    lines = [f"from {script.source.module} import {name}", "", f"return {name}"]
+    if not runs:
+        missing = script.signature.partition("(")[2].rstrip(")")
+        call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
+        ending = f"return lambda: {name}({call})" if call else f"return {name}"
+        options = [] if call else [f'sys.argv = ["{script.source.path}"]  # and its options']
+        needs = script.needs or "its data and settings"
+        lines = [
+            "# FILL IN what is missing below, then delete this line and the next one.",
+            f'raise FillIn("{needs}, for {script.source.path}")',
+            lines[0],
+            "",
+            *options,
+            ending,
+        ]
+    body = "".join(f"    {line}\n" if line else "\n" for line in lines)
+    return _template("training.py").substitute(path=f"{script.source.path}:{name}", body=body)
+
+
+def _merged(imports: Sequence[str]) -> list[str]:
+    """Import lines with the names of one module together."""
+    names: dict[str, list[str]] = {}
+    plain = [line for line in imports if line.startswith("import ")]
+    for line in imports:
+        if line.startswith("from "):
+            module, _, name = line.removeprefix("from ").partition(" import ")
+            names.setdefault(module, []).append(name)
+    return [*plain, *(f"from {module} import {', '.join(sorted(each))}" for module, each in sorted(names.items()))]
+
+
+def _folded(code: str, indent: int, taken: int) -> str:
+    """Code for a line of which `taken` columns are used; what is too long gets a line for each argument."""
+    text = code
+    if indent + taken + len(code) > _WIDTH:
+        text = _fold(ast.parse(code, mode="eval").body, indent)
+    return _SINGLE_QUOTED.sub(r'"\1"', text)
+
+
+def _fold(node: ast.expr, indent: int) -> str:
+    text = ast.unparse(node)
+    if indent + len(text) <= _WIDTH:
+        return text
+    inner, close = " " * (indent + 4), " " * indent
+    if isinstance(node, ast.Call):
+        parts = [_fold(each, indent + 4) for each in node.args]
+        parts += [f"{each.arg}={_fold(each.value, indent + 4)}" for each in node.keywords]
+        return f"{ast.unparse(node.func)}(\n" + "".join(f"{inner}{part},\n" for part in parts) + f"{close})"
+    if isinstance(node, ast.Tuple):
+        return "(\n" + "".join(f"{inner}{_fold(each, indent + 4)},\n" for each in node.elts) + f"{close})"
+    if isinstance(node, ast.Dict):
+        items = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+        pairs = [f"{inner}{ast.unparse(key)}: {_fold(value, indent + 4)},\n" for key, value in items]
+        return "{\n" + "".join(pairs) + f"{close}}}"
+    return text
+
+
+def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: str) -> str:
+    """The text of `.github/workflows/ampcheck.yml`.
+
+    folder: of the project below the repository, "" for its top. install: lines of shell. torch: the release that the
+    lock was written with, as `2.13`. target: of the speed gate, "" for none.
+    """
+    prefix = f"{folder}/" if folder else ""
+    python = (
+        _template("python.yml")
+        .substitute(python=f"{sys.version_info.major}.{sys.version_info.minor}", prefix=prefix)
+        .rstrip("\n")
+    )
+    common = {
+        "torch": torch,
+        "python": python,
+        "install": "\n".join(f"          {line}" for line in install),
+        "prefix": prefix,
+    }
+    defaults = f"\ndefaults:\n  run:\n    working-directory: {folder}\n" if folder else ""
+    speed = _template("speed_jobs.yml").substitute(target=target, **common) if target else ""
+    text = _template("ampcheck.yml").substitute(defaults=defaults, speed=speed.rstrip("\n"), **common)
+    return text.rstrip("\n") + "\n"

@@ -1,0 +1,255 @@
+"""What a repository holds: its model classes, the scripts that train, its tests and its settings."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ampcheck.setup.sources import Source, dotted, read_examples, read_sources
+
+_MODULES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
+"""Last names of classes outside of the repository whose subclasses are models."""
+
+_PARSERS = ("argparse", "click", "fire", "hydra", "typer", "absl", "tyro", "simple_parsing", "HfArgumentParser")
+_TRAINERS = ("main", "train", "run", "fit", "training_function", "train_model", "training_loop", "main_worker")
+_OTHER_CI = (
+    ".gitlab-ci.yml",
+    ".circleci",
+    "azure-pipelines.yml",
+    "Jenkinsfile",
+    ".travis.yml",
+    "bitbucket-pipelines.yml",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a constructor. annotation, default: as source text, None where there is none."""
+
+    name: str
+    annotation: str | None = None
+    default: str | None = None
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is None
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of the repository. bases: their last names. parameters: of the constructor, or the fields of a
+    dataclass; None where the class has none of its own. mentions: every name in its body."""
+
+    name: str
+    source: Source = field(repr=False)
+    bases: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] | None = None
+    methods: frozenset[str] = frozenset()
+    mentions: frozenset[str] = field(default=frozenset(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingScript:
+    """A script with a training loop. function: the one that trains, None where no function does.
+    needs: why it cannot be called as it is, "" where it can. importable: whether importing it does not train."""
+
+    source: Source
+    function: str | None
+    signature: str
+    needs: str
+    importable: bool = True
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself."""
+
+    folder: Path
+    top: Path
+    sources: Sequence[Source] = field(repr=False)
+    examples: Sequence[Source] = field(repr=False)
+    classes: Mapping[str, Sequence[Class]] = field(repr=False)
+    models: Sequence[Class]
+    scripts: Sequence[TrainingScript]
+    other_ci: str
+
+    @property
+    def tests(self) -> Sequence[Source]:
+        """The files of the tests."""
+        return [source for source in self.sources if source.is_test and "test" in source.path]
+
+
+def read_repository(folder: Path) -> Repository:
+    """Read every Python file and the README of a folder."""
+    sources, examples = read_sources(folder), read_examples(folder)
+    classes: dict[str, list[Class]] = {}
+    for source in sources:
+        for found in _classes(source):
+            classes.setdefault(found.name, []).append(found)
+    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    on_github = (top / ".github").is_dir()
+    other_ci = "" if on_github else next((name for name in _OTHER_CI if (top / name).exists()), "")
+    models = _ranked(_models(classes), [*sources, *examples])
+    scripts = [script for source in sources if not source.is_test and (script := _script(source)) is not None]
+    return Repository(folder, top, sources, examples, classes, models, scripts, other_ci)
+
+
+def parameters_of(found: Class, classes: Mapping[str, Sequence[Class]]) -> tuple[Parameter, ...]:
+    """The parameters of the constructor, which may be that of a base class in the repository."""
+    seen: set[str] = set()
+    while found.parameters is None:
+        seen.add(found.name)
+        base = next((name for name in found.bases if name in classes and name not in seen), None)
+        if base is None:
+            return ()
+        found = classes[base][0]
+    return found.parameters
+
+
+def _classes(source: Source) -> Iterator[Class]:
+    for node in source.tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+        bases = tuple(dotted(base).rpartition(".")[2] for base in node.bases)
+        mentions = frozenset(
+            each.id if isinstance(each, ast.Name) else each.attr
+            for item in node.body
+            for each in ast.walk(item)
+            if isinstance(each, (ast.Name, ast.Attribute))
+        )
+        yield Class(node.name, source, bases, _parameters(node, methods), frozenset(methods), mentions)
+
+
+def _parameters(node: ast.ClassDef, methods: Mapping[str, ast.FunctionDef]) -> tuple[Parameter, ...] | None:
+    if "__init__" in methods:
+        return tuple(function_parameters(methods["__init__"])[1:])
+    if any(
+        dotted(each.func if isinstance(each, ast.Call) else each).endswith("dataclass") for each in node.decorator_list
+    ):
+        fields = (item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))
+        return tuple(
+            Parameter(item.target.id, ast.unparse(item.annotation), ast.unparse(item.value) if item.value else None)
+            for item in fields
+            if isinstance(item.target, ast.Name)
+        )
+    return None
+
+
+def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
+    """The parameters of a function, without `*args` and `**kwargs`."""
+    positional = [*node.args.posonlyargs, *node.args.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(node.args.defaults)) + list(node.args.defaults)
+    pairs = [*zip(positional, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+    return [
+        Parameter(
+            argument.arg,
+            ast.unparse(argument.annotation) if argument.annotation else None,
+            ast.unparse(default) if default is not None else None,
+        )
+        for argument, default in pairs
+    ]
+
+
+def _models(classes: Mapping[str, Sequence[Class]]) -> list[Class]:
+    """The classes that derive from `nn.Module`, by the names of their bases."""
+    names = set(_MODULES)
+    while True:
+        more = {name for name, found in classes.items() if any({*each.bases} & names for each in found)} - names
+        if not more:
+            break
+        names |= more
+    every = [each for found in classes.values() for each in found if {*each.bases} & names]
+    return [each for each in every if not each.source.is_test and not each.name.startswith("_")]
+
+
+def _ranked(models: Sequence[Class], sources: Sequence[Source]) -> list[Class]:
+    """Whole models without their parts: first what scripts, tests and the README build, then by the number of parts."""
+    names = {model.name for model in models}
+    parts = {model.name: model.mentions & names - {model.name} for model in models}
+    part_of = {part for model in models for part in parts[model.name]}
+    outside, inside = Counter[str](), Counter[str]()
+    for source in sources:
+        used, inner = _used(source.tree, names)
+        (outside if source.is_test or "." not in source.module else inside).update(used)
+        part_of |= inner
+
+    def order(model: Class) -> tuple[object, ...]:
+        computes = "forward" in model.methods or any(base in names for base in model.bases)
+        loss = model.name.endswith(("Loss", "CrossEntropy", "Criterion"))
+        known, built = outside[model.name].bit_length(), inside[model.name].bit_length()
+        return (not computes or loss, -known, model.name in part_of, -built, -_reach(model.name, parts), model.name)
+
+    whole = [model for model in models if model.name not in part_of or outside[model.name]]
+    return sorted(whole or models, key=order)
+
+
+def _used(tree: ast.Module, names: set[str]) -> tuple[set[str], set[str]]:
+    """The classes that a file builds or hands over outside of classes, and those that are arguments of another."""
+    used: set[str] = set()
+    inner: set[str] = set()
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, inside = waiting.pop()
+        if isinstance(node, ast.ClassDef):
+            continue
+        if isinstance(node, ast.Call):
+            name = dotted(node.func).rpartition(".")[2]
+            mentioned = {each.id for each in node.args if isinstance(each, ast.Name)}
+            used |= ({name} | mentioned) & names
+            inner |= {name} & names if inside else set()
+            inside = inside or name in names
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return used - inner, inner
+
+
+def _reach(name: str, parts: Mapping[str, frozenset[str]]) -> int:
+    """How many model classes a class is made of, directly or not."""
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = parts.get(waiting.pop(), frozenset()) - seen
+        seen |= new
+        waiting += new
+    return len(seen)
+
+
+def _script(source: Source) -> TrainingScript | None:
+    """The training loop of a file outside of packages: what calls `.backward(...)`, or fits a trainer."""
+    if "." in source.module or source.path.endswith("__init__.py") or not _trains(source.tree):
+        return None
+    functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
+    body = [node for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    guarded = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    if _trains(ast.Module([node for node in body if node not in guarded], [])):
+        return TrainingScript(source, None, source.path, "its module trains when it is imported", importable=False)
+    if guarded and _trains(ast.Module(list(guarded), [])):
+        return TrainingScript(source, None, source.path, "its loop is below `if __name__`, in no function")
+    name = next((name for name in _TRAINERS if name in functions), None)
+    if name is None:
+        return None
+    parameters = function_parameters(functions[name])
+    missing = [each.name for each in parameters if each.required]
+    signature = f"{name}({', '.join(missing)})"
+    parsers = sorted({origin.partition(".")[0] for origin in source.names.values()} & {*_PARSERS})
+    if "HfArgumentParser" in source.names:
+        parsers.append("HfArgumentParser")
+    needs = f"the command line that {parsers[0]} reads" if parsers else ""
+    if missing:
+        needs = f"its arguments {', '.join(missing)}"
+    return TrainingScript(source, name, signature, needs)
+
+
+def _trains(tree: ast.AST) -> bool:
+    methods = {
+        node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    trainer = any(
+        isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2].endswith("Trainer")
+        for node in ast.walk(tree)
+    )
+    return "backward" in methods or (trainer and bool({"fit", "train"} & methods))

@@ -1,0 +1,177 @@
+"""A copy of the repository, in which its code may run, and what was tried there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ampcheck.setup.candidates import Attempt, Candidate
+
+ENOUGH = 2
+"""Models that get a factory."""
+
+_COPIED = 1_000_000
+"""Bytes of a file up to which it is copied; a larger one is linked."""
+
+_FILES = 20_000
+"""Files that are copied; of more, Python's alone."""
+
+_SECONDS = 60.0
+"""CPU time for one candidate."""
+
+TIMED_OUT = 124
+"""Exit code of a command that took too long."""
+
+_ALL = 600.0
+"""Wall time for all of them: what waits uses no CPU time."""
+
+_OFFLINE = {
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
+    "WANDB_MODE": "disabled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of a candidate. attempt: that ran, None if none did. inputs: as code. error: why none ran."""
+
+    candidate: Candidate
+    attempt: Attempt | None = None
+    inputs: str = ""
+    parameters: int = 0
+    error: str = ""
+
+
+@contextmanager
+def copied(folder: Path) -> Iterator[Path]:
+    """A copy of a repository without its hidden folders, removed at the end."""
+    with TemporaryDirectory(prefix="ampcheck-init-", ignore_cleanup_errors=True) as temporary:
+        target = Path(temporary, folder.name or "repository")
+        count = 0
+        for parent, folders, files in os.walk(folder):
+            if "pyvenv.cfg" in files:
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "node_modules"]
+            into = target / Path(parent).relative_to(folder)
+            into.mkdir(parents=True, exist_ok=True)
+            for name in files:
+                count += 1
+                if count <= _FILES or name.endswith(".py"):
+                    with suppress(OSError):
+                        _copy(Path(parent, name), into / name)
+        yield target
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.stat().st_size <= _COPIED:
+        shutil.copyfile(source, target)
+    else:
+        target.symlink_to(source.resolve())
+
+
+_LOCATE = """
+import importlib.util, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    found[name] = [place for place in places if place]
+print(json.dumps(found))
+"""
+
+
+def import_paths(repository: Path, packages: Mapping[str, Collection[str]]) -> list[str]:
+    """The folders that must be on `sys.path`, of those relative ones that have top-level packages in use.
+
+    Those of an editable installation need not be.
+    """
+    names = sorted({name for each in packages.values() for name in each})
+    command = [sys.executable, "-I", "-c", _LOCATE, *names]  # without the working directory and PYTHONPATH
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    places: dict[str, list[str]] = json.loads(done.stdout or "{}")
+
+    def is_installed(root: Path, name: str) -> bool:
+        return any(Path(place).resolve().is_relative_to(root.resolve()) for place in places.get(name, ()))
+
+    return [
+        root
+        for root, used in packages.items()
+        if used and not all(is_installed(repository / root, name) for name in used)
+    ]
+
+
+def try_all(copy: Path, candidates: Sequence[Candidate]) -> list[Tried]:
+    """Build and run the candidates in the copy until `ENOUGH` of them run; those that were not reached are left out."""
+    if not candidates:
+        return []
+    request, results, log = (copy.parent / name for name in ("request.json", "results.jsonl", "log.txt"))
+    paths = [str(copy / root) for root in dict.fromkeys(candidate.root for candidate in candidates)]
+    entries = [
+        {
+            "name": candidate.name,
+            "attempts": [{"imports": a.imports, "code": a.code, "inputs": a.inputs} for a in candidate.attempts],
+        }
+        for candidate in candidates
+        if candidate.attempts
+    ]
+    text = {"paths": paths, "seconds": _SECONDS, "enough": ENOUGH, "candidates": entries}
+    request.write_text(json.dumps(text), encoding="utf-8")
+    command = [sys.executable, "-m", "ampcheck.setup.trial", str(request), str(results)]
+    code = run_quietly(command, copy, _ALL, log)
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    answers = {answer["name"]: answer for answer in map(json.loads, lines)}
+    by_name = {candidate.name: candidate for candidate in candidates}
+    tried = [_tried(by_name[name], answer) for name, answer in answers.items()]
+    unreached = [entry["name"] for entry in entries if entry["name"] not in answers]
+    if unreached and sum(each.attempt is not None for each in tried) < ENOUGH:  # the process ended in this one
+        end = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        reason = f"its process ended with exit code {code}{f': {end[0]}' if end else ''}"
+        reason = f"all candidates together took longer than {_ALL:g} s" if code == TIMED_OUT else reason
+        tried.append(Tried(by_name[str(unreached[0])], error=reason))
+    lacking = [each for each in candidates if not each.attempts]
+    return [*tried, *(Tried(each, error=f"required: {', '.join(each.missing)}") for each in lacking)]
+
+
+def _tried(candidate: Candidate, answer: dict[str, object]) -> Tried:
+    attempt = next((each for each in candidate.attempts if each.code == answer.get("code")), None)
+    if attempt is None:
+        return Tried(candidate, error=str(answer["error"]))
+    return Tried(candidate, attempt, str(answer["inputs"]), int(str(answer["parameters"])))
+
+
+def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
+    """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
+    `TIMED_OUT` if it took longer."""
+    variables = {**os.environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(_inherited())}
+    with log.open("w", encoding="utf-8") as out:
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
+    return done.returncode
+
+
+def _inherited() -> list[str]:
+    """PYTHONPATH with absolute folders, as the working directory is another."""
+    return [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -1,0 +1,139 @@
+"""The Python files of a repository as syntax trees; nothing of it is imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+_SKIPPED = frozenset(
+    {"node_modules", "site-packages", "build", "dist", "venv", "env", "__pycache__", "third_party", "vendor"}
+)
+_FILES = 5_000
+"""Python files that are read at most, in the order of their paths."""
+
+_BYTES = 2_000_000
+"""A longer file is data."""
+
+_FENCE = re.compile(r"^```(?:python|py)\s*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed file. path: relative to the repository, with slashes. root: the folder that must be on `sys.path` to
+    import it, relative too ("" for the repository's own). module: its dotted name from there, "" of an example."""
+
+    path: str
+    text: str = field(repr=False)
+    tree: ast.Module = field(repr=False)
+    root: str = ""
+    module: str = ""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file belongs to the tests."""
+        name = self.path.rpartition("/")[2]
+        folders = self.path.split("/")[:-1]
+        return (
+            name.startswith("test_") or name in ("conftest.py", "setup.py") or {"tests", "test"} & set(folders) != set()
+        )
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What each imported name stands for: `GPT` -> `model.GPT`, `nn` -> `torch.nn`."""
+        found: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._absolute(node)
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{origin}.{alias.name}"
+        return found
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        is_package = self.path.endswith("__init__.py")
+        parts = self.module.split(".")
+        parts = parts[: len(parts) - node.level + is_package]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def dotted(node: ast.expr) -> str:
+    """`torch.nn.Module` of such an expression; "" of any other."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def read_sources(folder: Path) -> list[Source]:
+    """Every Python file that can be parsed, outside of hidden folders, environments and builds."""
+    sources = [_read(folder, path) for path in _python_files(folder)]
+    return [source for source in sources if source is not None]
+
+
+def read_examples(folder: Path) -> list[Source]:
+    """The blocks of Python in the README, each as a source of its own."""
+    path = next((path for path in sorted(folder.glob("README*")) if path.suffix.lower() == ".md"), None)
+    if path is None:
+        return []
+    blocks = _FENCE.findall(path.read_text(encoding="utf-8", errors="replace"))
+    trees = [(block, tree) for block in blocks if (tree := _parse(block)) is not None]
+    return [Source(path.name, block, tree) for block, tree in trees]
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, files in os.walk(folder):
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        for name in sorted(files):
+            path = Path(parent, name)
+            if name.endswith(".py") and path.is_file() and path.stat().st_size <= _BYTES:
+                yield path
+                count += 1
+                if count == _FILES:
+                    return
+
+
+def _read(folder: Path, path: Path) -> Source | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    tree = _parse(text)
+    if tree is None:
+        return None
+    root = path.parent
+    while root != folder and (root / "__init__.py").is_file():
+        root = root.parent
+    is_relative = any(isinstance(node, ast.ImportFrom) and node.level for node in tree.body)
+    if is_relative and root == path.parent != folder:
+        root = root.parent  # a package without __init__.py
+    parts = list(path.relative_to(root).with_suffix("").parts)
+    if parts[-1] == "__init__":
+        parts.pop()
+    where = root.relative_to(folder).as_posix()
+    return Source(path.relative_to(folder).as_posix(), text, tree, "" if where == "." else where, ".".join(parts))
+
+
+def _parse(text: str) -> ast.Module | None:
+    with warnings.catch_warnings():  # of invalid escapes in the user's strings
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            return None

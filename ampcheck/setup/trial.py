@@ -1,0 +1,145 @@
+"""The process that builds and runs candidates: `python -m ampcheck.setup.trial REQUEST RESULTS`.
+
+It runs the user's code, in a copy of the repository. REQUEST is a file of JSON, `{"paths": [folders for sys.path],
+"seconds": of CPU time for each candidate, "enough": models, "candidates": [{"name", "attempts"}]}`, with `{"imports",
+"code", "inputs"}` for each attempt. RESULTS gets a line of JSON for each candidate as soon as it was tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampcheck.core.errors import as_result, brief
+from ampcheck.setup.inputs import proposed_inputs, runs
+
+LARGE = 10_000_000
+"""A model of more parameters is tried in a smaller size first."""
+
+_SLOW = 3.0
+"""Seconds of a forward and backward pass; inputs of an example that take longer give way to proposed ones."""
+
+
+class TrialTimeoutError(BaseException):
+    """A candidate takes too long. `except Exception` of the user's code does not catch it."""
+
+
+def main(request: str, results: str) -> None:
+    """Try every candidate until enough of them run."""
+    with open(request, encoding="utf-8") as file:
+        wanted = json.load(file)
+    sys.path[:0] = wanted["paths"]
+    _limit_memory()
+    done = 0
+    with open(results, "w", encoding="utf-8") as out:
+        for candidate in wanted["candidates"]:
+            result = _tried(candidate, wanted["seconds"])
+            out.write(json.dumps({"name": candidate["name"], **result}) + "\n")
+            out.flush()
+            done += "code" in result
+            if done == wanted["enough"]:
+                break
+
+
+def _limit_memory() -> None:
+    """Let an allocation of more than half of the machine's memory raise, where the system can do so."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _tried(candidate: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The attempt that ran, with its inputs, or the first error."""
+    errors = list[str]()
+    try:
+        with _at_most(seconds):
+            for attempt in sorted(candidate["attempts"], key=_is_large):
+                try:
+                    return _run(attempt)
+                except Exception as raised:  # noqa: BLE001, PERF203  # the user's code may raise anything
+                    errors.append(brief(as_result(raised)))
+    except TrialTimeoutError:
+        errors.insert(0, f"it took longer than {seconds:g} s of CPU time")
+    except SystemExit:
+        errors.insert(0, "its module exits when it is imported, as scripts do that read their command line there")
+    except BaseException as raised:  # noqa: BLE001
+        errors.insert(0, brief(as_result(raised)))
+    return {"error": errors[0]}
+
+
+def _is_large(attempt: dict[str, Any]) -> bool:
+    """Whether a model has more than `LARGE` parameters, counted without their memory."""
+    try:
+        namespace = _namespace(attempt)
+        with torch.device("meta"):
+            model = eval(attempt["code"], namespace)
+        return bool(sum(parameter.numel() for parameter in model.parameters()) > LARGE)
+    except Exception:  # noqa: BLE001  # it is built with memory next, which gives the reason
+        return False
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    def end(_signal: int, _frame: object) -> None:
+        raise TrialTimeoutError
+
+    if not hasattr(signal, "setitimer"):  # Windows: the parent's limit alone counts
+        yield
+        return
+    signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time: a busy machine changes no verdict
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _namespace(attempt: dict[str, Any]) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"torch": torch}
+    for line in attempt["imports"]:
+        exec(line, namespace)
+    return namespace
+
+
+def _run(attempt: dict[str, Any]) -> dict[str, Any]:
+    namespace = _namespace(attempt)
+    torch.manual_seed(0)
+    model = eval(attempt["code"], namespace)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{attempt['code']} is a {type(model).__name__}, no nn.Module")
+    error, slow = "", dict[str, Any]()
+    own = attempt["inputs"]
+    for inputs in (*([own] if own else []), *proposed_inputs(model)):
+        begin = time.monotonic()
+        try:
+            trains = runs(model, eval(inputs, namespace))
+        except Exception as raised:  # noqa: BLE001
+            error = error or f"no inputs found that it takes; with {inputs}: {brief(as_result(raised))}"
+            continue
+        if not trains:
+            error = error or f"with {inputs} no parameter gets a gradient"
+            continue
+        took = time.monotonic() - begin
+        count = sum(parameter.numel() for parameter in model.parameters())
+        result = {**attempt, "inputs": inputs, "parameters": count, "seconds": took}
+        if took <= _SLOW or inputs != own:
+            return slow if slow and took > slow["seconds"] else result
+        slow = result
+    if slow:
+        return slow
+    raise ValueError(error or "no inputs found that it takes")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""A repository is read without importing it: its whole models first, with arguments that it uses itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from setup.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, write
+
+from ampcheck.setup.arguments import guessed, shrunken
+from ampcheck.setup.candidates import candidates, snake_case, unimportable
+from ampcheck.setup.repository import read_repository
+from ampcheck.setup.uses import plain_uses
+
+
+def test_reading_imports_nothing(tmp_path: Path) -> None:
+    write(tmp_path, {"model.py": "open('imported', 'w')\nfrom torch import nn\nclass Net(nn.Module): pass\n"})
+    assert [model.name for model in read_repository(tmp_path).models] == ["Net"]
+    assert not (tmp_path / "imported").exists()
+
+
+def test_whole_models_are_found_and_not_their_parts(tmp_path: Path) -> None:
+    assert [model.name for model in read_repository(write(tmp_path, NANOGPT)).models] == ["GPT"]
+
+
+def test_models_derive_from_modules_through_classes_of_the_repository(tmp_path: Path) -> None:
+    files = {
+        "base.py": "import torch\nclass Base(torch.nn.Module):\n    def forward(self, x): return x\n",
+        "net.py": "from base import Base\nclass Net(Base): pass\nclass Config: pass\n",
+    }
+    assert {model.name for model in read_repository(write(tmp_path, files)).models} == {"Base", "Net"}
+
+
+@pytest.mark.parametrize("folder", [".hidden", "build", "node_modules", "site-packages"])
+def test_what_is_not_the_repositorys_own_is_not_read(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, {f"{folder}/net.py": "from torch import nn\nclass Net(nn.Module): pass\n"})
+    assert read_repository(tmp_path).models == []
+
+
+def test_an_environment_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, {"any/pyvenv.cfg": "", "any/net.py": "from torch import nn\nclass Net(nn.Module): pass\n"})
+    assert read_repository(tmp_path).models == []
+
+
+def test_files_that_are_no_python_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, {"old.py": "print 'two'\n", "net.py": "from torch import nn\nclass Net(nn.Module): pass\n"})
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
+    assert [model.name for model in read_repository(tmp_path).models] == ["Net"]
+
+
+def test_a_configuration_class_is_found_and_made_small(tmp_path: Path) -> None:
+    repository = read_repository(write(tmp_path, NANOGPT))
+    code, imports, missing = guessed(repository.models[0], repository, small=True)
+    assert code == "GPT(config=GPTConfig(block_size=128, vocab_size=512, n_layer=2, n_head=4, n_embd=128))"
+    assert imports == ("from model import GPT", "from model import GPTConfig")
+    assert missing == ()
+
+
+def test_required_arguments_get_values_by_their_names(tmp_path: Path) -> None:
+    repository = read_repository(write(tmp_path, SRC))
+    assert guessed(repository.models[0], repository, small=False)[0] == "Net(in_channels=3, num_classes=10)"
+
+
+def test_the_repositorys_own_constructions_become_explicit_code(tmp_path: Path) -> None:
+    files = {
+        "net.py": "from torch import nn\nclass Part(nn.Module): pass\nclass Net(nn.Module):\n"
+        "    def forward(self, x): return x\n",
+        "use.py": "from net import Net, Part\nWIDTH = 4 * 8\npart = Part(WIDTH)\nmodel = Net(part, depth=2)\n",
+    }
+    repository = read_repository(write(tmp_path, files))
+    net = next(model for model in repository.models if model.name == "Net")
+    assert [(use.code, use.imports, use.where) for use in plain_uses(net, repository)] == [
+        ("Net(Part(4 * 8), depth=2)", ("from net import Net", "from net import Part"), "use.py:4")
+    ]
+
+
+def test_the_example_of_the_readme_gives_arguments_and_inputs(tmp_path: Path) -> None:
+    text = (
+        "# Net\n```python\nimport torch\nfrom net import Net\n\nmodel = Net(3)\nx = torch.randn(2, 3)\nmodel(x)\n```\n"
+    )
+    files = {
+        "net.py": "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\n",
+        "README.md": text,
+    }
+    repository = read_repository(write(tmp_path, files))
+    (use,) = plain_uses(repository.models[0], repository)
+    assert (use.code, use.inputs, use.where) == ("Net(3)", "(torch.randn(2, 3),)", "README.md")
+
+
+@pytest.mark.parametrize("call", ["Net(options.width)", "Net(**config)", "Net(*sizes)", "Net(width)", "Net(load())"])
+def test_what_only_a_run_knows_is_no_construction(tmp_path: Path, call: str) -> None:
+    text = f"from net import Net\ndef build(options, config, sizes, load, width):\n    return {call}\n"
+    files = {"net.py": "from torch import nn\nclass Net(nn.Module): pass\n", "use.py": text}
+    repository = read_repository(write(tmp_path, files))
+    assert plain_uses(repository.models[0], repository) == []
+
+
+def test_only_larger_sizes_are_made_small() -> None:
+    assert shrunken("Net(dim=512, depth=1, name='a', inner=Part(heads=16))") == (
+        "Net(dim=128, depth=1, name='a', inner=Part(heads=4))"
+    )
+
+
+def test_scripts_say_what_their_functions_need(tmp_path: Path) -> None:
+    found = {}
+    for name, files in {"loop": TRAINING, "module": NANOGPT, "options": TRANSFORMERS}.items():
+        (script,) = read_repository(write(tmp_path / name, files)).scripts
+        found[name] = (script.signature, script.needs)
+    assert found == {
+        "loop": ("main()", ""),
+        "module": ("train.py", "its module trains when it is imported"),
+        "options": ("main()", "the command line that argparse reads"),
+    }
+
+
+def test_models_in_a_script_that_trains_when_imported_are_named(tmp_path: Path) -> None:
+    text = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\nNet()(1).backward()\n"
+    repository = read_repository(write(tmp_path, {"main.py": text}))
+    assert unimportable(repository) == {"main.py": "Net"}
+    assert candidates(repository) == []
+
+
+def test_a_script_gives_the_model_of_its_library(tmp_path: Path) -> None:
+    files = {
+        "a.py": "import argparse\nfrom torchvision import models\n"
+        "p = argparse.ArgumentParser()\np.add_argument('-a', '--arch', default='resnet18')\n"
+        "def main(args):\n    models.__dict__[args.arch]()(1).backward()\n",
+        "b.py": "from timm import create_model\ndef main():\n    create_model('vit_tiny_patch16_224')(1).backward()\n",
+    }
+    found = candidates(read_repository(write(tmp_path, files)))
+    assert [each.attempts[0].code for each in found] == [
+        'torchvision.models.get_model("resnet18")',
+        'timm.create_model("vit_tiny_patch16_224")',
+    ]
+
+
+def test_a_checkpoint_becomes_a_small_model_without_a_download(tmp_path: Path) -> None:
+    (model,) = candidates(read_repository(write(tmp_path, TRANSFORMERS)))
+    assert model.attempts[0].code.startswith(
+        'AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", vocab_size=512'
+    )
+
+
+def test_of_two_modules_with_one_name_one_is_tried(tmp_path: Path) -> None:
+    text = "from torch import nn\nclass {}(nn.Module):\n    def forward(self, x): return x\n"
+    write(tmp_path, {"a/main.py": text.format("First"), "b/main.py": text.format("Second")})
+    assert [each.title for each in candidates(read_repository(tmp_path))] == ["main.First"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("GPT", "gpt"),
+        ("XTransformer", "x_transformer"),
+        ("ResNet50", "res_net50"),
+        ("Lambda", "model_lambda"),
+        ("2d", "model_2d"),
+    ],
+)
+def test_factories_get_valid_names(name: str, expected: str) -> None:
+    assert snake_case(name) == expected

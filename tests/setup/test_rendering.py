@@ -1,0 +1,56 @@
+"""The generated test file is Python as a formatter and a linter want it, whatever it is about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from setup.repositories import NANOGPT, TRAINING, TRANSFORMERS, UNGUESSABLE, write
+
+from ampcheck.setup.candidates import candidates
+from ampcheck.setup.render import Contents, render_tests
+from ampcheck.setup.repository import read_repository
+from ampcheck.setup.sandbox import Tried
+
+
+def as_if_run(folder: Path, *, script_runs: bool = False) -> Contents:
+    """The contents as if the first attempt of each candidate had run."""
+    repository = read_repository(folder)
+    found = candidates(repository)
+    models = [Tried(each, each.attempts[0], "(torch.randn(2, 3),)", 12) for each in found if each.attempts]
+    unfinished = next((Tried(each) for each in found if not each.attempts), None)
+    script = next((each for each in repository.scripts if each.function), None)
+    return Contents(models, unfinished, script, script_runs, ["", "src"], [each.candidate.name for each in models])
+
+
+SHAPES = {
+    "model": (NANOGPT, False),
+    "arguments missing": (UNGUESSABLE, False),
+    "training": (TRAINING, True),
+    "training, to be filled in": (TRAINING, False),
+    "transformers": (TRANSFORMERS, False),
+    "nothing": ({}, False),
+}
+
+
+@pytest.mark.parametrize(("files", "script_runs"), SHAPES.values(), ids=SHAPES)
+def test_the_file_is_formatted_and_lints(tmp_path: Path, files: dict[str, str], script_runs: bool) -> None:
+    text = render_tests(as_if_run(write(tmp_path / "repository", files), script_runs=script_runs))
+    path = tmp_path / "test_amp.py"
+    path.write_text(text, encoding="utf-8")
+    compile(text, "test_amp.py", "exec")
+    pytest.importorskip("ruff", reason="the linter is in the extra dev")
+    options = ["--isolated", "--line-length=100", "--no-cache"]
+    for command in (["format", "--diff"], ["check", "--select=E,F,W", "--ignore=E501"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options, str(path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + text
+
+
+def test_long_constructions_get_a_line_for_each_argument(tmp_path: Path) -> None:
+    text = render_tests(as_if_run(write(tmp_path, TRANSFORMERS)))
+    assert "            intermediate_size=256,\n" in text
+    assert max(map(len, text.splitlines())) <= 120
