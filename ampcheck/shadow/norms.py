@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ampcheck.shadow.bounds import JUDGED_UNIT, UNKNOWABLE
+from ampcheck.core.formats import format_of
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 
 _PART = 1 << 22
 """Elements of a part."""
+
+_FLUSHES = format_of("float16").unit_roundoff
+"""The unit roundoff down to which a history may hold float16, of whose range gradients fall short."""
 
 
 def square(values: torch.Tensor) -> float:
@@ -63,7 +67,8 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
     """Let moved go where the run went, in the elements of gradients that the data do not determine.
 
     A gradient that is zero by mathematics, such as that of a key's bias, is nothing in float64 and rounding alone in
-    the run. An optimizer that divides by its size makes a whole update of it, which is as undetermined as the gradient.
+    the run. So is an element whose terms happen to cancel: its error is honest beside the others. An optimizer that
+    divides by its size makes a whole update of it, which is as undetermined as the gradient.
     """
     for tensor in map(torch.Tensor.detach, gradients):
         companions = store.known(tensor) if has_companions(tensor) else None
@@ -73,6 +78,18 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
         error = torch.where(tensor.isfinite(), tensor - exact, 0.0) * share
         apart = (moved - exact).abs()
         undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
-        if bool(undetermined.any()):
+        cancelled = _cancelled(tensor, exact, error / share, companions.unit)
+        if bool((undetermined | cancelled).any()):
             companions.own()
-            store.moved(tensor).copy_(torch.where(undetermined, exact + error, moved.double()))
+            followed = torch.where(undetermined, exact + error, moved.double())
+            store.moved(tensor).copy_(torch.where(cancelled, tensor, followed))
+
+
+def _cancelled(tensor: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, unit: float) -> torch.Tensor:
+    """Elements that are mostly error, of a size that roundings of the others have.
+
+    A zero in float16 may be a flushed number and not what terms left, so it is none of them.
+    """
+    honest = SLACK * FLOOR * unit * float(exact.square().mean().sqrt())
+    cancelled = (error.abs() > UNKNOWABLE * exact.abs()) & (error.abs() <= honest)
+    return cancelled if unit > _FLUSHES else cancelled & (tensor != 0)

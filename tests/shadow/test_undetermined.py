@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ampcheck import Run, Verdict, watch
+from ampcheck.shadow import Shadow
 
 
 class Attention(nn.Module):
@@ -58,3 +59,21 @@ def test_the_bias_of_the_keys_may_wander(dtype: torch.dtype, closure: bool) -> N
 
 def test_gradients_that_the_data_determine_may_not_vanish() -> None:
     assert {"flush", "silent-zero"} & failures(trained(torch.float16, 4, flushed=True))
+
+
+@pytest.mark.parametrize(("dtype", "pure"), [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_elements_of_which_nothing_is_left_but_rounding_may_step_the_other_way(dtype: torch.dtype, pure: bool) -> None:
+    """The first step of Adam is as long for a gradient that cancels as for any other, and its sign is rounding."""
+    for seed in (3, 11, 15, 17, 33, 35, 37, 39):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))
+        model.to(dtype if pure else torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        with Shadow() as shadow:
+            for _ in range(2):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype, enabled=not pure):
+                    model(torch.randn(16, 32).to(dtype if pure else torch.float32)).float().square().mean().backward()
+                optimizer.step()
+        assert shadow.judge is not None
+        assert not [fault for fault in shadow.judge.faults if fault.reaches and fault.where.phase == "update"], seed
