@@ -8,8 +8,11 @@ docs/site/examples.py [CHECK ...]` writes the findings.
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +49,7 @@ def example(check: str, side: str) -> Example:
     if side != "failing":
         return Example(text, code, example(check, "failing").run.replace("failing.py", f"{side}.py"))
     text, _, run = text.partition("\n\nRun: ")
-    if not run.startswith(("ampcheck audit ", "ampcheck speed ", "ampcheck blame ", "pytest ", "torchrun ")):
+    if not run.startswith(("ampcheck ", "pytest ", "torchrun ")):
         raise ValueError(f"the docstring of {check}/failing.py must end with a line 'Run: ampcheck audit ...'")
     return Example(text, code, run)
 
@@ -58,38 +61,54 @@ def finding_of(check: str) -> str:
 
 def run(check: str, side: str) -> list[Finding]:
     """Run one side; its failures and warnings by this check. Raises `RuntimeError` where nothing was judged."""
-    words = shlex.split(example(check, side).run)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "run.json"
-        for source in (HERE / check).glob("*"):
-            if source.suffix in (".py", ".json", ".toml") and source.is_file():
-                (Path(folder) / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-        if words[0] == "pytest":
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--ampcheck-json={written}"]
-        elif words[0] == "torchrun":
-            command = [sys.executable, "-m", "torch.distributed.run"]
-            words += ["--json", str(written)]
-        else:
-            command = [sys.executable, "-m", "ampcheck"]
-            words += ["--json", str(written)]
-        root = str(Path(__file__).resolve().parents[2])
-        environment = {**os.environ, "PYTHONPATH": root, "COLUMNS": "80", "NO_COLOR": "1"}
-        done = subprocess.run(
-            [*command, *words[1:]],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
+    program, *arguments = shlex.split(example(check, side).run)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for source in (HERE / check).iterdir():
+            if source.suffix in (".py", ".json"):
+                shutil.copy(source, folder)
+        written = folder / "run.json"
+        printed = (_in_this_process if program == "ampcheck" else _in_another)(program, arguments, folder, written)
         if not written.exists():
-            raise RuntimeError(f"{check}/{side}.py judged nothing:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(f"{check}/{side}.py judged nothing:\n{printed}")
         found = Run.load(written)
-    judged = [finding for finding in found.findings if finding.check == check]
-    if not judged:
-        raise RuntimeError(f"{check}/{side}.py was not judged by {check}:\n{done.stdout}")
-    return [finding for finding in judged if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+    return [f for f in found.findings if f.check == check and f.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+def _in_this_process(program: str, arguments: list[str], folder: Path, written: Path) -> str:
+    """`ampcheck` itself: to import torch takes longer than most examples run."""
+    from ampcheck.cli.main import main as ampcheck
+
+    before, path, printed = Path.cwd(), list(sys.path), io.StringIO()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            ampcheck([*arguments, "--json", str(written)])
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for side in SIDES:
+            sys.modules.pop(side, None)
+    return printed.getvalue()
+
+
+def _in_another(program: str, arguments: list[str], folder: Path, written: Path) -> str:
+    """A run of pytest or torchrun."""
+    if program == "pytest":
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--ampcheck-json={written}", *arguments]
+    else:
+        command = ["-m", "torch.distributed.run", *arguments, "--json", str(written)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    return done.stdout + done.stderr
 
 
 def write(check: str) -> str:

@@ -1,7 +1,8 @@
 """The snippets of README.md and docs/: found in the Markdown, run in order, and their output compared or written.
 
-A page is a session in a folder of its own. In order of the page, a block with `title="FILE"` writes that file, a
-Python block runs (by pytest where it defines tests), a shell block runs. Comments before a block say more:
+A page is a session in a folder of its own. In order of the page, a block with `title="FILE"` writes that file, or
+changes it if it is a diff; a Python block runs (by pytest where it defines tests), a shell block runs. Comments before
+a block say more:
 
     <!-- setup ... -->           Python lines that run before a Python block, and that the reader does not see
     <!-- snippet: exit=1 -->     the exit code that a shell block or a block of tests ends with (default: 0)
@@ -163,7 +164,9 @@ def run_page(page: Path, folder: Path) -> tuple[list[Result], list[tuple[Snippet
         if snippet.output is not None:
             shown.append((snippet, excerpt(results[-1].text, snippet.output)))
             continue
-        if snippet.title and not snippet.reason:
+        if snippet.language == "diff":
+            session.change(snippet)
+        elif snippet.title and not snippet.reason:
             session.write(snippet.title, snippet.setup + snippet.code)
         if not snippet.runs or snippet.written or (snippet.title and not snippet.has_tests):
             continue
@@ -212,6 +215,17 @@ class Session:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
+    def change(self, snippet: Snippet) -> None:
+        """Apply a diff, whose hunks need no numbers. Raises `ValueError` where the file lacks what it replaces."""
+        text = (self.folder / snippet.title).read_text(encoding="utf-8")
+        for hunk in re.split(r"^@@\n", snippet.code, flags=re.MULTILINE):
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if not line.startswith("+"))
+            if text.count(before) != 1:
+                raise ValueError(f"{snippet}: {snippet.title} must contain once:\n{before}")
+            text = text.replace(before, "".join(line[1:] for line in lines if not line.startswith("-")))
+        self.write(snippet.title, text)
+
     def run(self, snippet: Snippet, number: int) -> Result:
         """Run a block as its language asks for."""
         if snippet.language == "sh":
@@ -232,8 +246,7 @@ class Session:
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             encoding="utf-8",
             timeout=900,
             check=check,

@@ -56,7 +56,7 @@ def test_what_a_page_shows_as_output_is_produced() -> None:
 
 
 def test_a_snippet_that_is_not_run_says_why() -> None:
-    assert {s.language for s in SNIPPETS.values()} <= {"python", "sh", "text", "toml", "yaml", "markdown"}
+    assert {s.language for s in SNIPPETS.values()} <= {"python", "sh", "text", "toml", "yaml", "diff"}
     untitled = [name for name, s in SNIPPETS.items() if s.language in ("toml", "yaml") and not (s.title or s.reason)]
     assert untitled == [], "configuration needs the title of its file, so that the commands below it read it"
 

@@ -1,0 +1,18 @@
+"""It does a tenth of the work."""
+
+import torch
+
+X = torch.randn(400, 400)
+
+
+def reference():
+    for _ in range(10):
+        X @ X
+
+
+def variant():
+    X @ X
+
+
+def test_variant_is_twice_as_fast(speed):
+    speed({"reference": reference, "variant": variant}, at_least=2.0)
