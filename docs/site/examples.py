@@ -60,7 +60,10 @@ def finding_of(check: str) -> str:
 
 
 def run(check: str, side: str) -> list[Finding]:
-    """Run one side; its failures and warnings by this check. Raises `RuntimeError` where nothing was judged."""
+    """Run one side; its failures and warnings by this check.
+
+    Raises `RuntimeError` where nothing was judged, and where a mended example fails by whatever check.
+    """
     program, *arguments = shlex.split(example(check, side).run)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -68,14 +71,15 @@ def run(check: str, side: str) -> list[Finding]:
             if source.suffix in (".py", ".json"):
                 shutil.copy(source, folder)
         written = folder / "run.json"
-        printed = (_in_this_process if program == "ampcheck" else _in_another)(program, arguments, folder, written)
-        if not written.exists():
-            raise RuntimeError(f"{check}/{side}.py judged nothing:\n{printed}")
+        start = _in_this_process if program == "ampcheck" else _in_another
+        code, printed = start(program, arguments, folder, written)
+        if not written.exists() or code > (side == "failing"):
+            raise RuntimeError(f"{check}/{side}.py ended with {code}:\n{printed}")
         found = Run.load(written)
     return [f for f in found.findings if f.check == check and f.verdict in (Verdict.FAIL, Verdict.WARN)]
 
 
-def _in_this_process(program: str, arguments: list[str], folder: Path, written: Path) -> str:
+def _in_this_process(program: str, arguments: list[str], folder: Path, written: Path) -> tuple[int, str]:
     """`ampcheck` itself: to import torch takes longer than most examples run."""
     from ampcheck.cli.main import main as ampcheck
 
@@ -83,16 +87,16 @@ def _in_this_process(program: str, arguments: list[str], folder: Path, written: 
     os.chdir(folder)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            ampcheck([*arguments, "--json", str(written)])
+            code = ampcheck([*arguments, "--json", str(written)])
     finally:
         os.chdir(before)
         sys.path[:] = path
         for side in SIDES:
             sys.modules.pop(side, None)
-    return printed.getvalue()
+    return code, printed.getvalue()
 
 
-def _in_another(program: str, arguments: list[str], folder: Path, written: Path) -> str:
+def _in_another(program: str, arguments: list[str], folder: Path, written: Path) -> tuple[int, str]:
     """A run of pytest or torchrun."""
     if program == "pytest":
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--ampcheck-json={written}", *arguments]
@@ -108,7 +112,7 @@ def _in_another(program: str, arguments: list[str], folder: Path, written: Path)
         timeout=900,
         check=False,
     )
-    return done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def write(check: str) -> str:

@@ -10,4 +10,4 @@ def variance(x):
 
 
 def test_variance():
-    assert_property(variance, tensors("bfloat16", min_value=-100, max_value=100), compile=False, examples=60)
+    assert_property(variance, tensors("bfloat16", min_value=-100, max_value=100), compile=False)

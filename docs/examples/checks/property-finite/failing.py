@@ -13,4 +13,4 @@ def softmax(x):
 
 
 def test_softmax():
-    assert_property(softmax, tensors("float16", min_value=-100, max_value=100), compile=False, examples=60)
+    assert_property(softmax, tensors("float16", min_value=-100, max_value=100), compile=False)

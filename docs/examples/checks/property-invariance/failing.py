@@ -15,4 +15,4 @@ def softmax(x):
 
 def test_softmax():
     inputs = tensors("float32", min_value=-16, max_value=16)
-    assert_property(softmax, inputs, invariances=(Shift(4.0),), compile=False, examples=60)
+    assert_property(softmax, inputs, invariances=(Shift(4.0),), compile=False)
