@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _check(check: Check) -> str:
             f"## Example\n\n{failing.text}",
             f'```python title="failing.py"\n{failing.code}```',
             f"```sh\n{failing.run}\n```",
-            f"```text\n{examples.finding_of(check.slug)}```",
+            f"```text\n{_wrapped(examples.finding_of(check.slug))}\n```",
             f"## Mended\n\n{mended.text}",
             f'```python title="mended.py"\n{mended.code}```',
         ]
@@ -111,6 +112,12 @@ def _check(check: Check) -> str:
 def _escaped(text: str) -> str:
     """Plain prose as Markdown: names with underscores and stars stay as they are."""
     return re.sub(r"([*_<\[\]])", r"\\\1", text) if "`" not in text else text
+
+
+def _wrapped(finding: str) -> str:
+    """A finding in lines that fit the page."""
+    indents = [(line, "    " if line.startswith(" ") else "  ") for line in finding.splitlines()]
+    return "\n".join(textwrap.fill(line, 88, subsequent_indent=indent) for line, indent in indents)
 
 
 def _measured() -> list[Path]:

@@ -12,6 +12,7 @@ import snippets
 from snippets import ROOT, Snippet, in_essence, pages, run_page
 
 from ampcheck.cli.main import _parser
+from ampcheck.core.formats import format_of
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 SNIPPETS = {str(snippet): snippet for page in PAGES.values() for snippet in snippets.snippets(page)}
@@ -86,3 +87,25 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
 def test_the_commands_of_the_readme_are_two() -> None:
     blocks = [s for s in SNIPPETS.values() if s.reason.endswith("which continuous integration runs")]
     assert [s.page.name for s in blocks] == ["README.md", "README.md"]
+
+
+@pytest.mark.parametrize("name", [name for name, snippet in SNIPPETS.items() if snippet.language == "yaml"])
+def test_workflows_are_yaml_with_steps(name: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(SNIPPETS[name].code)["jobs"]
+    assert all("run" in step or "uses" in step for job in jobs.values() for step in job["steps"])
+
+
+def test_the_facts_of_the_formats_are_those_of_the_package() -> None:
+    text = (ROOT / "docs" / "how-it-judges.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (float32|bfloat16|float16) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 3
+    for name, cells in rows:
+        form = format_of(name)
+        precision, unit, largest, normal, zero, whole = (float(cell.replace(",", "")) for cell in cells.split(" | "))
+        assert precision == form.mantissa_bits + 1
+        assert unit == pytest.approx(2.0**-precision, rel=0.02)
+        assert largest == pytest.approx(form.max, rel=0.01)
+        assert normal == pytest.approx(form.smallest_normal, rel=0.03)
+        assert zero == pytest.approx(form.smallest_subnormal / 2, rel=0.02)
+        assert whole == 2.0**precision

@@ -1,11 +1,11 @@
-"""The variant that should be twice as fast does the same work.
+"""The variant must be twice as fast, and does three times the work.
 
 Run: pytest failing.py
 """
 
 import torch
 
-X = torch.randn(400, 400)
+X = torch.randn(200, 200)
 
 
 def reference():
@@ -14,7 +14,7 @@ def reference():
 
 
 def variant():
-    for _ in range(10):
+    for _ in range(30):
         X @ X
 
 
