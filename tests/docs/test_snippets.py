@@ -16,8 +16,9 @@ from ampcheck.core.formats import format_of
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 SNIPPETS = {str(snippet): snippet for page in PAGES.values() for snippet in snippets.snippets(page)}
-QUICK = ()
-"""Pages that take a few seconds; the others are slow."""
+RUN = {name: any(snippet.runs for snippet in snippets.snippets(page)) for name, page in PAGES.items()}
+QUICK = ("README.md", "docs/guides/baseline.md")
+"""Pages that run for a few seconds; those that run for longer are slow."""
 
 
 def commands(snippet: Snippet) -> list[list[str]]:
@@ -30,7 +31,7 @@ def commands(snippet: Snippet) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PAGES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if RUN[name] and name not in QUICK else []) for name in PAGES]
 )
 def test_snippets_run_and_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
     results, shown = run_page(PAGES[name], tmp_path)

@@ -5,7 +5,7 @@ Run: pytest failing.py
 
 import torch
 
-X = torch.randn(200, 200)
+X = torch.randn(64, 64)
 
 
 def reference():

@@ -2,7 +2,7 @@
 
 import torch
 
-X = torch.randn(200, 200)
+X = torch.randn(64, 64)
 
 
 def reference():
