@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import linecache
 import os
 import shlex
 import shutil
@@ -85,6 +86,7 @@ def _in_this_process(program: str, arguments: list[str], folder: Path, written: 
 
     before, path, printed = Path.cwd(), list(sys.path), io.StringIO()
     os.chdir(folder)
+    linecache.clearcache()  # every example is called failing.py
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             code = ampcheck([*arguments, "--json", str(written)])

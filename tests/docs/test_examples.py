@@ -16,6 +16,7 @@ QUICK = ("overflow", "integer-cast", "autocast-scope", "scaler-protocol")
 
 WITHOUT = {
     "cudagraph": "needs a CUDA device",
+    "speedup": "undecided on a busy machine; docs/guides/speed.md runs it",
     "regression": "needs two commits; docs/guides/speed.md runs it",
     "start-up": "starts processes for minutes",
     "compile-time": "starts processes for minutes",
