@@ -169,8 +169,8 @@ def test_help_lists_every_exit_code(capfd: Any) -> None:
     out = " ".join(capfd.readouterr().out.split())
     for code in ("0:", "1:", "2:", "3:", "130:"):
         assert code in out
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "3, an internal error" in readme
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "start.md").read_text(encoding="utf-8")
+    assert "3, an internal error" in guide
 
 
 def test_a_subject_that_ends_the_process_is_no_pass(folder: Path) -> None:

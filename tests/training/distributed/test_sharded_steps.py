@@ -1,8 +1,5 @@
 """Promise: a sharded step is compared with one process on the whole batch; what is healthy passes."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -54,12 +51,3 @@ def test_a_planted_defect_fails(name, ranks):
     step, text = PLANTED[name]
     messages = [finding.message for finding in judge_sharded(step, ranks=ranks).of(Verdict.FAIL)]
     assert any(text.format(ranks=ranks) in message for message in messages), messages
-
-
-@pytest.mark.slow
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (block,) = (part for part in text.split("```python\n")[1:] if "assert_sharded(" in part.partition("```")[0])
-    (tmp_path / "readme_sharded.py").write_text(block.partition("```")[0], encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("readme_sharded").test_ddp_gives_the_gradients_of_one_process()

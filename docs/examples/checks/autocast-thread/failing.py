@@ -1,0 +1,25 @@
+"""A thread that was started inside the region computes in float32: autocast's state belongs to one thread.
+
+Run: ampcheck audit failing.py:subject
+"""
+
+import threading
+
+import torch
+from torch import nn
+
+
+def subject():
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def work():
+        model(x)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+    return step

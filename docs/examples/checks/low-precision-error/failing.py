@@ -1,0 +1,22 @@
+"""Autocast casts the output of a linear layer, and index_add_ does not accept it beside a float32 tensor.
+
+Run: ampcheck audit failing.py:subject --dtype bfloat16 --fast
+"""
+
+import torch
+from torch import nn
+
+
+class Scatter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, index):
+        total = torch.zeros(4, 8)
+        return total.index_add_(0, index, self.linear(x))
+
+
+def subject():
+    torch.manual_seed(0)
+    return Scatter(), (torch.randn(16, 8), torch.arange(16) % 4)

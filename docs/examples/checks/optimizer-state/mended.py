@@ -1,0 +1,19 @@
+"""Float32 weights have float32 moments."""
+
+import torch
+from torch import nn
+
+
+def subject():
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 4), torch.randn(64, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-6)
+
+    def step(i):
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean() * 1e-3
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "step": step}

@@ -1,0 +1,16 @@
+"""The exponential of 12 is infinite in float16.
+
+Run: pytest failing.py
+"""
+
+from ampcheck import assert_property
+from ampcheck.strategies import tensors
+
+
+def softmax(x):
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def test_softmax():
+    assert_property(softmax, tensors("float16", min_value=-100, max_value=100), compile=False)

@@ -1,0 +1,50 @@
+"""The pages of the checks: each failing example yields its check's finding as shown, each mended example none."""
+
+from __future__ import annotations
+
+import examples
+import pytest
+from slow_cases import slow_cases
+from snippets import in_essence
+
+from ampcheck.catalog import REGISTRY
+from ampcheck.core.run import describe
+
+CHECKS = examples.documented()
+QUICK = ("overflow", "integer-cast", "autocast-scope", "scaler-protocol")
+"""Run by default; the others together take minutes."""
+
+WITHOUT = {
+    "cudagraph": "needs a CUDA device",
+    "speedup": "undecided on a busy machine; docs/guides/speed.md runs it",
+    "regression": "needs two commits; docs/guides/speed.md runs it",
+    "start-up": "starts processes for minutes",
+    "compile-time": "starts processes for minutes",
+    "peak-memory": "none yet",
+    "baseline": "needs a finding that is gone; docs/guides/baseline.md shows the file",
+    "property-compiled": "none yet",
+}
+"""Checks without an example, and why."""
+
+
+def test_every_check_has_an_example_or_is_listed_without() -> None:
+    assert set(CHECKS) | WITHOUT.keys() == set(REGISTRY)
+    assert not WITHOUT.keys() & set(CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_an_example_says_what_it_shows_and_how_it_runs(check: str) -> None:
+    failing, mended = (examples.example(check, side) for side in examples.SIDES)
+    assert failing.text
+    assert mended.text
+    assert failing.code != mended.code
+    assert failing.run.replace("failing.py", "mended.py") == mended.run
+
+
+@pytest.mark.filterwarnings("ignore")  # the examples are the user's code
+@pytest.mark.parametrize("check", slow_cases(CHECKS, [check for check in CHECKS if check not in QUICK]))
+def test_a_failing_example_yields_its_finding_and_a_mended_one_none(check: str) -> None:
+    failing = examples.run(check, "failing")
+    assert failing, "no finding"
+    assert in_essence(describe(failing[0])) == in_essence(examples.finding_of(check)), "run docs/site/examples.py"
+    assert [describe(finding) for finding in examples.run(check, "mended")] == []
