@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -14,88 +13,37 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.causes import with_causes
-from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_EXCEPTION
+from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.selection import select_checks, with_skips
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
-from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.progress import Progress, shown_progress
+from ampcheck.core.progress import Listener, current_listener
 from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
 from ampcheck.numerics import (
-    NumericsStats,
-    arm_name,
-    check_numerics,
-    check_reference,
-    measure_numerics,
-    model_map,
     native_format,
-    tables,
 )
 from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
+from ampcheck.stages import AuditContext, audit_stages, run_stages
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
-from ampcheck.training.judge import judge_training
+from ampcheck.training.judge import STEPS, judge_training
+
+_FULL_STEPS = 4
+"""Times as many steps of a training loop are observed in a full audit."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditContext:
-    """Configuration of one audit.
-
-    dtypes: 16-bit dtypes to run in. native: the model has 16-bit weights or inputs and runs without autocast. compile:
-    also run under `torch.compile`. graphs: judge the graphs of the compiled subject, and compiled against eager code.
-    checks: names of the selected checks, None for all. limits: as passed to `audit`; bounds: with those of the subject.
-    """
-
-    subject: Subject
-    placement: Placement
-    dtypes: tuple[torch.dtype, ...]
-    native: bool
-    compile: bool
-    graphs: bool
-    checks: tuple[str, ...] | None
-    limits: Limits | None
-    bounds: Limits
-
-    @property
-    def device(self) -> str:
-        """The device that runs the subject."""
-        return self.placement.device
-
-    def selects(self, slug: str) -> bool:
-        """Whether a check is selected; `coverage` always is."""
-        return self.checks is None or slug in self.checks or slug == COVERAGE.slug
-
-    def only(self, run: Run) -> Run:
-        """The run with the findings of selected checks."""
-        return replace(run, findings=tuple(finding for finding in run.findings if self.selects(finding.check)))
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A part of an audit that reports progress. optional: if an earlier stage failed, a `UsageError`
-    skips this stage instead of propagating."""
-
-    title: str
-    run: Callable[[], list[Run]]
-    optional: bool = False
-
-
-@restoring
-@naming_users_errors
 def audit(
     subject: object,
     *,
@@ -136,6 +84,38 @@ def audit(
     Raises `UsageError` for a subject that cannot be judged, an unknown check, a selection of none or of such that judge
     other kinds of subjects alone, and an unknown device or dtype.
     """
+    return judge_subject(
+        subject,
+        device=device,
+        dtype=dtype,
+        autocast=autocast,
+        compile=compile,
+        checks=checks,
+        limits=limits,
+        name=name,
+        steps=steps,
+        horizon=horizon,
+    )
+
+
+@restoring
+@naming_users_errors
+def judge_subject(
+    subject: object,
+    *,
+    device: str = "cpu",
+    dtype: DType | Sequence[DType] | None = None,
+    autocast: bool | None = None,
+    compile: bool = True,
+    checks: Collection[str] | None = None,
+    limits: Limits | None = None,
+    name: str = "",
+    steps: int | None = None,
+    horizon: int | None = None,
+    full: bool = False,
+) -> Run:
+    """What `audit` does. full: also judge compiled code with dynamic shapes and with max-autotune, over three updates
+    of the weights; observe four times as many steps of a training loop."""
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
     for keyword, count in (("steps", steps), ("horizon", horizon)):
         if count is not None:
@@ -144,11 +124,14 @@ def audit(
                 kind = resolved.kind.value
                 raise UsageError(f"{keyword} applies to training loops; {resolved.name} is of kind '{kind}'")
     parse_flag(compile, "compile")
+    parse_flag(full, "full")
     selected = select_checks(checks, resolved)
     placement = place(device)
     if resolved.kind in (Kind.TRAINING, Kind.CALL):
+        if full and steps is None:
+            steps = _FULL_STEPS * ((resolved.shape.get("steps") if resolved.kind is Kind.TRAINING else None) or STEPS)
         with placement.entered():
-            run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, shown_progress())
+            run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, current_listener())
         run = with_skips(run, resolved, selected, compiles=True)
         findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
@@ -166,99 +149,17 @@ def audit(
         dtypes=tuple([native] if native is not None else dtypes),
         native=native is not None,
         compile=compile,
+        full=full,
         graphs=compiled_kind or (compile and bool(names & set(graph_checks.COMPILER_CHECKS))),
         checks=selected,
         limits=limits,
         bounds=resolve_limits(limits).with_(resolved.limits, f"the subject {resolved.name}"),
     )
     with placement.entered():
-        runs = _run_stages(context, list(_stages(context)), shown_progress())
+        runs = run_stages(resolved.name, audit_stages(context), current_listener())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
     findings = with_excerpts(run.findings)
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
-
-
-def _stages(context: AuditContext) -> Iterator[Stage]:
-    subject, checks = context.subject, context.checks
-    if context.graphs:
-        yield Stage("graphs", lambda: [context.only(judge_graph(subject, device=context.device))])
-        accuracy = None if checks is None else [slug for slug in checks if slug in accuracy_checks.CHECKS]
-        if accuracy is None or accuracy:
-            judged = partial(judge_accuracy, subject, device=context.device, checks=accuracy, limits=context.limits)
-            yield Stage("compiled against eager", lambda: [judged()])
-    if not context.dtypes:
-        text = "judged in its own dtypes; 16-bit autocast was not judged: pass dtype= (--dtype float16,bfloat16)"
-        yield Stage("dtypes", lambda: [Run(findings=(COVERAGE.skip(subject.name, text),))])
-        return
-    yield from _Numerics(context).stages()
-    if not context.native:
-        kind = context.placement.emulated or torch.device(context.device).type
-        yield Stage("autocast policy", lambda: [judge.judge_policy(subject, kind, context.dtypes, checks)])
-
-
-def _run_stages(context: AuditContext, stages: Sequence[Stage], progress: Progress) -> list[Run]:
-    runs: list[Run] = []
-    for number, stage in enumerate(stages):
-        progress(f"{context.subject.name}: {stage.title}", number, len(stages))
-        try:
-            runs += stage.run()
-        except UsageError as error:
-            if not (stage.optional and any(run.failed for run in runs)):
-                raise
-            text = f"the numerics of the model could not be judged: {error}"
-            runs.append(Run(findings=(COVERAGE.skip(context.subject.name, text),)))
-            break
-    progress(f"{context.subject.name}: done", len(stages), len(stages))
-    return runs
-
-
-class _Numerics:
-    """The stages that compare each 16-bit run with its exact values; a compiled run with those of its eager run."""
-
-    def __init__(self, context: AuditContext) -> None:
-        self._context = context
-        self._subject = context.subject
-        self._reference: list[Finding] = []
-
-    def stages(self) -> Iterator[Stage]:
-        """Every dtype, eager and compiled."""
-        optional = self._context.graphs
-        for dtype in self._context.dtypes:
-            name = format_of(dtype).name
-            yield Stage(f"{name}, eager", partial(self._judge_eager, dtype), optional)
-            if self._context.compile:
-                yield Stage(f"{name}, compiled", partial(self._judge_compiled, dtype), optional)
-
-    def _judge_eager(self, dtype: torch.dtype) -> list[Run]:
-        context = self._context
-        self._eager = measure_numerics(
-            self._subject, dtype, device=context.device, native=context.native, compared=context.compile
-        )
-        return [*self._judge_reference(dtype), self._run(self._eager.stats)]
-
-    def _judge_reference(self, dtype: torch.dtype) -> list[Run]:
-        """The findings about float64, once: of the first dtype whose run reached its end."""
-        raised = self._eager.stats.raised is not None
-        if self._reference or (raised and dtype is not self._context.dtypes[-1]):
-            return []
-        self._reference = check_reference(self._eager.stats)
-        return [Run(findings=tuple(self._reference))]
-
-    def _judge_compiled(self, dtype: torch.dtype) -> list[Run]:
-        context, subject, eager = self._context, self._subject, self._eager
-        if eager.stats.raised is not None:
-            arm = arm_name(dtype, context.native, compiled=True)
-            text = "not compiled: the eager run raised, see low-precision-error"
-            return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
-        compiled = measure_compiled_run(subject, eager, dtype)
-        del self._eager  # with its exact values
-        return [judge_compiled_run(compiled, context.bounds, context.checks)]
-
-    def _run(self, stats: NumericsStats) -> Run:
-        findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
-        bounds = self._context.bounds
-        evidence = tables.tables(stats, bounds), model_map.maps(stats, bounds)
-        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], maps=evidence[1])
 
 
 def _audit_unchanged(
@@ -267,12 +168,13 @@ def _audit_unchanged(
     limits: Limits | None,
     planned: tuple[int | None, int | None],
     device: str,
-    progress: Progress,
+    listener: Listener,
 ) -> Run:
     """Judge a training loop, or a callable without arguments, which cannot be copied. planned: steps, horizon."""
     steps, horizon = planned
     if subject.kind is Kind.TRAINING:
-        return judge_training(subject, checks, limits, steps=steps, horizon=horizon, device=device, progress=progress)
+        return judge_training(subject, checks, limits, steps=steps, horizon=horizon, device=device, listener=listener)
+    listener.progress(f"{subject.name}: the callable", 0, 1)
     guards = None if checks is None else [slug for slug in checks if slug in judge.GUARD_CHECKS]
     caches = checks is None or CACHE_ARTIFACTS.slug in checks
     if checks is not None and set(checks) & set(for_kind(Kind.CALL)) - {COVERAGE.slug} == {CACHE_ARTIFACTS.slug}:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ampcheck
 from ampcheck import Subject, Verdict, assert_numerics, audit, demo, watch
 from ampcheck.core.errors import UsageError
-from ampcheck.core.progress import showing
+from ampcheck.core.progress import Listener, listening
 from ampcheck.core.run import Run, collect
 from ampcheck.numerics.checks import OBSERVABLE
 
@@ -400,7 +400,7 @@ def test_observing_does_not_hide_the_exception_of_the_block() -> None:
 
 def test_progress_is_told_before_each_stage() -> None:
     told: list[tuple[str, int, int]] = []
-    with showing(lambda *stage: told.append(stage)):
+    with listening(Listener(lambda *stage: told.append(stage))):
         audit((nn.Linear(4, 4), torch.randn(2, 4)), compile=False)
     assert [done for _, done, _ in told] == [0, 1, 2, 3]
     assert {total for _, _, total in told} == {3}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from functools import partial
 
-from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, require_writable
+from ampcheck.cli.following import Interrupted, second_interrupt_ends
+from ampcheck.cli.output import EXIT_CODES, INTERRUPTED, Commands, add_output, finish, print_report, require_writable
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
 
 
@@ -15,7 +17,7 @@ def add_command(commands: Commands) -> None:
     summary = "judge models in low precision, eager and compiled, forward and backward; or training loops"
     audit = commands.add_parser("audit", help=summary, description=f"{summary.capitalize()}. {EXIT_CODES}")
     add_targets(audit)
-    audit.add_argument("--fast", action="store_true", help="eager alone: the same as --no-compile")
+    audit.add_argument("--fast", action="store_true", help="seconds: eager alone, the same as --no-compile")
     add_selection(audit)
     add_output(audit)
     audit.add_argument("-q", "--quiet", action="store_true", help="print what failed, and nothing else")
@@ -31,17 +33,26 @@ def _audit(options: argparse.Namespace) -> int:
     from ampcheck.core.run import Run, merge
     from ampcheck.report.sections import headline
 
-    runs, failed = list[Run](), False
-    for run, fails in audits(targets, settings, options):
-        runs.append(run)
-        failed |= fails
-        if len(targets) > 1:
-            print_report(run, verbose=options.verbose, quiet=options.quiet)
-            print(flush=True)
-    if not runs:  # rank 0 reports the findings of all ranks
-        return 0
-    if len(targets) < 2:
-        show = partial(print_report, runs[0], verbose=options.verbose, quiet=options.quiet)
-        return finish(runs[0], options, show, failed=failed)
-    merged = replace(merge(runs), title=f"audit of {len(runs)} targets")
-    return finish(merged, options, lambda: print(f"{merged.title}: {headline(merged)}"), failed=failed)
+    runs, failed, printed, interrupted = list[Run](), False, 0, False
+    with second_interrupt_ends():
+        try:
+            for audited in audits(targets, settings, options, early=not options.quiet):
+                runs.append(audited.run)
+                failed |= audited.failed
+                printed = audited.printed
+                if len(targets) > 1:
+                    print_report(audited.run, verbose=options.verbose, quiet=options.quiet, printed=printed)
+                    print(flush=True)
+        except Interrupted as error:
+            print("ampcheck: interrupted; the report says what was judged until then", file=sys.stderr, flush=True)
+            runs.append(error.run)
+            printed, interrupted = error.printed, True
+        if not runs:  # rank 0 reports the findings of all ranks
+            return 0
+        merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]
+        if interrupted or len(targets) < 2:
+            show = partial(print_report, runs[-1], verbose=options.verbose, quiet=options.quiet, printed=printed)
+        else:
+            show = partial(print, f"{merged.title}: {headline(merged)}")
+        code = finish(merged, options, show, failed=failed)
+    return INTERRUPTED if interrupted else code

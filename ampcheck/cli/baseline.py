@@ -59,7 +59,7 @@ def _baseline(options: argparse.Namespace) -> int:
         targets = targets_of(options, settings)
         if not targets:
             raise UsageError("name targets to audit, on the command line or in [tool.ampcheck] of pyproject.toml")
-        runs = [run for run, _ in audits(targets, settings, options)]
+        runs = [audited.run for audited in audits(targets, settings, options)]
     path = settings.folder / settings.baseline
     before = Baseline.load(path)
     after = before.updated(merge(runs).findings, options.reason, options.author or _git_user(), expires)

@@ -12,11 +12,11 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from ampcheck.cli import audit, baseline, blame, explain, history, lab, policy, speed
-from ampcheck.cli.output import EXIT_CODES, UNABLE, open_standard_files
+from ampcheck.cli.output import EXIT_CODES, INTERRUPTED, UNABLE, open_standard_files
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
 
-USAGE, INTERRUPTED = 2, 130
+USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

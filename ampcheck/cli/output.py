@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
     from ampcheck.core.subject import Subject
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 UNABLE = 3
 """Exit code for a defect of ampcheck or a full stdout."""
 
@@ -149,13 +152,17 @@ def open_standard_files() -> None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
-def print_report(run: Run, tables: Sequence[Table] = (), *, verbose: bool, quiet: bool = False) -> None:
-    """Print the findings, and tables below them. quiet: failures and warnings alone."""
+def print_report(
+    run: Run, tables: Sequence[Table] = (), *, verbose: bool, quiet: bool = False, printed: int = 0
+) -> None:
+    """Print the findings, and tables below them. quiet: failures and warnings alone. printed: lines of the report that
+    were printed before."""
     from rich.console import Console
 
     from ampcheck.report import print_run, print_tables
+    from ampcheck.report.fitting import LIMIT
 
-    print_run(run, Console(), verbose=verbose, quiet=quiet)
+    print_run(run, Console(), verbose=verbose, quiet=quiet, limit=LIMIT - printed)
     if tables:
         print()
         print_tables(tables)

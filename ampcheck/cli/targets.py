@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ampcheck.cli.following import Following, Interrupted
 from ampcheck.cli.output import load_placed, split_names
+from ampcheck.cli.stage_times import StageTimes
 from ampcheck.core.errors import UsageError
-from ampcheck.core.progress import showing
+from ampcheck.core.formats import FORMATS
+from ampcheck.core.progress import listening
 from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
 
 if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+    from ampcheck.core.run import Finding, Run
 
 
 def add_targets(command: argparse.ArgumentParser) -> None:
@@ -38,6 +43,12 @@ def add_targets(command: argparse.ArgumentParser) -> None:
     command.add_argument("--steps", type=int, metavar="N", help="steps of a training loop to observe")
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
     command.add_argument("--no-compile", action="store_true", help="do not run torch.compile")
+    command.add_argument(
+        "--full",
+        action="store_true",
+        help="minutes: models also compiled with dynamic shapes and with max-autotune, over three updates of the "
+        "weights; training loops for four times as many steps",
+    )
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
@@ -68,6 +79,7 @@ def _with_options(target: Target, options: argparse.Namespace) -> Target:
         device=options.device or target.device,
         dtype=dtype,
         compile=target.compile and not options.no_compile,
+        full=options.full,
         steps=target.steps if options.steps is None else options.steps,
         horizon=target.horizon if options.horizon is None else options.horizon,
     )
@@ -95,22 +107,48 @@ def for_target(settings: Settings, target: Target, options: argparse.Namespace) 
     )
 
 
-def audits(targets: Sequence[Target], settings: Settings, options: argparse.Namespace) -> Iterator[tuple[Run, bool]]:
-    """The run of each target as the repository judges it, and whether it fails; of the demo without targets.
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The run of a target as the repository judges it. failed: whether it fails. printed: lines of it that were printed
+    while it ran."""
 
-    Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised.
+    run: Run
+    failed: bool
+    printed: int = 0
+
+
+def audits(
+    targets: Sequence[Target], settings: Settings, options: argparse.Namespace, *, early: bool = False
+) -> Iterator[Audited]:
+    """Audit each target; the demo without targets. early: print eager verdicts before anything is compiled.
+
+    Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
+    `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
     """
     from ampcheck.catalog.numerics import COVERAGE
     from ampcheck.core.run import FAIL_ON, Run
     from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.raising import with_commands
     from ampcheck.report import progress_bar
 
     for target in targets or [_with_options(Target(""), options)]:
         own = for_target(settings, target, options)
+
+        def judge(run: Run, target: Target = target, own: Settings = own) -> Run:
+            return with_commands(accept(run, own), partial(command_of, target))
+
+        following: Following | None = None
         try:
-            with progress_bar() as progress, showing(progress):
-                progress("loading torch and the subject", 0, 1)
-                run = _audit(target)
+            with progress_bar() as bar:
+                following = Following(bar, StageTimes.of(target), judge, early=early)
+                with listening(following.listener):
+                    run = _audit(target)
+            following.finish()
+        except KeyboardInterrupt:
+            left = following.partial(target.target or "demo", target.device) if following is not None else None
+            if following is None or left is None or "RANK" in os.environ:
+                raise
+            raise Interrupted(judge(left), following.printed) from None
         except UsageError as error:
             if len(targets) < 2:
                 raise
@@ -118,20 +156,36 @@ def audits(targets: Sequence[Target], settings: Settings, options: argparse.Name
             run = Run(findings=(reason,), title=f"audit of {target.target}")
         if run is None:
             continue
-        run = accept(run, own, gone=True)
-        yield run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
+        run = with_commands(accept(run, own, gone=True), partial(command_of, target))
+        failed = any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
+        yield Audited(run, failed, following.printed if following is not None else 0)
+
+
+def command_of(target: Target, finding: Finding) -> str:
+    """The command that finds this one again: its check, dtype and mode alone, as the name of its subject says them."""
+    dtype, _, mode = finding.subject.rpartition(" [")[2].removesuffix("]").partition(", ")
+    dtypes = (dtype,) if dtype in FORMATS else target.dtype
+    words = ["ampcheck", "audit", *([target.target] if target.target else []), "--select", finding.check]
+    words += ["--device", target.device] if target.device != "cpu" else []
+    words += ["--dtype", ",".join(dtypes)] if dtypes else []
+    for name in ("steps", "horizon"):
+        words += [f"--{name}", str(count)] if (count := getattr(target, name)) is not None else []
+    words += ["--full"] if target.full and not mode.startswith("eager") else []
+    words += ["--no-compile"] if mode.startswith("eager") or not target.compile else []
+    return shlex.join(words)
 
 
 def _audit(target: Target) -> Run | None:
     """The run of one target; under torchrun that of all ranks, on rank 0."""
     from ampcheck import demo
-    from ampcheck.audit import audit
+    from ampcheck.audit import judge_subject
 
-    run = audit(
+    run = judge_subject(
         load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
         device=target.device,
         dtype=target.dtype or None,
         compile=target.compile,
+        full=target.full,
         steps=target.steps,
         horizon=target.horizon,
     )

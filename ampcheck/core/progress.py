@@ -1,11 +1,15 @@
-"""The progress callback of long runs."""
+"""What follows an audit while it runs: its stages, and their findings as soon as they are judged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from ampcheck.core.run import Run
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the name of the current stage, the number of finished stages, and the number of all stages."""
@@ -15,19 +19,40 @@ def silent(stage: str, done: int, total: int) -> None:
     """No-op callback."""
 
 
-_shown: ContextVar[Progress] = ContextVar("ampcheck_progress", default=silent)
+def _ignore(run: Run) -> None:
+    """No-op callback."""
+
+
+def _nothing() -> None:
+    """No-op callback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Callbacks of an audit. progress: a stage begins. judged: the findings of a stage. compiling: the first stage that
+    compiles is next; every eager verdict of a model is judged."""
+
+    progress: Progress = silent
+    judged: Callable[[Run], None] = _ignore
+    compiling: Callable[[], None] = _nothing
+
+
+SILENT = Listener()
+"""Callbacks that do nothing."""
+
+_listener: ContextVar[Listener] = ContextVar("ampcheck_listener", default=SILENT)
 
 
 @contextmanager
-def showing(progress: Progress) -> Iterator[None]:
-    """Show with this callback the stages of the audits that run inside."""
-    token = _shown.set(progress)
+def listening(listener: Listener) -> Iterator[None]:
+    """Call these callbacks in the audits that run inside."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _shown.reset(token)
+        _listener.reset(token)
 
 
-def shown_progress() -> Progress:
-    """The callback that shows progress here; a no-op outside of `showing`."""
-    return _shown.get()
+def current_listener() -> Listener:
+    """The callbacks of an audit that runs here; no-ops outside of `listening`."""
+    return _listener.get()

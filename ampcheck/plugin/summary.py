@@ -217,6 +217,8 @@ class Report:
         from ampcheck.core.run import Run, merge
 
         title, entries = f"pytest of {self.session.config.rootpath.name}", sorted(self.entries)
+        if self.session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            title += ", interrupted"
         if not entries:
             return Run(title=title)
         merged = merge(map(_with_test_name, entries))

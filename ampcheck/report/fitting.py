@@ -21,7 +21,7 @@ Form: TypeAlias = "tuple[Line, ...]"
 _AFTER_CAUSE = 5
 """Lines that the first cause leaves to the others, at most."""
 
-_WELL = 2
+_WELL = 3
 """The best forms, in which the first cause is shown if it fits at all."""
 
 _NOUNS = {Verdict.FAIL: "failures", Verdict.WARN: "warnings", Verdict.PASS: "passes"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
 from ampcheck.report.sections import Sections, arrange
-from ampcheck.report.text import MIN_WIDTH, one_line, quantity, wrap
+from ampcheck.report.text import MIN_WIDTH, command_lines, one_line, quantity, wrap
 from ampcheck.report.verdict_table import verdict_table
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _STYLES = {
 _CAUSES, _REASONS, _SUMMARY, _TABLE = range(4)
 """Ranks: failures, warnings and what could not be decided come before skips, these before passes and coverage."""
 
-_MESSAGE = 3
-"""Lines of a message in a report that is short of lines."""
+_MESSAGE, _HINT = 3, 4
+"""Lines of a message and of a hint in a report that is short of lines."""
 
 
 def summary_lines(
@@ -84,12 +84,15 @@ def _problems(content: Sections, width: int, verbose: bool) -> Iterator[Part]:
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
         below = lines_of(_following(following, width, verbose))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
-        short = (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width)), *below)
+        short, shorter = (
+            (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width, hint)), *below)
+            for hint in (_HINT, 1)
+        )
         message = f"  {one_line(finding.message, width - 2)}"
         brief = (*_titled(finding, [one_line(title, width)]), *lines_of([message]))
         place = f"{finding.where.file}:{finding.where.line}" if finding.where.line is not None else finding.where.module
         single = _titled(finding, [one_line(f"{title}{f', {place}' if place else ''}", width)])
-        yield Part((full, short, brief, single, ()), _CAUSES, finding.verdict)
+        yield Part((full, short, shorter, brief, single, ()), _CAUSES, finding.verdict)
 
 
 def _titled(finding: Finding, texts: Iterable[str]) -> Form:
@@ -106,23 +109,33 @@ def _in_full(finding: Finding, width: int) -> Iterator[str]:
         yield from wrap(numbers, width, indent="  ", hanging="    ")
     if finding.hint:
         yield from wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
-    if finding.reproduce:
-        yield from wrap(f"reproduce: {finding.reproduce}", width, indent="  ", hanging="    ")
+    yield from _command(finding, width)
 
 
-def _in_short(finding: Finding, width: int) -> Iterator[str]:
-    """The same without figures, with the start of the message and of the hint."""
-    message = list(wrap(finding.message, width, indent="  ", hanging="  "))
-    yield from message[: _MESSAGE - 1]
-    if rest := message[_MESSAGE - 1 :]:
-        yield f"  {one_line(' '.join(rest), width - 2)}"
+def _in_short(finding: Finding, width: int, hint: int) -> Iterator[str]:
+    """The same without figures, with the start of the message, and of the hint in `hint` lines."""
+    yield from _start(wrap(finding.message, width, indent="  ", hanging="  "), _MESSAGE, width, "  ")
     if where := str(finding.where):
         yield f"  {one_line(f'where: {where}', width - 2)}"
     yield from _source(finding, width)
     if finding.hint:
-        yield f"  {one_line(f'hint: {finding.hint}', width - 2)}"
+        lines = wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
+        yield from _start(lines, hint, width, "    " if hint > 1 else "  ")
+    yield from _command(finding, width)
+
+
+def _start(lines: Iterable[str], limit: int, width: int, indent: str) -> Iterator[str]:
+    """The first lines of a text; an ellipsis at the end of the last if there are more."""
+    lines = list(lines)
+    yield from lines[: limit - 1]
+    if rest := lines[limit - 1 :]:
+        yield f"{indent}{one_line(' '.join(rest), width - len(indent))}"
+
+
+def _command(finding: Finding, width: int) -> Iterator[str]:
+    """The command that finds it again."""
     if finding.reproduce:
-        yield from wrap(f"reproduce: {finding.reproduce}", width, indent="  ", hanging="    ")
+        yield from command_lines("  reproduce:", finding.reproduce, width)
 
 
 def _source(finding: Finding, width: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -83,3 +84,29 @@ def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Itera
         if line.strip():
             yield line
             start = hanging
+
+
+def command_lines(before: str, command: str, width: int) -> Iterator[str]:
+    """A command behind `before`, in lines of at most `width` columns that a shell takes as one command.
+
+    A line that goes on ends with a backslash; a word that is longer than a line goes on without indentation.
+    """
+    try:
+        words = shlex.split(clean(command))
+    except ValueError:  # a quotation that does not end: it is no command
+        yield from wrap(f"{before.lstrip()} {command}", width, indent="  ", hanging="    ")
+        return
+    line = before
+    for word in words:
+        quoted = shlex.quote(word)
+        if cells(f"{line} {quoted}") <= width - 2:
+            line = f"{line} {quoted}"
+            continue
+        yield f"{line} \\"
+        indent = "    "
+        while cells(indent + shlex.quote(word)) > width - 2:
+            part = next(n for n in range(len(word), 0, -1) if cells(indent + shlex.quote(word[:n])) < width or n == 1)
+            yield f"{indent}{shlex.quote(word[:part])}\\"
+            word, indent = word[part:], ""
+        line = indent + shlex.quote(word)
+    yield line

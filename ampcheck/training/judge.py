@@ -19,7 +19,7 @@ from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
-from ampcheck.core.progress import Progress, silent
+from ampcheck.core.progress import SILENT, Listener, Progress
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
@@ -287,7 +287,7 @@ def judge_training(
     steps: int | None = None,
     horizon: int | None = None,
     device: str = "cpu",
-    progress: Progress = silent,
+    listener: Listener = SILENT,
 ) -> Run:
     """Judge a training loop. Model, optimizer, scaler and the rest are restored, also after an error.
 
@@ -308,7 +308,9 @@ def judge_training(
         context = Context(loop, start, bounds, wanted, count, device)
         runs: list[Run] = []
         with ending_alike(runs, loop.name, wanted):
-            runs.extend(_runs(context, checks, progress))  # keeps the runs before an exception
+            for run in _runs(context, checks, listener.progress):
+                runs.append(run)
+                listener.judged(run)
     merged = merge(runs)
     reported = (f for f in merged.findings if checks is None or f.check in checks or f.check == "coverage")
     title = f"audit of {loop.name}"

@@ -20,6 +20,7 @@ from ampcheck.compiled.graph.recorder import recorded_children
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject
+from ampcheck.outcome.raising import with_test
 
 X = torch.randn(2, 4)
 
@@ -181,7 +182,7 @@ def test_an_exception_of_the_block_goes_on_and_the_run_is_kept() -> None:
     compiled = torch.compile(lambda x: x * 2, backend="eager")
     with collect() as runs, pytest.raises(RuntimeError), observe_graphs() as seen:
         compiled(X).reshape(7)
-    assert runs == [seen.run]
+    assert runs == [with_test(seen.run)]
     assert runs[0].coverage.unseen == {"code after the RuntimeError": 1}
 
 

@@ -156,7 +156,7 @@ def test_a_defect_of_ampcheck_ends_in_3_with_its_traceback(
         return {}["no such key"]
 
     broken.__code__ = broken.__code__.replace(co_filename=str(Path(main.__code__.co_filename)))  # as a line of ours
-    monkeypatch.setattr(sys.modules["ampcheck.audit"], "audit", broken)
+    monkeypatch.setattr(sys.modules["ampcheck.audit"], "judge_subject", broken)
     assert main(["audit", "odd_targets.py:exits_low", *AUDIT]) == 3
     err = capfd.readouterr().err
     assert "Traceback" in err

@@ -229,3 +229,45 @@ def test_a_failure_shows_the_test_and_not_the_plugin(suite: pytest.Pytester) -> 
     result.stdout.fnmatch_lines(["E *AssertionError: [[]overflow[]] fail: Big: an output stays finite"])
     for file in ("plugin/plugin.py", "contextlib.py", "core/run.py"):
         result.stdout.no_fnmatch_line(f"*{file}*")
+
+
+def test_a_summary_has_at_most_25_lines_and_twice_verbose_all(sample: pytest.Pytester, section: Section) -> None:
+    sample.makepyfile(
+        """
+        import pytest
+        from sample import judge
+
+        @pytest.mark.parametrize("number", range(30))
+        def test_it(number): judge("fail", subject=f"Model {number}")
+        """
+    )
+    lines = section(sample.runpytest("-n0", "--ampcheck"))
+    assert len(lines) == 25
+    assert lines[-1] == "in 27 more tests"
+    assert " ".join(lines).count("-vv or --ampcheck-html=PATH shows all") == 1
+    assert any(line.startswith("  reproduce: pytest ") for line in lines)
+    full = section(sample.runpytest("-n0", "--ampcheck", "-vv"))
+    assert sum(line.startswith("FAIL overflow: Model") for line in full) == 30
+    assert not any("left out" in line for line in full)
+
+
+def test_an_interrupted_session_reports_the_tests_that_ran_and_says_so(
+    sample: pytest.Pytester, section: Section
+) -> None:
+    from ampcheck import Run
+
+    sample.makepyfile(
+        """
+        from sample import judge
+
+        def test_first(): judge("pass", 3)
+        def test_second(): raise KeyboardInterrupt
+        def test_third(): judge("pass", 5)
+        """
+    )
+    result = sample.runpytest("-n0", "--ampcheck-json=run.json", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    lines = section(result)
+    assert " ".join(" ".join(lines).split()).split(", ")[1].startswith("interrupted: 1 passed ")
+    run = Run.load(sample.path / "run.json")
+    assert (run.title.rpartition(", ")[2], run.coverage.total) == ("interrupted", 3)

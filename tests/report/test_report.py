@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ampcheck.report as report
 from ampcheck.core.run import Chart, Finding, Run, Table, Verdict
-from ampcheck.report.text import clean, number, quantity, shorten_middle
+from ampcheck.report.text import clean, command_lines, number, quantity, shorten_middle
 
 HEAVY = ("torch", "matplotlib", "jinja2", "rich", "numpy")
 
@@ -84,3 +87,16 @@ def test_names_are_shortened_in_the_middle() -> None:
 
 def test_controls_are_made_visible() -> None:
     assert clean("a\x1b[0m\x9b\ud800\u202e\n\tmodèle") == "a\\x1b[0m\\x9b\\ud800\\u202e\n\tmodèle"
+
+
+WORD = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=120)
+
+
+@settings(max_examples=20)
+@given(st.lists(WORD, min_size=1, max_size=5), st.sampled_from([20, 60, 80]))
+def test_a_command_that_is_folded_is_one_command_for_a_shell(words: list[str], width: int) -> None:
+    lines = list(command_lines("  reproduce:", shlex.join(words), width))
+    assert all(len(line) <= width for line in lines)
+    pasted = "\n".join(lines).partition("reproduce:")[2]
+    printed = subprocess.run(["sh", "-c", f"printf '%s\\0' {pasted}"], check=True, capture_output=True, text=True)
+    assert printed.stdout.split("\0")[:-1] == words

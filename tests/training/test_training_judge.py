@@ -12,7 +12,7 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck import audit
 from ampcheck.core.errors import UsageError
-from ampcheck.core.progress import showing
+from ampcheck.core.progress import Listener, listening
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.training.judge import CHECKS, assert_training, judge_training
@@ -68,7 +68,7 @@ def good_loop() -> dict[str, Any]:
 def whole() -> tuple[Run, Any, Any, list[tuple[str, int, int]]]:
     shape, told = good_loop(), []
     before = state_of(shape)
-    with showing(lambda *stage: told.append(stage)):
+    with listening(Listener(lambda *stage: told.append(stage))):
         run = audit(Subject(shape, name="loop"), steps=6)
     return run, before, state_of(shape), told
 
@@ -126,7 +126,8 @@ def test_what_is_not_asked_for_is_not_told(slug):
 
 def test_a_guard_alone_runs_no_shadow():
     told: list[str] = []
-    judge_training(Subject(amp_loop()), ["autocast-scope"], steps=2, progress=lambda name, *_: told.append(name))
+    listener = Listener(lambda name, *_: told.append(name))
+    judge_training(Subject(amp_loop()), ["autocast-scope"], steps=2, listener=listener)
     assert not [name for name in told if "gradients" in name]
 
 
