@@ -208,5 +208,6 @@ class _Numerics:
 
     def _run(self, stats: NumericsStats) -> Run:
         findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
-        evidence = tables.tables(stats, self._context.bounds), model_map.maps(stats, self._context.bounds)
+        bounds = self._context.bounds
+        evidence = tables.tables(stats, bounds), model_map.maps(stats, bounds)
         return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], maps=evidence[1])

@@ -42,7 +42,7 @@ def test_the_demo_is_safe_in_both_formats_forward_and_backward() -> None:
         "policy-unregistered",
     }  # no integer cast, no custom op
     assert {"ops", "tensors", "modules", "outputs", "gradients"} <= set(run.coverage.seen)
-    phases = {series.group for chart in run.charts for series in chart.series}
+    phases = {site.phase for model_map in run.maps for site in model_map.sites}
     assert phases == {"forward", "backward"}
     assert run.environment["torch"] == torch.__version__
 

@@ -1,6 +1,6 @@
 """Renderers of a `Run`: lines on a terminal, and an HTML page.
 
-Renderers know the `Run` and never a check. rich, jinja2 and matplotlib are imported only when something is drawn.
+Renderers know the `Run` and never a check. rich and jinja2 are imported only when something is drawn.
 """
 
 from __future__ import annotations

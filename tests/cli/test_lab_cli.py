@@ -24,7 +24,7 @@ from ampcheck.lab import exp, lab, loops, ulp, underflow
 from ampcheck.lab.exp import last_finite
 from ampcheck.lab.lab import power
 from ampcheck.lab.registry import EXPERIMENTS, experiments_of
-from ampcheck.report.charts import chart_svg
+from ampcheck.report.charts import draw_chart
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_an_experiment_runs_to_its_end_here_and_its_charts_can_be_drawn(name: st
     assert not run.failed, [finding.message for finding in run.of(Verdict.FAIL)]
     assert run.of(Verdict.PASS)
     assert run.coverage.total
-    assert all(chart_svg(chart) for chart in run.charts)
+    assert all(draw_chart(chart) for chart in run.charts)
 
 
 def test_an_experiment_that_looks_at_nothing_or_judges_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ampcheck.core.subject import Call
 from ampcheck.demo import CharTransformer
 from ampcheck.lab import compiling, confounders, flow, policy
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
-from ampcheck.report.charts import chart_svg
+from ampcheck.report.charts import draw_chart
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 from ampcheck.training.tf32.settings import ConfounderStats
 
@@ -303,7 +303,7 @@ def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.
         f"{broken.name}: {broken.raised}",
     ]
     assert run.tables[0].rows[-1][1:] == (None,) * 8
-    assert all(chart_svg(chart) and TWIN in chart.note for chart in run.charts)
+    assert all(draw_chart(chart) and TWIN in chart.note for chart in run.charts)
 
 
 @pytest.mark.slow

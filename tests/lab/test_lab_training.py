@@ -27,7 +27,7 @@ from ampcheck.lab.loops import (
     windows,
 )
 from ampcheck.lab.training import TrainingStats
-from ampcheck.report.charts import chart_svg
+from ampcheck.report.charts import draw_chart
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
 
@@ -195,7 +195,7 @@ def test_tables_and_charts_show_every_run_the_break_and_the_skipped_step() -> No
     for title in ("Training loss", "Validation loss", "Gradient norm"):  # so that a run has its colour in all of them
         names = dict.fromkeys(series.label for series in charts[title].series)
         assert list(names) == ["float32", "naive float16", "autocast float16"]
-    assert all(chart.x_label and chart.y_label and chart_svg(chart) for chart in charts.values())
+    assert all(chart.x_label and chart.y_label and draw_chart(chart) for chart in charts.values())
 
 
 def test_a_short_measurement_trains_what_was_asked_and_times_it() -> None:
@@ -261,5 +261,5 @@ def test_the_whole_run_has_charts_with_titles_of_their_own_that_can_be_drawn(mon
     assert run.coverage.total
     titles = [chart.title for chart in run.charts]
     assert len(set(titles)) == len(titles) == 7
-    assert all(chart_svg(chart) for chart in run.charts)
+    assert all(draw_chart(chart) for chart in run.charts)
     assert all(TWIN in chart.note for chart in run.charts[-2:])

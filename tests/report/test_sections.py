@@ -1,6 +1,7 @@
 """Runs are put in the order in which people read them."""
 
-from ampcheck.report.sections import short_names
+from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.report.sections import arrange, short_names
 
 
 def test_a_table_of_one_subject_heads_its_columns_with_what_differs() -> None:
@@ -12,3 +13,9 @@ def test_a_table_of_one_subject_heads_its_columns_with_what_differs() -> None:
     assert short_names(mixed) == {name: name for name in mixed}
     assert short_names(["demo"]) == {"demo": "demo"}
     assert short_names([]) == {}
+
+
+def test_a_failure_is_shown_even_if_its_cause_did_not_fail() -> None:
+    cause = Finding("stagnation", Verdict.SKIP, "a", "the cause")
+    failure = Finding("flush", Verdict.FAIL, "a", "the failure", cause=cause.key)
+    assert arrange(Run(findings=(cause, failure))).problems == (failure,)

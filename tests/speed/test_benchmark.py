@@ -9,7 +9,7 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
-from ampcheck.report.charts import chart_svg
+from ampcheck.report.charts import draw_chart
 from ampcheck.speed.benchmark import SpeedTestOptions, judge_benchmark, measure_benchmark, skip_benchmark
 from ampcheck.speed.verdict import Rule
 
@@ -46,7 +46,7 @@ def test_a_number_of_comparisons_that_is_asked_for_counts_alone() -> None:
 
 def test_the_chart_of_times_has_milliseconds_on_its_axis_and_no_powers_of_two() -> None:
     (chart,) = judge_benchmark(ARMS, options(), name="t").run.charts
-    picture = chart_svg(chart)
+    picture = draw_chart(chart)
     assert {"10", "20"} <= set(re.findall(r">([\d.,]+)</text>", picture)), picture  # ms of the arms
     assert not re.search(r">2[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+<", picture)
 
