@@ -116,7 +116,7 @@ def _unfinished(candidate: Candidate, error: str) -> str:
 
 def _speed(tried: Tried) -> str:
     star = "**" if tried.inputs.startswith("{") else "*"
-    return _template("speed.py").substitute(name=tried.candidate.name, star=star)
+    return _template("speed.py").substitute(star=star)
 
 
 def _training(script: TrainingScript, *, runs: bool) -> str:

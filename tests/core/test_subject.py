@@ -378,17 +378,17 @@ number = 3
 
 @pytest.fixture
 def collections(folder: Path) -> Path:
-    (folder / "models.py").write_text(COLLECTIONS)
+    (folder / "models_k.py").write_text(COLLECTIONS)
     return folder
 
 
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("models.py:MODELS[a/linear]", "a/linear"),
-        ("models.py:MODELS[b:[x]]", "b:[x]"),
-        ("models:mapping[a/linear]", "a/linear"),
-        ("models.py:pairs[width 2]", "width 2"),
+        ("models_k.py:MODELS[a/linear]", "a/linear"),
+        ("models_k.py:MODELS[b:[x]]", "b:[x]"),
+        ("models_k:mapping[a/linear]", "a/linear"),
+        ("models_k.py:pairs[width 2]", "width 2"),
     ],
 )
 def test_a_target_may_be_a_member_of_a_collection_and_has_its_name(collections: Path, target: str, name: str) -> None:
@@ -400,12 +400,12 @@ def test_a_target_may_be_a_member_of_a_collection_and_has_its_name(collections: 
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("models.py:MODELS[c]", "models.py:MODELS has no 'c'; it has a/linear, b:[x]"),
-        ("models.py:twice[a]", "found 2 pairs with 1 different names"),
-        ("models.py:empty[a]", "must be a mapping of names to subjects or factories, or a function"),
-        ("models.py:number[a]", "found int"),
-        ("models.py:raises[a]", "the collection models.py:raises raised RuntimeError: no weights"),
-        ("models.py:linear[a]", "the collection models.py:linear raised"),
+        ("models_k.py:MODELS[c]", "models_k.py:MODELS has no 'c'; it has a/linear, b:[x]"),
+        ("models_k.py:twice[a]", "found 2 pairs with 1 different names"),
+        ("models_k.py:empty[a]", "must be a mapping of names to subjects or factories, or a function"),
+        ("models_k.py:number[a]", "found int"),
+        ("models_k.py:raises[a]", "the collection models_k.py:raises raised RuntimeError: no weights"),
+        ("models_k.py:linear[a]", "the collection models_k.py:linear raised"),
     ],
 )
 def test_what_is_no_collection_is_a_usage_error(collections: Path, target: str, text: str) -> None:

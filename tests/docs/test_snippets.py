@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def commands(snippet: Snippet) -> list[list[str]]:
         return []
     lines = snippet.code.replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
-    return [line[1:] for line in words if line and line[0] == "ampcheck"]
+    return [list(takewhile("&&".__ne__, line[1:])) for line in words if line and line[0] == "ampcheck"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,15 @@ def test_long_constructions_get_a_line_for_each_argument(tmp_path: Path) -> None
     text = render_tests(as_if_run(write(tmp_path, TRANSFORMERS)))
     assert "            intermediate_size=256,\n" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", ["Model", "Inputs", "Compiled", "Factory"])
+def test_no_test_hides_the_factory_that_it_calls(tmp_path: Path, name: str) -> None:
+    text = f"from torch import nn\nclass {name}(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 3)\n"
+    rendered = render_tests(as_if_run(write(tmp_path / "repository", {"net.py": text})))
+    for function in (node for node in ast.parse(rendered).body if isinstance(node, ast.FunctionDef)):
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        built = {node.args[0].id for node in calls if node.func.id == "build" and isinstance(node.args[0], ast.Name)}
+        assert not built & assigned, function.name

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 import weakref
 
 import pytest
 import torch
 from training_loops import mlp
 
-import ampcheck.training.loop
 from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import preserved
@@ -37,21 +34,6 @@ def test_a_step_that_raises_keeps_nothing_of_it_alive():
     assert isinstance(taken, StepError)
     assert taken.line is not None
     assert alive[0]() is None
-
-
-def test_running_out_of_memory_is_told_by_a_pytorch_without_the_newer_name(monkeypatch):
-    monkeypatch.delattr(torch, "OutOfMemoryError", raising=False)
-    file = ampcheck.training.loop.__file__
-    spec = importlib.util.spec_from_file_location("loop_of_an_older_pytorch", file)
-    older = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, older)
-    spec.loader.exec_module(older)
-
-    def step(number):
-        raise torch.cuda.OutOfMemoryError("out of memory")
-
-    taken = older.TrainingLoop(as_subject({"model": mlp(), "step": step})).take(0)
-    assert taken.kind == "memory"
 
 
 @pytest.mark.parametrize("where", ["closure", "handed over"])
