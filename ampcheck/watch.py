@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -115,22 +116,33 @@ class Watched:
     ) -> None:
         self._raised = "" if error is None else brief(error)
         self._stack.__exit__(kind, error, trace)
-        for writer in self._writers:
-            writer.write_run(self.run)
+        for writer in tuple(self._writers):
+            self._guarded(writer, lambda to: to.write_run(self.run))
+
+    def _guarded(self, writer: Writer, write: Callable[[Writer], object]) -> None:
+        """Let a writer write, unless it failed before: the loop goes on, and an error of its own propagates."""
+        try:
+            if writer in self._writers:
+                write(writer)
+        except Exception as error:  # noqa: BLE001  # a full disk, a service that is gone
+            self._writers.remove(writer)
+            warnings.warn(f"{type(writer).__name__} gets nothing more, since it raised {brief(error)}", stacklevel=2)
 
     def follow(self, writer: Writer) -> None:
         """Write each step that is measured from now on, and when the block ends the findings.
 
-        writer: such as `ampcheck.callbacks.tensorboard.TensorBoardWriter`. A measured step then waits for the device.
+        writer: such as `ampcheck.callbacks.tensorboard.TensorBoardWriter`; one that raises is left out with a warning.
+        A measured step then waits for the device.
         """
         self._writers.append(writer)
         if self._training is None:
             return
-        values = StepValues(partial(self._training.read, self._name))
+        with _disable_current_modes():
+            values = StepValues(partial(self._training.read, self._name))
 
         def write(step: int, loss_scale: float | None) -> None:
             with _disable_current_modes():
-                writer.write_step(step, values.next(loss_scale))
+                self._guarded(writer, lambda to: to.write_step(step, values.next(loss_scale)))
 
         self._training.follow(write)
 

@@ -304,6 +304,14 @@ def format_of(dtype: torch.dtype | str | FloatFormat) -> FloatFormat:
     return FORMATS[name]
 
 
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+def format_of_values(dtype: str) -> FloatFormat:
+    """Return the format of the numbers that a tensor of a dtype holds: of a complex dtype, that of its parts."""
+    return format_of(_PARTS.get(dtype, dtype))
+
+
 _COLUMNS = {
     "name": "name",
     "bits": "bits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampcheck.core.check import Check
-from ampcheck.core.formats import format_of
+from ampcheck.core.formats import format_of_values
 from ampcheck.core.run import Finding, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
@@ -44,7 +44,7 @@ def reach_text(fault: Fault) -> str:
 
 def wider(dtype: str) -> str:
     """The formats that have a larger range."""
-    return "bfloat16 or float32" if format_of(dtype).name == "float16" else "float32"
+    return "bfloat16 or float32" if format_of_values(dtype).name == "float16" else "float32"
 
 
 def faults_of(stats: NumericsStats, kinds: Iterable[str]) -> list[Fault]:

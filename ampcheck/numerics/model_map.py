@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ampcheck.core.formats import FORMATS, format_of
+from ampcheck.core.formats import FORMATS, format_of_values
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, ModelMap, Site, Where
 from ampcheck.health import TensorHealth
@@ -111,7 +111,7 @@ def _in_order(modules: Iterable[str]) -> list[str]:
 
 def _rank(site: Site) -> tuple[bool, bool, float]:
     """Damage first, then modules, then ops by how near they come to the end of their format."""
-    top = format_of(site.dtype).max if site.op else math.inf
+    top = format_of_values(site.dtype).max if site.op else math.inf
     return not site.lost, bool(site.op), -(site.amax or 0.0) / top
 
 

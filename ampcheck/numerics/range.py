@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampcheck.catalog.numerics import FLUSH, HEADROOM, INTEGER_CAST, NONFINITE_GRADIENT, OVERFLOW, SILENT_ZERO
 from ampcheck.core.check import LISTED, Check, first_findings
-from ampcheck.core.formats import format_of
+from ampcheck.core.formats import format_of, format_of_values
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
@@ -52,7 +52,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         f"{source_text(stats, fault.where)} became inf or NaN in {fault.dtype}, and are finite in float64; "
         f"{range_text(fault)}"
     )
-    top = format_of(fault.dtype).max
+    top = format_of_values(fault.dtype).max
     if fault.exact_amax > top:
         hint = (
             "keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "
@@ -199,7 +199,7 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     kept = [
         fault
         for fault in faults_of(stats, [faults.FLUSH])
-        if fault.examination.impact > limits.flush * format_of(fault.dtype).unit_roundoff
+        if fault.examination.impact > limits.flush * format_of_values(fault.dtype).unit_roundoff
     ]
     emptied = any(fault.reaches for fault in faults_of(stats, [faults.ZERO]))
     if emptied and not any(fault.reaches for fault in kept):
@@ -216,7 +216,7 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
-        seen, form = fault.examination, format_of(fault.dtype)
+        seen, form = fault.examination, format_of_values(fault.dtype)
         what = "all" if seen.emptied else f"{seen.zeroed:,} of {seen.numel:,}"
         message = (
             f"values must not vanish; {what} results of {op_text(fault.where)}{source_text(stats, fault.where)} are 0 "
@@ -244,7 +244,7 @@ def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fau
 def _vanished_hint(fault: Fault) -> str:
     if fault.where.phase == "backward":
         return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
-    safe = format_of(fault.dtype).smallest_normal
+    safe = format_of_values(fault.dtype).smallest_normal
     return (
         f"scale the values up before this op, or keep it in {wider(fault.dtype)}; an eps must be at least {safe:.1g} "
         f"in {fault.dtype}"
@@ -262,7 +262,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         message = (
             f"different integers must stay different; {op_text(fault.where)}{source_text(stats, fault.where)} makes "
             f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}: {fault.dtype} holds every "
-            f"integer up to {format_of(fault.dtype).largest_exact_integer} only"
+            f"integer up to {format_of_values(fault.dtype).largest_exact_integer} only"
         )
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"

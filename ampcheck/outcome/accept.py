@@ -12,7 +12,7 @@ from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.outcome import BASELINE
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.core.run import SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import IN_SOURCE, with_excerpts
 from ampcheck.core.text import counted, listed
@@ -36,6 +36,8 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
         for finding in with_excerpts(run.findings)
         if levels.get(finding.check) != "ignore" and (not settings.select or finding.check in selected)
     ]
+    levelled = [_at_level(finding, levels.get(finding.check, "")) for finding in findings]
+    findings = list(_without_milder_causes(findings, levelled))
     changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]
     baseline = Baseline.load(settings.folder / settings.baseline)
     changed = list(baseline.accept(changed, today or date.today()))
@@ -62,6 +64,15 @@ def _at_level(finding: Finding, level: str) -> Finding:
     if level == "warn" and finding.verdict is Verdict.FAIL:
         return replace(finding, verdict=Verdict.WARN)
     return finding
+
+
+def _without_milder_causes(findings: Sequence[Finding], levelled: Sequence[Finding]) -> Iterator[Finding]:
+    """The findings; one whose severity is now above that of its cause is a cause of its own."""
+    causes = {old.key: new for old, new in reversed(list(zip(findings, levelled, strict=True))) if not old.cause}
+    for finding, own in zip(findings, levelled, strict=True):
+        cause = causes.get(finding.cause)
+        milder = cause is not None and SEVERITY.index(cause.verdict) > SEVERITY.index(own.verdict)
+        yield replace(finding, cause=()) if milder else finding
 
 
 def _commented(finding: Finding) -> Finding:

@@ -63,5 +63,5 @@ def _text(run: Run, failures: Collection[Finding]) -> Iterator[str]:
     more = f"`{command} --ampcheck -vv` shows all" if command else "the run shows all"
     shown = fit(parts, LIMIT - len(below), lambda counts: [f"shortened or left out: {counts}; {more}"])
     lines = [plain(line) for line in shown]
-    yield from [*lines[:-1], *(lines[-1:] if lines[-1] else [])]
+    yield from lines[:-1] if lines and not lines[-1] else lines
     yield from below

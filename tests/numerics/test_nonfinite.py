@@ -363,3 +363,15 @@ def test_a_float32_run_that_casts_to_16_bits_itself_excuses_nothing() -> None:
 
     failed = reported(judged(Rotates()), Verdict.FAIL, "precision-loss")
     assert {f.subject for f in failed} == {"subject [float16, eager]", "subject [bfloat16, eager]"}
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.fft.fft(x.float() * 1e30) * 1e30).abs().log()
+
+
+def test_complex_numbers_that_overflow_are_a_failure_in_the_format_of_their_parts() -> None:
+    run = audit((Spectrum(), torch.ones(2, 8)), dtype="bfloat16", compile=False)
+    overflow = [finding for finding in run.findings if finding.check == "overflow"]
+    assert overflow
+    assert all(finding.verdict is Verdict.FAIL for finding in overflow)

@@ -18,6 +18,7 @@ from ampcheck.core.settings import Settings
 from ampcheck.core.source import with_excerpts
 from ampcheck.outcome.accept import accept
 from ampcheck.outcome.baseline import Baseline
+from ampcheck.outcome.raising import raise_for
 
 TODAY = date(2026, 11, 24)
 CODE = """import torch
@@ -79,6 +80,17 @@ def test_an_ignored_check_reports_nothing_and_what_follows_from_it_stays(folder)
     follower = dataclasses.replace(PRECISION_LOSS.fail("model", "off"), cause=cause.key)
     (left,) = accept(Run(findings=(cause, follower)), Settings(folder, severity={"overflow": "ignore"})).findings
     assert left == dataclasses.replace(follower, cause=())
+
+
+def test_what_is_more_severe_than_its_cause_is_shown_and_raised_as_a_cause(folder):
+    follower = dataclasses.replace(PRECISION_LOSS.fail("model", "off"), cause=overflow().key)
+    run = accept(Run(findings=(overflow(), follower)), Settings(folder, severity={"overflow": "warn"}))
+    assert [(f.verdict, f.cause) for f in run.findings] == [(Verdict.WARN, ()), (Verdict.FAIL, ())]
+    with pytest.raises(AssertionError, match="precision-loss"):
+        raise_for(run, (Verdict.FAIL,))
+    accepted = written(folder, overflow())
+    both = dataclasses.replace(accepted, severity={"overflow": "warn"})
+    assert judged(both, overflow(), follower) == [Verdict.ACCEPTED, Verdict.FAIL]
 
 
 def test_what_is_not_selected_is_not_reported_but_the_coverage_always_is(folder):

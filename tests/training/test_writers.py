@@ -99,6 +99,46 @@ def test_every_tenth_step_is_written_where_every_tenth_is_measured() -> None:
     assert list(kept.steps) == [0, 10, 20]
 
 
+def test_what_was_measured_before_a_writer_follows_is_none_of_its_first_step() -> None:
+    kept, loop = Kept(), Loop(init_scale=1.0)
+    with ampcheck.watch(loop.model, loop.optimizer, loop.scaler, fail_on="never") as seen:
+        for _ in range(4):
+            loop.step()
+        seen.follow(kept)
+        loop.step()
+    assert list(kept.steps) == [4]
+    assert kept.steps[4]["gradient norm"] == pytest.approx(loop.expected[4]["gradient norm"], rel=1e-4)
+
+
+class Failing(Kept):
+    """A service that is gone from the second step on."""
+
+    def write_step(self, step: int, values: Mapping[str, float]) -> None:
+        super().write_step(step, values)
+        if step:
+            raise OSError("no space left")
+
+
+def test_a_writer_that_fails_stops_neither_the_loop_nor_other_writers_and_hides_no_error() -> None:
+    failing, kept, loop = Failing(), Kept(), Loop(init_scale=1.0)
+
+    def train() -> None:
+        with ampcheck.watch(loop.model, loop.optimizer, loop.scaler, fail_on="never") as seen:
+            seen.follow(failing)
+            seen.follow(kept)
+            for _ in range(3):
+                loop.step()
+            raise ZeroDivisionError
+
+    with (
+        pytest.warns(UserWarning, match="Failing gets nothing more, since it raised OSError"),
+        pytest.raises(ZeroDivisionError),
+    ):
+        train()
+    assert (list(failing.steps), list(kept.steps)) == ([0, 1], [0, 1, 2])
+    assert (len(failing.runs), len(kept.runs)) == (0, 1)
+
+
 def test_a_watch_that_writes_leaves_the_weights_bitwise_as_they_are() -> None:
     plain = Loop()
     for _ in range(30):

@@ -46,7 +46,7 @@ class StepValues:
     """The figures of one measured step after another. read: the statistics so far, which waits for the device."""
 
     def __init__(self, read: Callable[[], MonitorStats]) -> None:
-        self._read, self._before = read, _Totals()
+        self._read, self._before = read, _Totals.of(read())
 
     def next(self, loss_scale: float | None) -> dict[str, float]:
         """The figures, by name, of what was measured since the last call.
