@@ -1,7 +1,7 @@
 """What is left of faults: the outputs, weights, gradients and decisions that they reach.
 
 A `GradScaler` skips a step whose gradients are not finite, and lowers the scale: an overflow does no harm by that, once
-a step with the same gradients is made.
+a step with the same gradients is made. Where steps were made before, the run may also end while the scale comes down.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from ampcheck.shadow.companions import Key
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
 """The shapes of the gradients that a scaler unscales together."""
 
+_COMES_DOWN = 2
+"""Skipped steps in a row, at the end of a run, that lower a scale which steps were made at shortly before."""
+
 
 class Reached:
     """By fault, what it reached and its share of that."""
@@ -23,10 +26,12 @@ class Reached:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
+        self._made: set[Gradients] = set()
+        self._in_a_row: dict[Gradients, int] = {}
 
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
-        skipped = [keys[key] for keys in self._skipped.values() if key in keys]
+        skipped = [keys[key] for steps, keys in self._skipped.items() if key in keys and not self._passes(steps, key)]
         return {name: share for reached in (*skipped, self._by_key.get(key, {})) for name, share in reached.items()}
 
     def note(self, key: Key, name: str, share: float = 1.0) -> None:
@@ -37,14 +42,23 @@ class Reached:
 
     def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
         """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""
+        self._in_a_row[gradients] = self._in_a_row.get(gradients, 0) + 1
         skipped = self._skipped.setdefault(gradients, {})
         for key in keys:
-            skipped.setdefault(key, {})["every step of a scaler"] = 1.0
+            skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
 
     def make(self, gradients: Gradients) -> None:
         """Record a step that a scaler made."""
         self._retried.update(self._skipped.pop(gradients, ()))
+        self._made.add(gradients)
+        self._in_a_row[gradients] = 0
 
     def retried(self, key: Key) -> bool:
-        """Whether all that a fault did was to skip steps that were made at a lower scale."""
-        return key in self._retried and not self.of(key)
+        """Whether all that a fault did was to skip steps that were, or would next be, made at a lower scale."""
+        skipped = key in self._retried or any(key in keys for keys in self._skipped.values())
+        return skipped and not self.of(key)
+
+    def _passes(self, gradients: Gradients, key: Key) -> bool:
+        """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""
+        backward = isinstance(key, tuple) and key[1].phase == "backward"
+        return backward and gradients in self._made and self._in_a_row[gradients] <= _COMES_DOWN

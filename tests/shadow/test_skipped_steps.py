@@ -11,11 +11,18 @@ from torch import nn
 from ampcheck import Run, Verdict, watch
 
 
-def trained(scale: float, steps: int, *, fused: bool = False, damage: Callable[[nn.Module], None] | None = None) -> Run:
+def trained(
+    scale: float,
+    steps: int,
+    *,
+    fused: bool = False,
+    damage: Callable[[nn.Module], None] | None = None,
+    growth: int = 2000,
+) -> Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=growth)
     inputs, targets = torch.randn(64, 8), torch.randn(64, 4)
     with watch(fail_on="never") as watched:
         for _ in range(steps):
@@ -39,6 +46,12 @@ def problems(run: Run) -> set[str]:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scale_that_begins_too_high_and_is_lowered_is_silent(fused: bool) -> None:
     assert not problems(trained(2.0**24, 12, fused=fused))
+
+
+@pytest.mark.parametrize("steps", range(4, 9))
+def test_a_run_may_end_in_a_step_that_is_skipped(steps: int) -> None:
+    """With a scale that doubles after each step, every other step or so is skipped, also the last."""
+    assert not problems(trained(2.0**20, steps, growth=1))
 
 
 @pytest.mark.parametrize("fused", [False, True])
