@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ampcheck.core.settings import Target
@@ -20,8 +23,18 @@ def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
 
-    with place(device).entered():
+    with place(device).entered(), _as_script(target):
         return load_subject(target, trains=trains)
+
+
+@contextmanager
+def _as_script(target: str) -> Iterator[None]:
+    """Code of the target that reads the command line sees its file's name alone, and none of ampcheck's options."""
+    own, sys.argv = sys.argv, [target.rpartition(":")[0] or target]
+    try:
+        yield
+    finally:
+        sys.argv = own
 
 
 def audit_target(target: Target) -> Run | None:
@@ -29,15 +42,17 @@ def audit_target(target: Target) -> Run | None:
     from ampcheck import demo
     from ampcheck.audit import judge_subject
 
-    run = judge_subject(
-        load_placed(target.target, target.device, trains=True) if target.target else demo.subject(),
-        device=target.device,
-        dtype=target.dtype or None,
-        compile=target.compile,
-        full=target.full,
-        steps=target.steps,
-        horizon=target.horizon,
-    )
+    subject = load_placed(target.target, target.device, trains=True) if target.target else demo.subject()
+    with _as_script(target.target):
+        run = judge_subject(
+            subject,
+            device=target.device,
+            dtype=target.dtype or None,
+            compile=target.compile,
+            full=target.full,
+            steps=target.steps,
+            horizon=target.horizon,
+        )
     if "RANK" not in os.environ:
         return run
     from ampcheck.training.distributed.ranks import gather_runs

@@ -285,7 +285,7 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
         )
         yield POLICY_BANNED.fail(stats.subject, message, where=where, hint=" ".join(others))
     if not devices:
-        message = "{} autocast ops ran and no ban ended the block; a ban that the block catches is not seen"
+        message = "{} ran and no ban ended the block; a ban that the block catches is not seen"
         yield _clean(POLICY_BANNED, stats, "autocast ops", "no op ran under autocast", message)
 
 
