@@ -165,7 +165,13 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
                 f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
                 f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
             )
-    subject = as_subject(value, name_of_target(target))
+    try:
+        subject = as_subject(value, name_of_target(target))
+    except UsageError as error:
+        if not trains:
+            raise
+        advice = "a function that trains is judged as it runs if it returns nothing: remove its return value"
+        raise UsageError(f"{error}; {advice}") from error
     return subject if subject.name != "subject" else replace(subject, name=name_of_target(target))
 
 

@@ -21,7 +21,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
-    assert AT_IMPORT == sys.argv == ["train.py"]
+    assert AT_IMPORT == sys.argv == ["train.py"], sys.argv
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(options.steps):
@@ -38,3 +38,12 @@ def test_a_script_runs_with_the_defaults_of_its_own_options(tmp_path: Path, monk
     assert main(["audit", "train.py:main", "--steps", "2", "--json", "run.json"]) == 0
     assert Run.load("run.json").coverage.seen["steps"] == 2
     assert sys.argv == own
+
+
+def test_a_function_that_trains_and_returns_something_is_told_to_return_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT + "    return model\n")
+    assert main(["audit", "train.py:main"]) == 2
+    assert "judged as it runs if it returns nothing: remove its return value" in capsys.readouterr().err
