@@ -143,17 +143,19 @@ class TrainingWatch:
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         self._end = id(frame.f_back) if frame is not None else 0  # the variables around the block count
-        with self._hooks as hooks, self.shadow, self.following.lineage:
-            hooks.enter_context(self.recorder.listening())
-            hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-            hooks.callback(register_module_forward_pre_hook(self._enter).remove)
-            hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-            try:
-                yield
-            finally:
-                self._finish()
-        if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
-            self._result = self._seen.result()
+        try:
+            with self._hooks as hooks, self.shadow, self.following.lineage:
+                hooks.enter_context(self.recorder.listening())
+                hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+                hooks.callback(register_module_forward_pre_hook(self._enter).remove)
+                hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+                try:
+                    yield
+                finally:
+                    self._finish()
+        finally:  # what was observed until code raised counts
+            if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
+                self._result = self._seen.result()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1

@@ -266,3 +266,25 @@ def test_a_check_of_training_that_is_selected_in_a_block_without_training_says_s
     (skip,) = [finding for finding in watched.run.findings if finding.check == "stagnation"]
     assert skip.verdict is Verdict.SKIP
     assert "no optimizer was stepped" in skip.message
+
+
+def test_what_was_wrong_before_the_block_raised_is_found() -> None:
+    model = nn.Linear(8, 4)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    watch = ampcheck.watch(fail_on="never")
+
+    def train() -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(4, 8)).float().square().mean()
+            scaler.scale(loss).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), watch as seen:
+        train()
+    assert [f.check for f in seen.run.of(Verdict.FAIL)] == ["scaler-protocol"]
+    assert not any(f.check == "scale-invariance" for f in seen.run.of(Verdict.PASS))
