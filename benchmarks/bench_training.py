@@ -155,11 +155,11 @@ def peak(arm: str, dtype: str, shape: dict[str, int]) -> dict[str, Any]:
 def peaks(dtype: str, shape: dict[str, int]) -> Iterator[dict[str, Any]]:
     for arm in ("plain", "every", "shadow"):
         command = [sys.executable, __file__, "--peak", arm, "--dtypes", dtype, "--shape", json.dumps(shape)]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        if told.returncode:
-            print(f"no peak of {arm}: {told.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"no peak of {arm}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             continue
-        yield json.loads(told.stdout)
+        yield json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
