@@ -18,8 +18,11 @@ from ampcheck.setup.candidates import Attempt, Candidate
 ENOUGH = 2
 """Models that get a factory."""
 
-_COPIED = 1_000_000
-"""Bytes of a file up to which it is copied; a larger one is linked."""
+_FILE_BYTES = 20_000_000
+"""A larger file is left out: it is data or a checkpoint."""
+
+_COPY_BYTES = 500_000_000
+"""Bytes up to which files are copied; of more, Python's alone."""
 
 _FILES = 20_000
 """Files that are copied; of more, Python's alone."""
@@ -52,10 +55,13 @@ class Tried:
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """A copy of a repository without its hidden folders, removed at the end."""
+    """A copy of a repository without its hidden folders and large files, removed at the end.
+
+    Every file is a real copy: a link would let the code that runs there overwrite the user's file.
+    """
     with TemporaryDirectory(prefix="ampcheck-init-", ignore_cleanup_errors=True) as temporary:
         target = Path(temporary, folder.name or "repository")
-        count = 0
+        count = size = 0
         for parent, folders, files in os.walk(folder):
             if "pyvenv.cfg" in files:
                 folders.clear()
@@ -64,18 +70,14 @@ def copied(folder: Path) -> Iterator[Path]:
             into = target / Path(parent).relative_to(folder)
             into.mkdir(parents=True, exist_ok=True)
             for name in files:
-                count += 1
-                if count <= _FILES or name.endswith(".py"):
-                    with suppress(OSError):
-                        _copy(Path(parent, name), into / name)
+                source = Path(parent, name)
+                with suppress(OSError):
+                    length = source.stat().st_size
+                    fits = length <= _FILE_BYTES and count < _FILES and size + length <= _COPY_BYTES
+                    if fits or name.endswith(".py"):
+                        shutil.copyfile(source, into / name)
+                        count, size = count + 1, size + length
         yield target
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.stat().st_size <= _COPIED:
-        shutil.copyfile(source, target)
-    else:
-        target.symlink_to(source.resolve())
 
 
 _LOCATE = """
