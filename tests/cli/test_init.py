@@ -356,6 +356,30 @@ def test_a_failure_in_the_middle_leaves_nothing_half_written(
     assert not (tmp_path / "tests").exists()
 
 
+@pytest.mark.parametrize("name", ["ampcheck.yml", "pyproject.toml"])
+@pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
+def test_an_interrupt_in_the_middle_leaves_nothing_half_written(
+    tmp_path: Path, name: str, after: bool, monkeypatch: pytest.MonkeyPatch, no_trial: None
+) -> None:
+    before = {"pyproject.toml": "[project]\nname = 'a'\n"}
+    write(tmp_path, before)
+    real, interrupts = files.write_atomically, [KeyboardInterrupt()]
+
+    def interrupted(path: Path, text: str) -> None:
+        ends = path.name == name and interrupts
+        if after or not ends:
+            real(path, text)
+        if ends:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(files, "write_atomically", interrupted)
+    plan_of = plan.make_plan(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(plan_of.files)
+    assert files_of(tmp_path) == {name: text.encode() for name, text in before.items()}
+    assert not (tmp_path / "tests").exists()
+
+
 # The workflow ---------------------------------------------------------------------------------------------------------
 
 
