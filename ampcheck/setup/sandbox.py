@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -155,23 +156,36 @@ def _tried(candidate: Candidate, answer: dict[str, object]) -> Tried:
 
 def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
     """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
-    `TIMED_OUT` if it took longer."""
+    `TIMED_OUT` if it took longer; the processes that it started end with it then."""
     variables = {**os.environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(_inherited())}
     with log.open("w", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=False,
-            )
+            return process.wait(seconds)
         except subprocess.TimeoutExpired:
+            _kill_group(process)
             return TIMED_OUT
-    return done.returncode
+        except BaseException:  # Ctrl-C does not reach a session of its own
+            _kill_group(process)
+            raise
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and those that it started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:  # Windows
+        process.kill()
+    process.wait()
 
 
 def _inherited() -> list[str]:
