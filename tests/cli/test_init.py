@@ -273,6 +273,15 @@ def test_a_checkpoint_of_transformers_is_tried_small_and_without_network(tmp_pat
     assert '"labels": torch.randint(0, 2, (2,))' in text
 
 
+def test_a_file_that_no_import_statement_can_name_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\n"
+    files = {"my-model.py": text, "01_train.py": TRAINING["train.py"]}
+    assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
+    assert "note: no import statement can name 01_train.py, my-model.py: rename to" in capsys.readouterr().out
+    compile((tmp_path / "tests/test_amp.py").read_text(encoding="utf-8"), "test_amp.py", "exec")
+    assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
