@@ -100,7 +100,7 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         draft.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
     else:
         text = render_workflow(
-            folder=folder.relative_to(repository.top).as_posix().removeprefix("."),
+            folder="" if folder == repository.top else folder.relative_to(repository.top).as_posix(),
             install=_install(folder),
             torch=_torch_release(),
             target=f"{TESTS}:{tests.models[0].candidate.name}" if tests.models else "",

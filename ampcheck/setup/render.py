@@ -200,16 +200,20 @@ def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: 
     prefix = f"{folder}/" if folder else ""
     python = (
         _template("python.yml")
-        .substitute(python=f"{sys.version_info.major}.{sys.version_info.minor}", prefix=prefix)
+        .substitute(
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            dependencies=_quoted(f"{prefix}pyproject.toml"),
+        )
         .rstrip("\n")
     )
     common = {
         "torch": torch,
         "python": python,
         "install": "\n".join(f"          {line}" for line in install),
-        "prefix": prefix,
+        "reports": _quoted(f"{prefix}ampcheck-*"),
+        "history": _quoted(f"{prefix}.ampcheck-history"),
     }
-    defaults = f"\ndefaults:\n  run:\n    working-directory: {folder}\n" if folder else ""
+    defaults = f"\ndefaults:\n  run:\n    working-directory: {_quoted(folder)}\n" if folder else ""
     speed = _template("speed_jobs.yml").substitute(target=target, **common) if target else ""
     text = _template("ampcheck.yml").substitute(defaults=defaults, speed=speed.rstrip("\n"), **common)
     return text.rstrip("\n") + "\n"

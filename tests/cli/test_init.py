@@ -20,6 +20,7 @@ from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
 from ampcheck.setup import files, plan, sandbox
+from ampcheck.setup.render import render_workflow
 
 WRITTEN = (".github/workflows/ampcheck.yml", "pyproject.toml", "tests/ampcheck.lock.json", "tests/test_amp.py")
 
@@ -438,11 +439,26 @@ def test_without_git_the_workflow_is_in_the_folder(tmp_path: Path, no_trial: Non
     assert "jobs" in workflow_of(tmp_path)
 
 
-def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, no_trial: None) -> None:
-    write(tmp_path, {"examples/mnist/readme.txt": ""})
-    assert main(["init", str(tmp_path / "examples/mnist"), "--yes"]) == 0
-    assert workflow_of(tmp_path)["defaults"]["run"]["working-directory"] == "examples/mnist"
-    assert (tmp_path / "examples/mnist/tests/test_amp.py").exists()
+FOLDERS = ["examples/mnist", "my proj #1", ".research/m", "a: b", "'a' \"b\"", "*", "größe", "true"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, folder: str, no_trial: None) -> None:
+    write(tmp_path, {f"{folder}/readme.txt": ""})
+    assert main(["init", str(tmp_path / folder), "--yes"]) == 0
+    workflow = workflow_of(tmp_path)
+    assert workflow["defaults"]["run"]["working-directory"] == folder
+    options = [step.get("with", {}) for step in workflow["jobs"]["judge"]["steps"]]
+    assert {each.get("cache-dependency-path") for each in options} == {None, f"{folder}/pyproject.toml"}
+    assert {each.get("path") for each in options} == {None, ".inductor", f"{folder}/ampcheck-*"}
+    assert (tmp_path / folder / "tests/test_amp.py").exists()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_history_of_a_folder_is_cached_there(folder: str) -> None:
+    text = render_workflow(folder=folder, install=["pip install ampcheck"], torch="2.13", target="tests/test_amp.py:m")
+    steps = yaml.safe_load(text)["jobs"]["history"]["steps"]
+    assert f"{folder}/.ampcheck-history" in {step.get("with", {}).get("path") for step in steps}
 
 
 def test_with_another_ci_the_commands_are_named_instead(
