@@ -106,9 +106,12 @@ class Following:
 
 @contextmanager
 def second_interrupt_ends() -> Iterator[None]:
-    """Ctrl-C raises `KeyboardInterrupt` once, so that what was judged can be reported; the next ends the process."""
+    """Ctrl-C raises `KeyboardInterrupt` once, so that what was judged can be reported; the next ends the process.
+
+    A handler that is not Python's (`getsignal` returns None) stays, as it could not be restored.
+    """
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
         yield
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,12 @@ from ampcheck.setup.uses import plain_uses
 
 MOST = 8
 """Candidates that are tried at most."""
+
+_TAKEN = frozenset({"ampcheck", "build", "pytest", "sys", "torch", "training", *keyword.kwlist, *dir(builtins)})
+"""Names that mean something else in the generated file."""
+
+_HOOKS = ("test", "pytest", "setup", "teardown")
+"""Beginnings of names of functions that pytest itself calls."""
 
 _USES = 4
 """Constructions of the repository's own that are tried for one model."""
@@ -85,13 +92,13 @@ def _from_library(model: LibraryModel, repository: Repository) -> Candidate:
     attempts = tuple(Attempt(code, imports, origin=f"as {model.where} builds it") for code, imports in model.codes)
     package = attempts[0].imports[0].split()[1]
     own = next((source.root for source in repository.sources if source.module == package), "")
-    return Candidate(model.name, snake_case(model.name), attempts, root=own, imports=attempts[0].imports)
+    return Candidate(model.name, factory_name(model.name), attempts, root=own, imports=attempts[0].imports)
 
 
 def _of_classes(repository: Repository) -> Iterator[Candidate]:
     closed = unimportable(repository)
     for model in repository.models:
-        if model.source.path not in closed and model.source.module:
+        if model.source.path not in closed:
             yield _from_class(model, repository)
 
 
@@ -111,7 +118,7 @@ def _from_class(model: Class, repository: Repository) -> Candidate:
     signature = f"{model.name}({', '.join(each.name for each in parameters if each.required)})"
     return Candidate(
         f"{model.source.module}.{model.name}",
-        snake_case(model.name),
+        factory_name(model.name),
         _distinct(attempts),
         signature,
         missing if not uses else (),
@@ -127,8 +134,9 @@ def _distinct(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
     return tuple(first.values())
 
 
-def snake_case(name: str) -> str:
-    """`TransformerWrapper` -> `transformer_wrapper`; always a valid name for a function."""
+def factory_name(name: str) -> str:
+    """`TransformerWrapper` -> `transformer_wrapper`; always a valid name for a function, and free in the file."""
     words = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3_\2\4", name)
     text = re.sub(r"\W+", "_", words).strip("_").lower()
-    return text if text.isidentifier() and not keyword.iskeyword(text) else f"model_{text}"
+    is_free = text.isidentifier() and text not in _TAKEN and not text.startswith(_HOOKS)
+    return text if is_free else f"model_{text}"

@@ -31,25 +31,32 @@ def require_writable(path: Path) -> None:
 
 def write(files: Sequence[Planned]) -> None:
     """Write the files, all or none. Raises `UsageError` where one cannot be written, or came up meanwhile."""
-    written: list[Planned] = []
+    begun: list[Planned] = []
     folders: list[Path] = []
     try:
         for planned in files:
             if planned.before is None and planned.path.exists():
                 raise UsageError(f"{planned.path} came up meanwhile; run ampcheck init again")
             _make_folders(planned.path.parent, folders)
+            begun.append(planned)  # first, as Ctrl-C may come before the call returns
             write_atomically(planned.path, planned.text)
-            written.append(planned)
-    except UsageError as error:
-        for planned in written:
-            if planned.before is None:
-                planned.path.unlink(missing_ok=True)
-            else:
-                write_atomically(planned.path, planned.before)
-        for made in reversed(folders):
-            with suppress(OSError):
-                made.rmdir()
-        raise UsageError(f"{error}; nothing was written") from error
+    except BaseException as error:
+        _restore(begun, folders)
+        if isinstance(error, UsageError):
+            raise UsageError(f"{error}; nothing was written") from error
+        raise
+
+
+def _restore(begun: Sequence[Planned], folders: Sequence[Path]) -> None:
+    """Remove the new files and folders, and put back the text of those that existed."""
+    for planned in begun:
+        if planned.before is None:
+            planned.path.unlink(missing_ok=True)
+        elif planned.path.read_bytes() != planned.before.encode("utf-8"):
+            write_atomically(planned.path, planned.before)
+    for folder in reversed(folders):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _make_folders(folder: Path, made: list[Path]) -> None:

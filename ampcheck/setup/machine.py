@@ -29,11 +29,11 @@ from ampcheck.torchtools.dynamo import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One part of the machine. found: version, name or reason. without, cure: what follows where `present` is false,
-    and what to do about it."""
+    """One part of the machine. present: None where it was not tried. found: version, name or reason. without, cure:
+    what follows where `present` is false, and what to do about it."""
 
     name: str
-    present: bool
+    present: bool | None
     found: str
     without: str = ""
     cure: str = ""
@@ -41,7 +41,8 @@ class Fact:
 
 _OPTIONAL = {
     "triton": ("on CUDA the tensors of health checks are measured by PyTorch's own ops, slower", "triton"),
-    "matplotlib": ("--html draws no charts", "matplotlib"),
+    "tensorboard": ("the callback of TensorBoard cannot write; nothing else needs it", "tensorboard"),
+    "wandb": ("the callback of Weights & Biases cannot write; nothing else needs it", "wandb"),
     "transformers": ("the callback of its Trainer cannot be imported; nothing else needs it", "transformers"),
     "lightning": ("the callback of Lightning cannot be imported; nothing else needs it", "lightning"),
     "xdist": ("pytest runs in one process; nothing else needs it", "pytest-xdist"),
@@ -108,16 +109,18 @@ def _compiler(quick: bool) -> Fact:
     )
     cure = "install a C++ compiler (g++ and Python's headers) or set CXX, then run ampcheck doctor again"
     if quick:
-        found = f"{compiler}, not tried (--quick)" if compiler else "no C++ compiler on the PATH"
-        return Fact("torch.compile", compiler is not None, found, without, cure)
+        found = f"not tried (--quick) with {compiler}" if compiler else "no C++ compiler on the PATH"
+        return Fact("torch.compile", None if compiler else False, found, without, cure)
     reason = no_compiler("cpu")
     torch._dynamo.reset()
     return Fact("torch.compile", not reason, reason or f"compiled a function with {compiler}", without, cure)
 
 
 def _fast_path(quick: bool) -> Fact:
-    reason = None if quick else cpu.unavailable()
-    found = "not tried (--quick)" if quick else reason or "ampcheck's own kernel is built"
+    if quick:
+        return Fact("fast statistics", None, "not tried (--quick)")
+    reason = cpu.unavailable()
+    found = reason or "ampcheck's own kernel is built"
     without = "statistics of tensors come from PyTorch's ops: the same values, slower"
     return Fact("fast statistics", reason is None, found, without, "install a C++ compiler")
 
@@ -214,12 +217,14 @@ def _plugin() -> Fact:
 
 def _git() -> Fact:
     path = shutil.which("git")
-    without = "no comparison with another revision: speed --base"
+    without = "no comparison with another revision: bisect, speed --base"
     return Fact("git", path is not None, path or "not on the PATH", without, "install git")
 
 
 def _package(package: str, name: str, without: str) -> Fact:
-    present = package in sys.modules or find_spec(package) is not None
+    spec = None if package in sys.modules else find_spec(package)
+    # A folder of that name, such as the logs in wandb/, is a namespace package without a file of its own.
+    present = package in sys.modules or (spec is not None and spec.origin is not None)
     return Fact(name, present, _version(name) if present else "not installed", without, f"pip install {name}")
 
 

@@ -100,7 +100,7 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         draft.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
     else:
         text = render_workflow(
-            folder=folder.relative_to(repository.top).as_posix().removeprefix("."),
+            folder="" if folder == repository.top else folder.relative_to(repository.top).as_posix(),
             install=_install(folder),
             torch=_torch_release(),
             target=f"{TESTS}:{tests.models[0].candidate.name}" if tests.models else "",
@@ -217,6 +217,9 @@ def _seen(repository: Repository) -> tuple[str, ...]:
 
 def _notes(repository: Repository, tests: Contents, failed: Sequence[Tried]) -> list[str]:
     notes = [f"{each.candidate.title} did not run: {each.error}" for each in failed if each is not tests.unfinished][:4]
+    if repository.unnameable:
+        files = listed(repository.unnameable, 3)
+        notes.append(f"no import statement can name {files}: rename to letters, digits and _ to have it tried")
     for path, names in unimportable(repository).items():
         notes.append(f"{names} of {path} cannot be imported without training: move the loop into a function")
     for script in repository.scripts:

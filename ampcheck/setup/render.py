@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import string
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from ampcheck.core.errors import UsageError
 from ampcheck.setup.candidates import Candidate
 from ampcheck.setup.repository import TrainingScript
 from ampcheck.setup.sandbox import Tried
@@ -63,7 +65,13 @@ def render_tests(tests: Contents) -> str:
         paths="".join(f"\n{_path_line(path)}" for path in tests.paths) + ("\n" if tests.paths else ""),
         sections="".join("\n\n" + each.strip("\n") + "\n" for each in (*sections, training) if each),
     )
-    return text.rstrip("\n") + "\n"
+    text = text.rstrip("\n") + "\n"
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise UsageError(f"ampcheck init drafted tests that are no Python, at `{line}`; nothing was written") from error
+    return text
 
 
 def _models(tests: Contents) -> str:
@@ -79,7 +87,7 @@ def _models(tests: Contents) -> str:
 
 
 def _path_line(path: str) -> str:
-    folder = "Path(__file__).parents[1]" + (f' / "{path}"' if path else "")
+    folder = "Path(__file__).parents[1]" + (f" / {_quoted(path)}" if path else "")
     return f"sys.path.insert(0, str({folder}))  # it is not installed"
 
 
@@ -126,18 +134,24 @@ def _training(script: TrainingScript, *, runs: bool) -> str:
         missing = script.signature.partition("(")[2].rstrip(")")
         call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
         ending = f"return lambda: {name}({call})" if call else f"return {name}"
-        options = [] if call else [f'sys.argv = ["{script.source.path}"]  # and its options']
+        options = [] if call else [f"sys.argv = [{_quoted(script.source.path)}]  # and its options"]
         needs = script.needs or "its data and settings"
         lines = [
             "# FILL IN what is missing below, then delete this line and the next one.",
-            f'raise FillIn("{needs}, for {script.source.path}")',
+            f"raise FillIn({_quoted(f'{needs}, for {script.source.path}')})",
             lines[0],
             "",
             *options,
             ending,
         ]
     body = "".join(f"    {line}\n" if line else "\n" for line in lines)
-    return _template("training.py").substitute(path=f"{script.source.path}:{name}", body=body)
+    target = f"{script.source.path}:{name}"
+    return _template("training.py").substitute(path=target.replace('"', "'"), name=_quoted(target), body=body)
+
+
+def _quoted(text: str) -> str:
+    """A literal with double quotes, in Python and in YAML."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _merged(imports: Sequence[str]) -> list[str]:
@@ -186,16 +200,20 @@ def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: 
     prefix = f"{folder}/" if folder else ""
     python = (
         _template("python.yml")
-        .substitute(python=f"{sys.version_info.major}.{sys.version_info.minor}", prefix=prefix)
+        .substitute(
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            dependencies=_quoted(f"{prefix}pyproject.toml"),
+        )
         .rstrip("\n")
     )
     common = {
         "torch": torch,
         "python": python,
         "install": "\n".join(f"          {line}" for line in install),
-        "prefix": prefix,
+        "reports": _quoted(f"{prefix}ampcheck-*"),
+        "history": _quoted(f"{prefix}.ampcheck-history"),
     }
-    defaults = f"\ndefaults:\n  run:\n    working-directory: {folder}\n" if folder else ""
+    defaults = f"\ndefaults:\n  run:\n    working-directory: {_quoted(folder)}\n" if folder else ""
     speed = _template("speed_jobs.yml").substitute(target=target, **common) if target else ""
     text = _template("ampcheck.yml").substitute(defaults=defaults, speed=speed.rstrip("\n"), **common)
     return text.rstrip("\n") + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,11 @@ class TrainingScript:
 
 @dataclass(frozen=True)
 class Repository:
-    """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself."""
+    """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself.
+
+    classes, models, scripts: of modules that an import statement can name. unnameable: paths of the other files that
+    have models or a training loop.
+    """
 
     folder: Path
     top: Path
@@ -76,6 +80,7 @@ class Repository:
     models: Sequence[Class]
     scripts: Sequence[TrainingScript]
     other_ci: str
+    unnameable: Sequence[str] = ()
 
     @property
     def tests(self) -> Sequence[Source]:
@@ -86,16 +91,24 @@ class Repository:
 def read_repository(folder: Path) -> Repository:
     """Read every Python file and the README of a folder."""
     sources, examples = read_sources(folder), read_examples(folder)
-    classes: dict[str, list[Class]] = {}
-    for source in sources:
-        for found in _classes(source):
-            classes.setdefault(found.name, []).append(found)
+    classes = _by_name(found for source in sources for found in _classes(source))
+    scripts = [script for source in sources if not source.is_test and (script := _script(source)) is not None]
+    wanted = [*(model.source for model in _models(classes)), *(script.source for script in scripts)]
+    unnameable = sorted({source.path for source in wanted if not source.has_importable_name})
+    classes = _by_name(each for found in classes.values() for each in found if each.source.has_importable_name)
+    scripts = [script for script in scripts if script.source.has_importable_name]
     top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
     on_github = (top / ".github").is_dir()
     other_ci = "" if on_github else next((name for name in _OTHER_CI if (top / name).exists()), "")
     models = _ranked(_models(classes), [*sources, *examples])
-    scripts = [script for source in sources if not source.is_test and (script := _script(source)) is not None]
-    return Repository(folder, top, sources, examples, classes, models, scripts, other_ci)
+    return Repository(folder, top, sources, examples, classes, models, scripts, other_ci, unnameable)
+
+
+def _by_name(classes: Iterable[Class]) -> dict[str, list[Class]]:
+    found: dict[str, list[Class]] = {}
+    for each in classes:
+        found.setdefault(each.name, []).append(each)
+    return found
 
 
 def parameters_of(found: Class, classes: Mapping[str, Sequence[Class]]) -> tuple[Parameter, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,8 +19,11 @@ from ampcheck.setup.candidates import Attempt, Candidate
 ENOUGH = 2
 """Models that get a factory."""
 
-_COPIED = 1_000_000
-"""Bytes of a file up to which it is copied; a larger one is linked."""
+_FILE_BYTES = 20_000_000
+"""A larger file is left out: it is data or a checkpoint."""
+
+_COPY_BYTES = 500_000_000
+"""Bytes up to which files are copied; of more, Python's alone."""
 
 _FILES = 20_000
 """Files that are copied; of more, Python's alone."""
@@ -52,10 +56,13 @@ class Tried:
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """A copy of a repository without its hidden folders, removed at the end."""
+    """A copy of a repository without its hidden folders and large files, removed at the end.
+
+    Every file is a real copy: a link would let the code that runs there overwrite the user's file.
+    """
     with TemporaryDirectory(prefix="ampcheck-init-", ignore_cleanup_errors=True) as temporary:
         target = Path(temporary, folder.name or "repository")
-        count = 0
+        count = size = 0
         for parent, folders, files in os.walk(folder):
             if "pyvenv.cfg" in files:
                 folders.clear()
@@ -64,18 +71,14 @@ def copied(folder: Path) -> Iterator[Path]:
             into = target / Path(parent).relative_to(folder)
             into.mkdir(parents=True, exist_ok=True)
             for name in files:
-                count += 1
-                if count <= _FILES or name.endswith(".py"):
-                    with suppress(OSError):
-                        _copy(Path(parent, name), into / name)
+                source = Path(parent, name)
+                with suppress(OSError):
+                    length = source.stat().st_size
+                    fits = length <= _FILE_BYTES and count < _FILES and size + length <= _COPY_BYTES
+                    if fits or name.endswith(".py"):
+                        shutil.copyfile(source, into / name)
+                        count, size = count + 1, size + length
         yield target
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.stat().st_size <= _COPIED:
-        shutil.copyfile(source, target)
-    else:
-        target.symlink_to(source.resolve())
 
 
 _LOCATE = """
@@ -153,23 +156,36 @@ def _tried(candidate: Candidate, answer: dict[str, object]) -> Tried:
 
 def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
     """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
-    `TIMED_OUT` if it took longer."""
+    `TIMED_OUT` if it took longer; the processes that it started end with it then."""
     variables = {**os.environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(_inherited())}
     with log.open("w", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=False,
-            )
+            return process.wait(seconds)
         except subprocess.TimeoutExpired:
+            _kill_group(process)
             return TIMED_OUT
-    return done.returncode
+        except BaseException:  # Ctrl-C does not reach a session of its own
+            _kill_group(process)
+            raise
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and those that it started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:  # Windows
+        process.kill()
+    process.wait()
 
 
 def _inherited() -> list[str]:

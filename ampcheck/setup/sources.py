@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import os
 import re
 import warnings
@@ -42,6 +43,11 @@ class Source:
         return (
             name.startswith("test_") or name in ("conftest.py", "setup.py") or {"tests", "test"} & set(folders) != set()
         )
+
+    @property
+    def has_importable_name(self) -> bool:
+        """Whether an import statement can name the module; it cannot for `my-model.py` and `01_train.py`."""
+        return all(part.isidentifier() and not keyword.iskeyword(part) for part in self.module.split("."))
 
     @cached_property
     def names(self) -> dict[str, str]:

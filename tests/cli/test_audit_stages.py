@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ampcheck.cli.following import Following
+from ampcheck.cli.following import Following, second_interrupt_ends
 from ampcheck.cli.main import main
 from ampcheck.cli.stage_times import StageTimes, about
 from ampcheck.cli.targets import command_of
@@ -139,6 +139,16 @@ def test_eager_verdicts_are_printed_before_anything_is_compiled_and_a_second_int
     audit.communicate(timeout=10)
     assert audit.returncode == -signal.SIGINT
     assert not (folder / "run.json").exists() or Run.load(folder / "run.json").findings, "nothing is half-written"
+
+
+def test_a_handler_that_python_did_not_install_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr("ampcheck.cli.following.signal.getsignal", lambda number: None)
+        with second_interrupt_ends():
+            patch.undo()
+            assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("target", ["overflow", "sound"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,7 +41,40 @@ def test_a_part_that_is_missing_says_what_follows_and_what_to_do(
 
 
 def test_each_no_has_a_consequence_and_a_cure() -> None:
-    assert [fact.name for fact in facts().values() if not fact.present and not (fact.without and fact.cure)] == []
+    assert [fact.name for fact in facts().values() if fact.present is False and not (fact.without and fact.cure)] == []
+
+
+def test_what_quick_does_not_try_is_neither_yes_nor_no(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setenv("CXX", "c++")
+    assert main(["doctor", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "?    torch.compile: not tried (--quick) with /bin/c++" in lines
+    assert "?    fast statistics: not tried (--quick)" in lines
+    assert lines[-1].endswith("; 2 not tried")
+
+
+def test_without_git_neither_bisect_nor_a_base_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert facts()["git"].without.endswith(": bisect, speed --base")
+
+
+def test_only_packages_that_ampcheck_imports_are_looked_for() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(machine.__file__).parents[1].rglob("*.py")]
+    lazy = {"xdist"}  # pytest's, which the plugin asks for its workers
+    for package in machine._OPTIONAL.keys() - lazy:
+        pattern = re.compile(rf"^\s*(from|import) (torch\.utils\.)?{package}\b", re.MULTILINE)
+        assert any(pattern.search(text) for text in sources), package
+    assert {"tensorboard", "wandb"} <= facts().keys()
+
+
+def test_a_folder_of_logs_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert (facts()["wandb"].present, facts()["wandb"].found) == (False, "not installed")
 
 
 def test_torch_compile_is_tried_and_not_only_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
 from ampcheck.setup import files, plan, sandbox
+from ampcheck.setup.render import render_workflow
 
 WRITTEN = (".github/workflows/ampcheck.yml", "pyproject.toml", "tests/ampcheck.lock.json", "tests/test_amp.py")
 
@@ -273,6 +274,15 @@ def test_a_checkpoint_of_transformers_is_tried_small_and_without_network(tmp_pat
     assert '"labels": torch.randint(0, 2, (2,))' in text
 
 
+def test_a_file_that_no_import_statement_can_name_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\n"
+    files = {"my-model.py": text, "01_train.py": TRAINING["train.py"]}
+    assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
+    assert "note: no import statement can name 01_train.py, my-model.py: rename to" in capsys.readouterr().out
+    compile((tmp_path / "tests/test_amp.py").read_text(encoding="utf-8"), "test_amp.py", "exec")
+    assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -356,6 +366,30 @@ def test_a_failure_in_the_middle_leaves_nothing_half_written(
     assert not (tmp_path / "tests").exists()
 
 
+@pytest.mark.parametrize("name", ["ampcheck.yml", "pyproject.toml"])
+@pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
+def test_an_interrupt_in_the_middle_leaves_nothing_half_written(
+    tmp_path: Path, name: str, after: bool, monkeypatch: pytest.MonkeyPatch, no_trial: None
+) -> None:
+    before = {"pyproject.toml": "[project]\nname = 'a'\n"}
+    write(tmp_path, before)
+    real, interrupts = files.write_atomically, [KeyboardInterrupt()]
+
+    def interrupted(path: Path, text: str) -> None:
+        ends = path.name == name and interrupts
+        if after or not ends:
+            real(path, text)
+        if ends:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(files, "write_atomically", interrupted)
+    plan_of = plan.make_plan(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(plan_of.files)
+    assert files_of(tmp_path) == {name: text.encode() for name, text in before.items()}
+    assert not (tmp_path / "tests").exists()
+
+
 # The workflow ---------------------------------------------------------------------------------------------------------
 
 
@@ -405,11 +439,26 @@ def test_without_git_the_workflow_is_in_the_folder(tmp_path: Path, no_trial: Non
     assert "jobs" in workflow_of(tmp_path)
 
 
-def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, no_trial: None) -> None:
-    write(tmp_path, {"examples/mnist/readme.txt": ""})
-    assert main(["init", str(tmp_path / "examples/mnist"), "--yes"]) == 0
-    assert workflow_of(tmp_path)["defaults"]["run"]["working-directory"] == "examples/mnist"
-    assert (tmp_path / "examples/mnist/tests/test_amp.py").exists()
+FOLDERS = ["examples/mnist", "my proj #1", ".research/m", "a: b", "'a' \"b\"", "*", "größe", "true"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, folder: str, no_trial: None) -> None:
+    write(tmp_path, {f"{folder}/readme.txt": ""})
+    assert main(["init", str(tmp_path / folder), "--yes"]) == 0
+    workflow = workflow_of(tmp_path)
+    assert workflow["defaults"]["run"]["working-directory"] == folder
+    options = [step.get("with", {}) for step in workflow["jobs"]["judge"]["steps"]]
+    assert {each.get("cache-dependency-path") for each in options} == {None, f"{folder}/pyproject.toml"}
+    assert {each.get("path") for each in options} == {None, ".inductor", f"{folder}/ampcheck-*"}
+    assert (tmp_path / folder / "tests/test_amp.py").exists()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_history_of_a_folder_is_cached_there(folder: str) -> None:
+    text = render_workflow(folder=folder, install=["pip install ampcheck"], torch="2.13", target="tests/test_amp.py:m")
+    steps = yaml.safe_load(text)["jobs"]["history"]["steps"]
+    assert f"{folder}/.ampcheck-history" in {step.get("with", {}).get("path") for step in steps}
 
 
 def test_with_another_ci_the_commands_are_named_instead(

@@ -8,7 +8,7 @@ import pytest
 from setup.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, write
 
 from ampcheck.setup.arguments import guessed, shrunken
-from ampcheck.setup.candidates import candidates, snake_case, unimportable
+from ampcheck.setup.candidates import candidates, factory_name, unimportable
 from ampcheck.setup.repository import read_repository
 from ampcheck.setup.uses import plain_uses
 
@@ -120,6 +120,28 @@ def test_models_in_a_script_that_trains_when_imported_are_named(tmp_path: Path) 
     assert candidates(repository) == []
 
 
+@pytest.mark.parametrize("name", ["my-net.py", "01_net.py", "class.py", "my-package/__init__.py", "__init__.py"])
+def test_what_no_import_statement_can_name_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    text = "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\n"
+    text += "class NetConfig: pass\ndef main(): Net()(1).backward()\n"
+    user = "from torch import nn\nfrom net import NetConfig\nclass User(nn.Module):\n"
+    user += "    def __init__(self, config): pass\n    def forward(self, x): return x\n"
+    repository = read_repository(write(tmp_path, {name: text, "user.py": user}))
+    assert [each.title for each in candidates(repository)] == ["user.User"]
+    assert not any("NetConfig" in attempt.code for attempt in candidates(repository)[0].attempts)
+    assert repository.scripts == []
+    assert repository.unnameable == [name]
+
+
+def test_a_file_that_cannot_be_imported_still_shows_how_a_model_is_built(tmp_path: Path) -> None:
+    files = {
+        "net.py": "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x): return x\n",
+        "01_use.py": "from net import Net\nmodel = Net(3)\n",
+    }
+    (model,) = candidates(read_repository(write(tmp_path, files)))
+    assert model.attempts[0].code == "Net(3)"
+
+
 def test_a_script_gives_the_model_of_its_library(tmp_path: Path) -> None:
     files = {
         "a.py": "import argparse\nfrom torchvision import models\n"
@@ -155,7 +177,13 @@ def test_of_two_modules_with_one_name_one_is_tried(tmp_path: Path) -> None:
         ("ResNet50", "res_net50"),
         ("Lambda", "model_lambda"),
         ("2d", "model_2d"),
+        ("Build", "model_build"),
+        ("Training", "model_training"),
+        ("Torch", "model_torch"),
+        ("Dict", "model_dict"),
+        ("TestNet", "model_test_net"),
+        ("SetupModule", "model_setup_module"),
     ],
 )
 def test_factories_get_valid_names(name: str, expected: str) -> None:
-    assert snake_case(name) == expected
+    assert factory_name(name) == expected

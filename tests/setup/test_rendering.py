@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from setup.repositories import NANOGPT, TRAINING, TRANSFORMERS, UNGUESSABLE, write
 
+from ampcheck.core.errors import UsageError
 from ampcheck.setup.candidates import candidates
 from ampcheck.setup.render import Contents, render_tests
 from ampcheck.setup.repository import read_repository
@@ -59,11 +62,56 @@ def test_long_constructions_get_a_line_for_each_argument(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["Model", "Inputs", "Compiled", "Factory"])
 def test_no_test_hides_the_factory_that_it_calls(tmp_path: Path, name: str) -> None:
-    text = f"from torch import nn\nclass {name}(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 3)\n"
+    text = f"from torch import nn\nclass {name}(nn.Module):\n    def forward(self, x): return x\n"
     rendered = render_tests(as_if_run(write(tmp_path / "repository", {"net.py": text})))
+    assert f"MODELS = [{name.lower()}]" in rendered
     for function in (node for node in ast.parse(rendered).body if isinstance(node, ast.FunctionDef)):
         names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
         assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         built = {node.args[0].id for node in calls if node.func.id == "build" and isinstance(node.args[0], ast.Name)}
         assert not built & assigned, function.name
+
+
+NAMES_OF_THE_FILE = [
+    "Build",
+    "Training",
+    "Torch",
+    "Sys",
+    "Pytest",
+    "Ampcheck",
+    "TestNet",
+    "Tests",
+    "SetupModule",
+    "Str",
+]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_THE_FILE)
+def test_a_factory_hides_no_name_of_the_file_and_is_no_test(tmp_path: Path, name: str) -> None:
+    text = f"from torch import nn\nclass {name}(nn.Module):\n    def forward(self, x): return x\n"
+    files = {"net.py": text, **TRAINING}
+    tree = ast.parse(render_tests(as_if_run(write(tmp_path / "repository", files), script_runs=True)))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    names = [function.name for function in functions]
+    imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert len(names) == len({*names})
+    assert not {*names} & {*imported, *dir(builtins)}
+    models = next(node for node in tree.body if isinstance(node, ast.Assign))
+    (factory,) = (node.id for node in ast.walk(models.value) if isinstance(node, ast.Name))
+    assert factory in names
+    assert not factory.startswith(("test", "setup"))
+
+
+def test_a_folder_with_quotes_in_its_name_stays_python(tmp_path: Path) -> None:
+    contents = as_if_run(write(tmp_path / "repository", {'the "best" net/train.py': TRAINING["train.py"]}))
+    tree = ast.parse(render_tests(replace(contents, paths=['the "best" net'])))
+    assert 'the "best" net' in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
+def test_tests_that_would_be_no_python_are_refused_with_the_line(tmp_path: Path) -> None:
+    contents = as_if_run(write(tmp_path / "repository", NANOGPT))
+    (model, *_) = contents.models
+    broken = replace(model, attempt=replace(model.attempt, imports=("from my-model import GPT",)))
+    with pytest.raises(UsageError, match="no Python, at `from my-model import GPT`; nothing was written"):
+        render_tests(replace(contents, models=[broken]))
