@@ -22,7 +22,7 @@ _CHILD = "ampcheck.sweep.child_process"
 def sweep(
     tasks: Sequence[Task], folder: ResultFolder, limits: Limits, *, jobs: int = 1, fresh: bool = False
 ) -> Generator[Result, None, None]:
-    """The result of each task, at first those that the folder has; others are written to it as they come.
+    """The result of each task, at first those that the folder has, if they were judged; others are written to it.
 
     limits: of each task. jobs: tasks at the same time, which share the cores. fresh: run every task again.
     Whatever a target does to its process, its result is a run with the reason. Raises `UsageError` for a result that
@@ -31,7 +31,7 @@ def sweep(
     missing: list[Task] = []
     for task in tasks:
         known = None if fresh else folder.load(task)
-        if known is None or known.again(limits):
+        if known is None:
             missing.append(task)
         else:
             yield known
@@ -49,7 +49,7 @@ def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
         run, ended, reason = judge(worker, name, task, limits)
         seconds, peak = time.perf_counter() - begin, worker.peak
         worker.kill()  # PyTorch's own end takes seconds
-    return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak, limits)
+    return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak)
 
 
 def judge(worker: Worker, name: str, task: Task, limits: Limits, **places: str) -> tuple[Run, str, str]:
