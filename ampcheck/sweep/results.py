@@ -111,7 +111,7 @@ class ResultFolder:
         return None
 
     def save(self, task: Task, result: Result) -> None:
-        """Write a result, in place of an earlier one of other code; one that was not judged too, which is not loaded."""
+        """Write a result, in place of one of earlier code; also one that was not judged, which is never loaded."""
         data = {"schema": SCHEMA, "key": self._key(task), **asdict(result), "run": result.run.to_json()}
         self.write(self._file(task).name, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
