@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
@@ -107,7 +108,10 @@ class History:
 
     def _judged(self, task: Task, name: str) -> tuple[Run, str, str, int | None]:
         """The run of a commit, how it ended, why there is no other run, and the peak of memory in bytes."""
-        with worktree(self.repository, task.commit) as root:
+        with (
+            TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
+            worktree(self.repository, task.commit) as root,
+        ):
             checkout = base_of(self.repository, root, self.head)
             with Worker(
                 "ampcheck.bisect.child_process",
@@ -118,7 +122,7 @@ class History:
                 memory=self.limits.memory,
             ) as worker:
                 placed = replace(task, target=replace(self.target, target=checkout.target))
-                places = {"root": str(root), "repository": str(self.repository.root)}
+                places = {"scratch": scratch, "root": str(root), "repository": str(self.repository.root)}
                 run, ended, reason = judge(worker, name, placed, self.limits, **places)
                 if ended == JUDGED:
                     self._require_own_code(worker, task, str(root))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import UsageError
@@ -45,8 +46,11 @@ def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
     env = {name: os.environ.get(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     name = name_of_target(task.target.target)
     begin = time.perf_counter()
-    with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
-        run, ended, reason = judge(worker, name, task, limits)
+    with (
+        TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
+        start(_CHILD, name=name, env=env, memory=limits.memory) as worker,
+    ):
+        run, ended, reason = judge(worker, name, task, limits, scratch=scratch)
         seconds, peak = time.perf_counter() - begin, worker.peak
         worker.kill()  # PyTorch's own end takes seconds
     return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,11 @@ import pytest
 
 from ampcheck.cli.main import main
 from ampcheck.core.run import Run, Verdict
+from ampcheck.core.settings import Target
+from ampcheck.sweep import child_process
+from ampcheck.sweep.results import Limits, ResultFolder, Task
 from ampcheck.sweep.source import CodeDigests
+from ampcheck.sweep.sweep import sweep as run_sweep
 
 MODELS = """
 import os, sys, time
@@ -30,6 +35,16 @@ def touch(name):
 class Overflows(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) * 1e6
+
+def litters():
+    import tempfile
+    place = tempfile.mkdtemp(prefix="litter-")
+    with open("litter.txt", "w") as log:
+        log.write(place)
+    from torch._inductor.runtime.runtime_utils import cache_dir
+    with open("cache.txt", "w") as log:
+        log.write(cache_dir())
+    time.sleep(600)
 
 def sound():
     touch("sound")
@@ -139,6 +154,23 @@ def test_a_target_that_takes_too_long_is_ended_and_the_next_sweep_tries_it_again
         assert f"had not done so after {limit} s" in rows_of(folder / "all.json")["models.py:sleeps"]["first problem"]
     (folder / "awake").touch()
     assert sweep(targets, "--json", "all.json").code == 0
+
+
+@pytest.mark.parametrize("command", ["audit", "compilation"])
+def test_temporary_files_of_a_target_that_is_ended_are_removed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    task = Task(command, Target("models.py:litters"))
+    (result,) = run_sweep([task], ResultFolder(folder / "results"), Limits(15.0))
+    assert "had not done so after 15 s" in result.reason
+    assert (folder / "litter.txt").read_text().startswith(str(tmp_path / "ampcheck-"))
+    assert not list(tmp_path.glob("ampcheck-*"))
+    cache = Path((folder / "cache.txt").read_text())
+    assert cache.parent == tmp_path  # Inductor's own, which targets share
+    assert cache.is_dir()
 
 
 def edited(folder: Path, name: str) -> None:
@@ -257,6 +289,14 @@ def test_a_collection_a_folder_with_a_zoo_and_a_pattern_name_targets(sweep: Any,
     assert run.tables[1].title == "Families"
     assert list(run.tables[1].rows) == [("linear", 2, 1, 0, 1, 0)]
     assert "ampcheck audit 'zoo/zoo.py:ZOO[overflowing]'" in run.of(Verdict.FAIL)[0].reproduce
+
+
+@pytest.mark.parametrize(
+    "meta", ["{'healthy': {'layers': 1}}", "{'healthy': 'linear'}", "{'healthy': {'family': 7}}", "3", "['healthy']"]
+)
+def test_a_meta_that_is_no_mapping_to_families_names_none(folder: Path, meta: str) -> None:
+    (folder / "models.py").write_text(f"{MODELS}META = {meta}\n")
+    assert child_process.Commands().members("models.py:MODELS") == [("healthy", ""), ("overflowing", "")]
 
 
 def test_a_sweep_that_judged_nothing_is_no_success(sweep: Any, folder: Path) -> None:
