@@ -20,14 +20,14 @@ def commands() -> Commands:
 
 
 class Commands:
-    """What a process of a bisection does. root: of the checkout; repository: the user's own."""
+    """What a process of a bisection does. root: of the checkout; repository: the user's own; scratch: as in a sweep."""
 
-    def audit(self, target: Mapping[str, Any], root: str, repository: str) -> tuple[Run | None, str]:
+    def audit(self, target: Mapping[str, Any], scratch: str, root: str, repository: str) -> tuple[Run | None, str]:
         """The run of a target; or None and the traceback of a defect of ampcheck.
 
         Raises `UsageError` where code of the repository came from another place than the checkout.
         """
-        judged = child_process.Commands().audit(target)
+        judged = child_process.Commands().audit(target, scratch)
         require_origin(split_member(target["target"])[0], Path(root), Path(repository))
         return judged
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Verdict
+from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.subject import split_member
 from ampcheck.core.worker import Worker
@@ -75,11 +76,11 @@ class History:
         return cls(target, repository, head_of(repository, target.target), known, folder, limits, frozenset(changed))
 
     def result(self, number: int) -> Result:
-        """The result of a commit: of this search, of an earlier one, or of an audit now."""
+        """The result of a commit: of this search, of an earlier one that judged it, or of an audit now."""
         if number not in self.results:
             task = Task(AUDIT, self.target, self.commits[number].full)
             known = self.folder.load(task)
-            if known is None or known.again(self.limits):
+            if known is None:
                 known = self._audited(task)
                 self.folder.save(task, known)
             self.results[number] = known
@@ -97,11 +98,21 @@ class History:
 
     def _audited(self, task: Task) -> Result:
         name, begin = f"{self.target.target} in {task.commit[:10]}", time.perf_counter()
-        with worktree(self.repository, task.commit) as root:
-            try:
-                checkout = base_of(self.repository, root, self.head)
-            except UsageError as error:
-                return Result(AUDIT, self.target.target, *unjudged(name, AUDIT, REFUSED, str(error)))
+        peak = None
+        try:
+            run, ended, reason, peak = self._judged(task, name)
+        except UsageError as error:  # of this commit: the search goes on with others
+            run, ended, reason = unjudged(name, AUDIT, REFUSED, str(error))
+        seconds = round(time.perf_counter() - begin, 1)
+        return Result(AUDIT, self.target.target, run, ended, reason, seconds, peak)
+
+    def _judged(self, task: Task, name: str) -> tuple[Run, str, str, int | None]:
+        """The run of a commit, how it ended, why there is no other run, and the peak of memory in bytes."""
+        with (
+            TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
+            worktree(self.repository, task.commit) as root,
+        ):
+            checkout = base_of(self.repository, root, self.head)
             with Worker(
                 "ampcheck.bisect.child_process",
                 name=name,
@@ -111,14 +122,13 @@ class History:
                 memory=self.limits.memory,
             ) as worker:
                 placed = replace(task, target=replace(self.target, target=checkout.target))
-                places = {"root": str(root), "repository": str(self.repository.root)}
+                places = {"scratch": scratch, "root": str(root), "repository": str(self.repository.root)}
                 run, ended, reason = judge(worker, name, placed, self.limits, **places)
                 if ended == JUDGED:
                     self._require_own_code(worker, task, str(root))
                 peak = worker.peak
                 worker.kill()
-        seconds = round(time.perf_counter() - begin, 1)
-        return Result(AUDIT, self.target.target, run, ended, reason, seconds, peak, self.limits)
+        return run, ended, reason, peak
 
     def _require_own_code(self, worker: Worker, task: Task, root: str) -> None:
         """Raise `UsageError` where an installed copy of the repository's code was judged, the same in all commits."""

@@ -18,8 +18,9 @@ from ampcheck.sweep.results import JUDGED
 def judge_history(history: History, check: str = "", progress: Progress = silent) -> Run:
     """Search the history for the first commit in which the verdict of a check changed, of each that changed by default.
 
-    The findings have the later verdict; one that cannot be narrowed down to a commit is undecided. Raises `UsageError`
-    for an unknown check, and where the first or the last commit has no verdict.
+    The findings have the later verdict; one that cannot be narrowed down to a commit is undecided, and a check with a
+    verdict at one end of the range alone is incomplete coverage. Raises `UsageError` for an unknown check, and where
+    the first or the last commit has no verdict.
     """
     if check:
         explain(check)  # raises for an unknown one
@@ -36,19 +37,16 @@ def judge_history(history: History, check: str = "", progress: Progress = silent
         _require_verdict(history, number, check)
     before, after = history.verdicts(0), history.verdicts(last)
     slugs = [check] if check else [slug for slug in before if slug in after]
+    half_known = [] if check else sorted(before.keys() ^ after.keys())
     changed = [slug for slug in slugs if before[slug] != after[slug]]
     findings = [_finding(history, slug, verdict) for slug in changed]
-    if not findings:
-        of = (
-            f"the verdict of {check} is {before[check]}" if check else f"{counted(len(slugs), 'verdicts')} are the same"
-        )
-        text = f"{of} in {history.commits[0]} and in {history.commits[last]}: no commit between them changed it"
-        findings = [COVERAGE.passed(history.target.target, text, 2)]
+    findings += [_half_known(history, slug) for slug in half_known]
+    findings = findings or [_unchanged(history, slugs)]
     return Run(
         environment=history.results[last].run.environment,
         findings=tuple(findings),
         coverage=Coverage({"commits": last + 1, "audited commits": len(history.results)}),
-        tables=(_table(history, changed or slugs),),
+        tables=(_table(history, [*changed, *half_known] or slugs),),
         title=f"bisection of {history.target.target} over {counted(last, 'commits')}",
     )
 
@@ -58,9 +56,40 @@ def _require_verdict(history: History, number: int, check: str) -> None:
     if result.ended != JUDGED:
         raise UsageError(f"both ends of the range need a verdict, and {commit} has none: {result.reason}")
     if check and check not in history.verdicts(number):
-        found = [finding for finding in result.run.findings if finding.check == check]
-        why = f"{found[0].verdict}: {found[0].message}" if found else "it does not apply"
+        why = _why_none(history, number, check)
         raise UsageError(f"both ends of the range need a verdict of {check}, and {commit} has none: {why}")
+
+
+def _why_none(history: History, number: int, slug: str) -> str:
+    """Why a commit that was judged has no verdict of a check."""
+    findings = [finding for finding in history.result(number).run.findings if finding.check == slug]
+    undecided = [finding for finding in findings if finding.verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE)]
+    for finding in undecided or findings:
+        return f"{finding.verdict}: {finding.message}"
+    return "it does not apply"
+
+
+def _half_known(history: History, slug: str) -> Finding:
+    """The finding about a check that has a verdict at one end of the range alone."""
+    last = len(history.commits) - 1
+    known, unknown = (0, last) if slug in history.verdicts(0) else (last, 0)
+    verdict, with_it, without_it = history.verdicts(known)[slug], history.commits[known], history.commits[unknown]
+    why = _why_none(history, unknown, slug)
+    text = f"{slug} is {verdict} in {with_it}, and {without_it} has no verdict of it: {why}"
+    hint = "choose a range with a verdict of it at both ends, or search for another check by --check"
+    return COVERAGE.incomplete(history.target.target, text, hint=hint)
+
+
+def _unchanged(history: History, slugs: list[str]) -> Finding:
+    """The finding about verdicts that are the same at both ends of the range; incomplete without any."""
+    first, last, name = history.commits[0], history.commits[-1], history.target.target
+    if not slugs:
+        return COVERAGE.incomplete(name, f"no check has a verdict in {first} or in {last}: there is nothing to compare")
+    if len(slugs) == 1:
+        same = f"the verdict of {slugs[0]} is {history.verdicts(0)[slugs[0]]}"
+    else:
+        same = f"{len(slugs):,} verdicts are the same"
+    return COVERAGE.passed(name, f"{same} in {first} and in {last}: no commit between them changed it", 2)
 
 
 def _finding(history: History, slug: str, verdict: Callable[[int, str], Verdict | None]) -> Finding:

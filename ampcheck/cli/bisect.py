@@ -27,8 +27,9 @@ def add_command(commands: Commands) -> None:
         help="which commit changed the verdict?",
         description="Audit a target as the commits of a range have it, each in a temporary worktree, and search by "
         "halves for the first in which a verdict changed. Results are kept: a search that is interrupted goes on where "
-        "it ended. Exit code 0: the verdicts at both ends are the same; 1: a commit changed one; 2: usage error, or a "
-        "verdict that cannot be decided; 130: interrupted.",
+        "it ended. Exit code 0: the verdicts at both ends are the same; 1: a commit that changed "
+        "one is named; 2: usage error, or a change that cannot be narrowed down to a commit, or no change named and a "
+        "verdict at one end alone; 130: interrupted.",
     )
     bisect.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
     bisect.add_argument(
@@ -68,6 +69,8 @@ def _bisect(options: argparse.Namespace) -> int:
         print(f"interrupted: {len(history.results):,} audited commits are kept in {options.out}", flush=True)
         return INTERRUPTED
     changed = any(finding.check != "coverage" for finding in run.findings)
-    undecided = bool(run.of(Verdict.UNDECIDED))
-    code = finish(run, options, lambda: print_report(run, run.tables, verbose=True), failed=changed)
+    incomplete = bool(run.of(Verdict.INCOMPLETE))
+    # A change often takes the verdicts of other checks with it, as values that overflow have no error: it counts.
+    undecided = bool(run.of(Verdict.UNDECIDED)) or (incomplete and not changed)
+    code = finish(run, options, lambda: print_report(run, run.tables, verbose=True), failed=changed or incomplete)
     return USAGE if undecided and code == 1 else code

@@ -50,8 +50,8 @@ def add_command(commands: Commands) -> None:
     sweep = commands.add_parser(
         "sweep",
         help=summary,
-        description=f"{summary.capitalize()}. A result is kept as soon as it is there: a sweep that is interrupted "
-        f"goes on where it ended. {EXIT_CODES}",
+        description=f"{summary.capitalize()}. A result is kept as soon as it is there, and used until code or options "
+        f"change: a sweep that is interrupted goes on where it ended. {EXIT_CODES}",
     )
     sweep.add_argument(
         "list",
@@ -125,6 +125,9 @@ def _sweep(options: argparse.Namespace) -> int:
             if (audit := found[AUDIT].get(name)) is not None:
                 compilation = found[COMPILATION].get(name)
                 swept.append(Swept(entry, audit.result, audit.run, compilation.run if compilation else None))
+        if folder.reused:
+            verb = "is" if folder.reused == 1 else "are"
+            print(f"{counted(folder.reused, 'results')} {verb} from an earlier sweep; --fresh audits again", flush=True)
         run = sweep_run(swept, len(targets))
         every = [judged for judgements in found.values() for judged in judgements.values()]
         failed = any(judged.failed for judged in every)

@@ -26,7 +26,7 @@ class Target:
     """A subject to audit and its options, which override those of the command line's defaults.
 
     target: as on the command line. dtype: of autocast, empty for the defaults of the audit. severity: by check,
-    over that of the repository. fail_on: empty for that of the repository. full: as `audit` takes it.
+    over that of the repository. fail_on: empty for that of the repository. full: as `judge_subject` takes it.
     """
 
     target: str

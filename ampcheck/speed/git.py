@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -89,6 +90,18 @@ class Repository:
         tracked = self.output("diff", "--name-only", "--no-relative", "--no-renames", "--no-ext-diff", commit)
         untracked = self.output("ls-files", "--others", "--exclude-standard")
         return sorted({*tracked.splitlines(), *untracked.splitlines()})
+
+    def state(self) -> str:
+        """A digest of HEAD, of the changes of tracked files, and of the untracked Python files that are not ignored.
+
+        Raises `UsageError` where there is no commit yet.
+        """
+        changes = self.output("diff", "--full-index", "--no-ext-diff", "--no-textconv", "HEAD")  # names each content
+        parts = [self.commit("HEAD"), changes]
+        for name in self.output("ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines():
+            path = self.root / name
+            parts += [name, hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def files(self, commit: str = "") -> list[str]:
         """The files of a commit; without one those of the working tree, except ignored ones."""

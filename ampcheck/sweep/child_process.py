@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -25,31 +27,47 @@ class Commands:
     """What a process of a sweep does."""
 
     def members(self, collection: str) -> list[tuple[str, str]]:
-        """The names of a collection and their families, from `META` beside it: name to {"family": ...}."""
+        """The names of a collection and their families: by name, {"family": ...} in a mapping `META` beside it."""
         names = load_collection(collection)
-        meta: Mapping[str, Any] = {}
+        meta = None
         with suppress(UsageError):
             meta = load_attribute(f"{collection.rpartition(':')[0]}:META")
-        return [(name, str(meta[name]["family"]) if name in meta else "") for name in names]
+        return [(name, _family(meta, name)) for name in names]
 
-    def audit(self, target: Mapping[str, Any]) -> tuple[Run | None, str]:
-        """The run of a target; or None and the traceback of a defect of ampcheck."""
+    def audit(self, target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
+        """The run of a target; or None and the traceback of a defect of ampcheck. scratch: for temporary files."""
         from ampcheck.target import audit_target
 
-        return _guarded(audit_target, target)
+        return _guarded(audit_target, target, scratch)
 
-    def compilation(self, target: Mapping[str, Any]) -> tuple[Run | None, str]:
+    def compilation(self, target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
         """The same for `measure_compilation`."""
         from ampcheck.sweep.compilation import measure_compilation
 
-        return _guarded(measure_compilation, target)
+        return _guarded(measure_compilation, target, scratch)
 
 
-def _guarded(judge: Callable[[Target], Run | None], target: Mapping[str, Any]) -> tuple[Run | None, str]:
+def _family(meta: object, name: str) -> str:
+    entry = meta.get(name) if isinstance(meta, Mapping) else None
+    family = entry.get("family") if isinstance(entry, Mapping) else None
+    return family if isinstance(family, str) else ""
+
+
+def _guarded(judge: Callable[[Target], Run | None], target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
     warnings.simplefilter("ignore")  # of the packages of a hundred models
     try:
+        _use_scratch(scratch)
         return judge(Target(**target)), ""
     except UsageError:
         raise
     except Exception:  # noqa: BLE001  # a crash of ampcheck must not end the sweep
         return None, traceback.format_exc()
+
+
+def _use_scratch(folder: str) -> None:
+    """Put temporary files of this process and its children into a folder that outlives them, to be removed."""
+    from ampcheck.torchtools.dynamo import cache_folder
+
+    cache_folder()  # Inductor's cache, which targets share, stays where it is: torch notes its place
+    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder))
+    tempfile.tempdir = None  # the next call reads these variables

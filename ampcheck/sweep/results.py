@@ -18,10 +18,10 @@ from ampcheck.core.json_files import read_json
 from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 from ampcheck.core.text import counted, listed
-from ampcheck.core.worker import MEMORY, TIME
+from ampcheck.sweep.source import CodeDigests
 
-SCHEMA = 1
-"""Version of the file of a result. 1: the first."""
+SCHEMA = 2
+"""Version of the file of a result. 1: the first; 2: the key has the code, and a result no limits."""
 
 AUDIT, COMPILATION = "audit", "compilation"
 """Commands of a process of a sweep."""
@@ -46,7 +46,7 @@ class Result:
     """What one command found of a target.
 
     command: `AUDIT` or `COMPILATION`. ended: how; reason: why there is no run, in one line. seconds: that it took;
-    memory: bytes at the peak, sampled, None where the system does not report them. limits: that it had.
+    memory: bytes at the peak, sampled, None where the system does not report them.
     """
 
     command: str
@@ -56,13 +56,6 @@ class Result:
     reason: str = ""
     seconds: float = 0.0
     memory: int | None = None
-    limits: Limits = Limits(0.0)
-
-    def again(self, limits: Limits) -> bool:
-        """Whether it hit a limit that is higher now."""
-        if self.ended == MEMORY:
-            return limits.memory is None or (self.limits.memory is not None and limits.memory > self.limits.memory)
-        return self.ended == TIME and limits.seconds > self.limits.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +67,11 @@ class Task:
     commit: str = ""
 
 
-def key_of(task: Task) -> dict[str, Any]:
-    """What a result depends on: the task, with the target's options, and the versions of torch and ampcheck."""
+def key_of(task: Task, code: str) -> dict[str, Any]:
+    """What a result depends on: the task, with the target's options, the code, and the versions of torch and ampcheck.
+
+    code: a digest of it, empty where the commit of the task names it.
+    """
     target = task.target
     options = {name: value for name, value in asdict(target).items() if name not in _JUDGEMENT}
     options["dtype"] = list(target.dtype)
@@ -83,32 +79,40 @@ def key_of(task: Task) -> dict[str, Any]:
         "command": task.command,
         "commit": task.commit,
         **options,
+        "code": code,
         "torch": version("torch"),
         "ampcheck": version("ampcheck"),
     }
 
 
 class ResultFolder:
-    """The results in a folder, which is created for the first one. Raises `UsageError` for a path of another kind."""
+    """The results in a folder, which is created for the first one. Raises `UsageError` for a path of another kind.
+
+    reused: how many results were loaded.
+    """
 
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise UsageError(f"the results of a sweep need a folder; {path} is a file")
         self.path = path
+        self.reused = 0
+        self._digests = CodeDigests()
 
     def load(self, task: Task) -> Result | None:
-        """The result of a task with its options and versions; None where there is none, or a damaged one."""
+        """The result of a task that was judged with its code, options and versions; None without one that is sound."""
         with suppress(OSError, ValueError, KeyError, TypeError, UsageError):  # it is audited again
             data = read_json(self._file(task))
             require_schema(data, "this", "result of a sweep", SCHEMA)
-            if data["key"] == key_of(task):
+            if data["key"] == self._key(task) and data["ended"] == JUDGED:
                 known = {name: data[name] for name in ("command", "target", "ended", "reason", "seconds", "memory")}
-                return Result(**known, run=Run.from_json(data["run"]), limits=Limits(**data["limits"]))
+                result = Result(**known, run=Run.from_json(data["run"]))
+                self.reused += 1
+                return result
         return None
 
     def save(self, task: Task, result: Result) -> None:
-        """Write a result."""
-        data = {"schema": SCHEMA, "key": key_of(task), **asdict(result), "run": result.run.to_json()}
+        """Write a result, in place of one of earlier code; also one that was not judged, which is never loaded."""
+        data = {"schema": SCHEMA, "key": self._key(task), **asdict(result), "run": result.run.to_json()}
         self.write(self._file(task).name, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
     def write(self, name: str, text: str) -> None:
@@ -122,8 +126,8 @@ class ResultFolder:
         write_atomically(self.path / name, text)
 
     def others(self, tasks: Iterable[Task]) -> str:
-        """A sentence on results of these tasks with other options or versions, which are not used; "" without any."""
-        keys = {(task.command, task.target.target): key_of(task) for task in tasks}
+        """A sentence on results of these tasks with other code, options or versions, which are not used; or ""."""
+        keys = {(task.command, task.target.target): self._key(task) for task in tasks}
         changed: dict[str, None] = {}
         stale = 0
         for path in sorted(self.path.glob("*.json")) if self.path.is_dir() else ():
@@ -136,18 +140,24 @@ class ResultFolder:
         if not stale:
             return ""
         return (
-            f"{counted(stale, 'results')} in {self.path} were found with other settings ({listed(changed)}): they stay "
-            "there, and their targets are audited again"
+            f"{counted(stale, 'results')} in {self.path} {'was' if stale == 1 else 'were'} found with other settings "
+            f"({listed(changed)}): the targets are audited again"
         )
 
+    def _key(self, task: Task) -> dict[str, Any]:
+        return key_of(task, "" if task.commit else self._digests.of(task.target.target))
+
     def _file(self, task: Task) -> Path:
-        digest = hashlib.sha256(json.dumps(key_of(task), sort_keys=True).encode()).hexdigest()[:12]
+        options = key_of(task, "")  # not the code: each edit would leave a file behind
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
         return self.path / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', task.target.target)[-80:].strip('-.')}-{digest}.json"
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
+    if before.get("code") != now["code"]:
+        yield "code that has changed"
     for name in now:
-        if before.get(name) != now[name]:
+        if name != "code" and before.get(name) != now[name]:
             yield f"{name} {_shown(before.get(name))}, now {_shown(now[name])}"
 
 

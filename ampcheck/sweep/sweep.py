@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import UsageError
@@ -22,7 +23,7 @@ _CHILD = "ampcheck.sweep.child_process"
 def sweep(
     tasks: Sequence[Task], folder: ResultFolder, limits: Limits, *, jobs: int = 1, fresh: bool = False
 ) -> Generator[Result, None, None]:
-    """The result of each task, at first those that the folder has; others are written to it as they come.
+    """The result of each task, at first those that the folder has, if they were judged; others are written to it.
 
     limits: of each task. jobs: tasks at the same time, which share the cores. fresh: run every task again.
     Whatever a target does to its process, its result is a run with the reason. Raises `UsageError` for a result that
@@ -31,7 +32,7 @@ def sweep(
     missing: list[Task] = []
     for task in tasks:
         known = None if fresh else folder.load(task)
-        if known is None or known.again(limits):
+        if known is None:
             missing.append(task)
         else:
             yield known
@@ -45,11 +46,14 @@ def _run(task: Task, start: Start, limits: Limits, jobs: int) -> Result:
     env = {name: os.environ.get(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     name = name_of_target(task.target.target)
     begin = time.perf_counter()
-    with start(_CHILD, name=name, env=env, memory=limits.memory) as worker:
-        run, ended, reason = judge(worker, name, task, limits)
+    with (
+        TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
+        start(_CHILD, name=name, env=env, memory=limits.memory) as worker,
+    ):
+        run, ended, reason = judge(worker, name, task, limits, scratch=scratch)
         seconds, peak = time.perf_counter() - begin, worker.peak
         worker.kill()  # PyTorch's own end takes seconds
-    return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak, limits)
+    return Result(task.command, task.target.target, run, ended, reason, round(seconds, 1), peak)
 
 
 def judge(worker: Worker, name: str, task: Task, limits: Limits, **places: str) -> tuple[Run, str, str]:

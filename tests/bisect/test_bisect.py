@@ -15,7 +15,7 @@ from ampcheck.bisect import history
 from ampcheck.catalog.numerics import FLUSH, OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run
+from ampcheck.core.run import Coverage, Finding, Run, Verdict
 
 MODEL = """
 import torch
@@ -83,6 +83,8 @@ class Reader:
 
     def ask(self, command: str, **arguments: Any) -> Any:
         if command == "modules":
+            if "strays" in self.text:
+                raise UsageError("an installed copy of model.py was judged")
             return {}
         revision = re.search(r"revision (\d+)", self.text)
         assert revision is not None
@@ -92,6 +94,8 @@ class Reader:
         if "broken" in self.text:
             raise UsageError("the factory raised SyntaxError")
         findings: list[Finding] = []
+        if "skips" in self.text:
+            return Run(findings=(OVERFLOW.skip("Model", "no gradients"),), coverage=Coverage({"ops": 8})), ""
         if "undecided" in self.text:
             findings.append(OVERFLOW.undecided("Model", "too noisy"))
         elif "* 1000000.0" in self.text:
@@ -156,6 +160,38 @@ def test_a_history_that_changes_no_verdict_has_no_culprit(bisect: Any, reader: l
     assert reader == ["0", "39"]
 
 
+@pytest.mark.parametrize("end", [0, 5])
+@pytest.mark.parametrize(("word", "why"), [("undecided", "undecided: too noisy"), ("skips", "skip: no gradients")])
+def test_a_check_with_a_verdict_at_one_end_alone_is_named_and_never_unchanged(
+    bisect: Any, reader: list[str], end: int, word: str, why: str
+) -> None:
+    models = planted(6, 0)  # overflows all along
+    models[end] += f"# {word}\n"
+    code, run, _, commits = bisect(models)
+    assert code == 2
+    named = {finding.message.partition(" ")[0]: finding.message for finding in run.of(Verdict.INCOMPLETE)}
+    assert list(named) == (["overflow"] if word == "undecided" else ["flush", "overflow"])
+    other = commits[5 - end][:10]
+    assert f"is fail in {other} (revision {5 - end}), and {commits[end][:10]}" in named["overflow"]
+    assert why in named["overflow"]
+    assert not run.of(Verdict.PASS)
+
+
+def test_a_range_whose_ends_have_no_verdict_at_all_is_incomplete(bisect: Any, reader: list[str]) -> None:
+    code, run, _, _ = bisect([f"{model}# skips\n" for model in planted(3, 3)])
+    assert code == 2
+    (finding,) = run.findings
+    assert str(finding.verdict) == "incomplete"
+    assert "no check has a verdict" in finding.message
+
+
+def test_the_verdict_of_the_only_check_is_named_where_it_did_not_change(bisect: Any, reader: list[str]) -> None:
+    models = [f"{model}# undecided\n" for model in planted(3, 3)]
+    code, run, _, _ = bisect(models)  # of flush alone there is a verdict
+    assert code == 0
+    assert run.findings[0].message.startswith("the verdict of flush is pass in")
+
+
 def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str]) -> None:
     code, run, _, commits = bisect(planted(40, 17, before=1e6, after=1.0))
     assert code == 1
@@ -163,7 +199,7 @@ def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str
     assert str(run.findings[0].verdict) == "pass"
 
 
-@pytest.mark.parametrize("word", ["broken", "undecided"])
+@pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
     for number in (*range(5, 12), *range(22, 30)):
@@ -173,7 +209,7 @@ def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader:
     assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
 
 
-@pytest.mark.parametrize("word", ["broken", "undecided"])
+@pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
     for number in range(18, 24):
@@ -220,8 +256,25 @@ def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[
     assert not set(reader) & set(first[:-1])  # none was audited twice
 
 
-def _healed(reader: Reader) -> Reader:
-    reader.text = reader.text.replace("interrupt", "")
+def test_a_commit_that_could_not_be_judged_is_tried_again_by_the_next_search(
+    bisect: Any, reader: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = planted(8, 4)
+    for number in (3, 4):
+        models[number] += "# broken\n"
+    code, *_ = bisect(models)
+    assert code == 2
+    reader.clear()
+    ask = Reader.ask
+    monkeypatch.setattr(Reader, "ask", lambda self, *a, **k: ask(_healed(self, "broken"), *a, **k))
+    code, run, _, commits = bisect(models)
+    assert code == 1
+    assert f"in {commits[4][:10]} (revision 4)" in run.findings[0].message
+    assert sorted(reader) == ["3", "4"]  # those that were judged are not audited twice
+
+
+def _healed(reader: Reader, word: str = "interrupt") -> Reader:
+    reader.text = reader.text.replace(word, "")
     return reader
 
 
@@ -259,6 +312,8 @@ def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: An
     overflow = next(finding for finding in run.findings if finding.check == "overflow")
     assert f"first changed from pass to fail in {commits[3][:10]} (revision 3)" in overflow.message
     assert overflow.where.op == "aten::mul.Tensor"
+    (incomplete, *_) = run.of(Verdict.INCOMPLETE)
+    assert "headroom is pass in" in incomplete.message  # of values that overflow there is none
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,11 @@ import pytest
 
 from ampcheck.cli.main import main
 from ampcheck.core.run import Run, Verdict
+from ampcheck.core.settings import Target
+from ampcheck.sweep import child_process
+from ampcheck.sweep.results import Limits, ResultFolder, Task
+from ampcheck.sweep.source import CodeDigests
+from ampcheck.sweep.sweep import sweep as run_sweep
 
 MODELS = """
 import os, sys, time
@@ -29,6 +35,16 @@ def touch(name):
 class Overflows(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) * 1e6
+
+def litters():
+    import tempfile
+    place = tempfile.mkdtemp(prefix="litter-")
+    with open("litter.txt", "w") as log:
+        log.write(place)
+    from torch._inductor.runtime.runtime_utils import cache_dir
+    with open("cache.txt", "w") as log:
+        log.write(cache_dir())
+    time.sleep(600)
 
 def sound():
     touch("sound")
@@ -46,6 +62,8 @@ def leaves(): os._exit(0)
 def raises(): raise RuntimeError("no weights here")
 def sleeps():
     touch("sleeps")
+    if os.path.exists("awake"):
+        return sound()
     time.sleep(600)
 
 def devours():
@@ -129,15 +147,91 @@ def test_a_target_that_kills_its_process_is_a_row_with_the_reason_and_never_the_
         assert name.replace(":", "&#58;") in table
 
 
-def test_a_target_that_takes_too_long_is_ended_and_is_tried_again_under_a_higher_limit_alone(
-    sweep: Any, folder: Path
-) -> None:
+def test_a_target_that_takes_too_long_is_ended_and_the_next_sweep_tries_it_again(sweep: Any, folder: Path) -> None:
     targets = listed(folder, "sleeps")
-    for limit, expected in (("2", "2"), ("1", "2"), ("3", "3")):
+    for limit in ("2", "1"):
         assert sweep(targets, "--time", limit, "--json", "all.json").code == 2  # nothing was judged
-        assert (
-            f"had not done so after {expected} s" in rows_of(folder / "all.json")["models.py:sleeps"]["first problem"]
-        )
+        assert f"had not done so after {limit} s" in rows_of(folder / "all.json")["models.py:sleeps"]["first problem"]
+    (folder / "awake").touch()
+    assert sweep(targets, "--json", "all.json").code == 0
+
+
+@pytest.mark.parametrize("command", ["audit", "compilation"])
+def test_temporary_files_of_a_target_that_is_ended_are_removed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    task = Task(command, Target("models.py:litters"))
+    (result,) = run_sweep([task], ResultFolder(folder / "results"), Limits(15.0))
+    assert "had not done so after 15 s" in result.reason
+    assert (folder / "litter.txt").read_text().startswith(str(tmp_path / "ampcheck-"))
+    assert not list(tmp_path.glob("ampcheck-*"))
+    cache = Path((folder / "cache.txt").read_text())
+    assert cache.parent == tmp_path  # Inductor's own, which targets share
+    assert cache.is_dir()
+
+
+def edited(folder: Path, name: str) -> None:
+    path = folder / name
+    path.write_text(path.read_text() + "\n")
+
+
+def test_a_result_is_used_again_until_the_code_of_its_target_changes(sweep: Any, folder: Path) -> None:
+    targets = listed(folder, "sound")
+    said = sweep(targets)
+    assert "earlier sweep" not in said.out
+    said = sweep(targets)
+    assert said.out.count("1 result is from an earlier sweep; --fresh audits again") == 1
+    assert started(folder) == ["sound"]
+    edited(folder, "models.py")
+    said = sweep(targets)
+    assert "1 result in ampcheck-sweep was found with other settings (code that has changed)" in said.out
+    assert "earlier sweep" not in said.out
+    assert started(folder) == ["sound"] * 2
+    assert len(list((folder / "ampcheck-sweep").glob("*.json"))) == 1  # in place of the one of the earlier code
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=s", "-c", "user.email=s@example.com")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("where", ["no repository", "repository"])
+def test_the_code_of_a_target_is_its_repository_or_what_stands_beside_it(folder: Path, where: str) -> None:
+    package = folder / "package"
+    (package / "inner").mkdir(parents=True)
+    names = ("package/__init__.py", "package/inner/__init__.py", "package/inner/model.py", "package/layers.py")
+    for name in names:
+        (folder / name).touch()
+    (folder / "config.yaml").touch()
+    if where == "repository":
+        git(folder, "init", "-q")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", "first")
+
+    def digest() -> str:
+        return CodeDigests().of(f"{names[2]}:subject")
+
+    seen = [digest()]
+    assert digest() == seen[0]
+    for name in names:
+        edited(folder, name)
+        seen.append(digest())
+    (folder / "new.py").touch()
+    seen.append(digest())
+    if where == "repository":
+        edited(folder, "config.yaml")
+        seen.append(digest())
+        git(folder, "commit", "-q", "-a", "-m", "second")
+        seen.append(digest())
+    assert len(set(seen)) == len(seen)
+    (folder / "report.json").touch()
+    assert digest() == seen[-1]
+    module = CodeDigests().of("package.inner.model:subject")
+    edited(folder, names[2])
+    assert CodeDigests().of("package.inner.model:subject") != module
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the memory of a process is read from /proc")
@@ -197,6 +291,14 @@ def test_a_collection_a_folder_with_a_zoo_and_a_pattern_name_targets(sweep: Any,
     assert "ampcheck audit 'zoo/zoo.py:ZOO[overflowing]'" in run.of(Verdict.FAIL)[0].reproduce
 
 
+@pytest.mark.parametrize(
+    "meta", ["{'healthy': {'layers': 1}}", "{'healthy': 'linear'}", "{'healthy': {'family': 7}}", "3", "['healthy']"]
+)
+def test_a_meta_that_is_no_mapping_to_families_names_none(folder: Path, meta: str) -> None:
+    (folder / "models.py").write_text(f"{MODELS}META = {meta}\n")
+    assert child_process.Commands().members("models.py:MODELS") == [("healthy", ""), ("overflowing", "")]
+
+
 def test_a_sweep_that_judged_nothing_is_no_success(sweep: Any, folder: Path) -> None:
     assert sweep(listed(folder, "raises")).code == 2
 
@@ -251,7 +353,7 @@ def test_ctrl_c_leaves_a_readable_partial_report_no_process_and_a_sweep_that_can
         assert "sweep of 1 of 2 targets, interrupted" in (folder / report).read_text()
     assert not any(map(is_alive, children))
 
-    (folder / "models.py").write_text(MODELS.replace("time.sleep(600)", "return sound()"))
+    (folder / "awake").touch()
     assert main(["sweep", targets, *QUICK, "--json", "all.json"]) == 0
     assert [row["verdict"] for row in rows_of(folder / "all.json").values()] == ["pass", "pass"]
     assert started(folder) == ["sound", "sleeps", "sleeps", "sound"]  # the first was not audited again
