@@ -27,7 +27,6 @@ def add_command(commands: Commands) -> None:
     summary = "judge models in low precision, eager and compiled, forward and backward; or training loops"
     audit = commands.add_parser("audit", help=summary, description=f"{summary.capitalize()}. {EXIT_CODES}")
     add_targets(audit)
-    audit.add_argument("--fast", action="store_true", help="seconds: eager alone, the same as --no-compile")
     add_selection(audit)
     add_output(audit)
     audit.add_argument("-q", "--quiet", action="store_true", help="print what failed, and nothing else")
@@ -35,7 +34,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    options.no_compile |= options.fast
     settings = settings_of(options)
     targets = targets_of(options, settings)
     require_writable(**outputs_of(options))

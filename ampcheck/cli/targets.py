@@ -48,7 +48,9 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--steps", type=int, metavar="N", help="steps of a training loop to observe")
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
-    command.add_argument("--no-compile", action="store_true", help="do not run torch.compile")
+    command.add_argument(
+        *("--no-compile", "--fast"), action="store_true", help="seconds: eager alone, torch.compile is not run"
+    )
     command.add_argument(
         "--full",
         action="store_true",
