@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -55,10 +54,6 @@ def _audit(options: argparse.Namespace) -> int:
             print("ampcheck: interrupted; the report says what was judged until then", file=sys.stderr, flush=True)
             runs.append(error.run)
             printed, interrupted = error.printed, True
-        if "RANK" in os.environ:  # under torchrun
-            from ampcheck.training.distributed.ranks import leave_group
-
-            leave_group()
         if not runs:  # rank 0 reports the findings of all ranks
             return 0
         merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]

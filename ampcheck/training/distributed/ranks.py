@@ -192,12 +192,6 @@ def gather_runs(run: Run) -> Run | None:
         return merge_ranks([Run.from_json(data) for data in runs]) if rank() == 0 else None
 
 
-def leave_group() -> None:
-    """End the process group that a target has set up: threads of an open one may abort the process when it exits."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
-
-
 @contextmanager
 def _group() -> Iterator[None]:
     launched = dist.is_available() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
