@@ -438,3 +438,18 @@ def test_work_handed_to_a_pool_of_threads_is_followed_also_when_the_pool_was_mad
             result = judged(run)
             assert bad(result) == found
             assert result.coverage.seen["thread ops"] > 0
+
+
+def test_equal_code_in_two_files_is_named_by_its_own_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = (
+        "import torch\ndef run():\n    with torch.autocast('cpu', torch.bfloat16):\n"
+        "        torch.ones(2, requires_grad=True).sum().backward()\n"
+    )
+    for name in ("first_copy.py", "second_copy.py"):
+        (tmp_path / name).write_text(source)
+        namespace = {}
+        exec(compile(source, str(tmp_path / name), "exec"), namespace)
+        with ampcheck.watch(checks=["autocast-scope"], fail_on="never") as seen:
+            namespace["run"]()
+        assert [f.where.file for f in seen.run.of(Verdict.FAIL)] == [name]

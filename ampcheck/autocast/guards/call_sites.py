@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def call_site(frame: FrameType | None, backward: bool) -> CallSite | None:
     """
     direct, compiled, key = True, False, None
     for outer in _stack(frame):
-        kind, path = _classify(outer.f_code)
+        kind, path = _classify(outer.f_code.co_filename, outer.f_code.co_name)
         if kind == _ENGINE and backward:
             break
         if kind == _PROBE:
@@ -97,7 +97,7 @@ def engine_path(frame: FrameType | None) -> EnginePath:
     top, checkpoint, function, module = 0, False, False, False
     for outer in _stack(frame):
         code = outer.f_code
-        if _classify(code)[0] == _ENGINE:
+        if _classify(code.co_filename, code.co_name)[0] == _ENGINE:
             # Gradients, retain_graph, create_graph. A thread of the engine's own has no such frame.
             arguments = outer.f_locals.get("args", ())
             return EnginePath(top, checkpoint, function, module, len(arguments) > 2 and arguments[2] is True)
@@ -125,7 +125,7 @@ def function_context(frame: FrameType | None) -> Any:
     for outer in _stack(frame):
         code = outer.f_code
         names = code.co_varnames[:1]
-        if (code.co_name == "forward" or names == ("ctx",)) and _classify(code)[0] == _USER:
+        if (code.co_name == "forward" or names == ("ctx",)) and _classify(code.co_filename, code.co_name)[0] == _USER:
             first = outer.f_locals.get(names[0]) if names else None
             if isinstance(first, BackwardCFunction):
                 return first
@@ -141,11 +141,10 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 @cache
-def _classify(code: CodeType) -> tuple[int, str]:
-    path = code.co_filename
+def _classify(path: str, name: str) -> tuple[int, str]:  # not by the code: that of two equal files is equal
     if is_users(path):
         return _USER, short_path(path)
-    if path == _GRAPH and code.co_name == "_engine_run_backward":
+    if path == _GRAPH and name == "_engine_run_backward":
         return _ENGINE, ""
     if path == probe.__file__:
         return _PROBE, ""
@@ -153,6 +152,6 @@ def _classify(code: CodeType) -> tuple[int, str]:
         return _COMPILER, ""
     if path.startswith(_WRAPPERS):
         return _WRAPPER, ""
-    if path.startswith(_MODULES) and code.co_name == "forward":
+    if path.startswith(_MODULES) and name == "forward":
         return _MODULE, path
     return (_LIBRARY if path.startswith(_TORCH) else _OTHER), ""
