@@ -2,14 +2,11 @@
 
 import os
 import sys
-from contextlib import suppress
 
 from ampcheck.cli.main import main
+from ampcheck.core.exit import exit_without_teardown
 
 code = main()
-if "RANK" in os.environ:  # under torchrun; threads of a process group that is still open may abort Python at its end
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-    os._exit(code)
+if "RANK" in os.environ:  # under torchrun
+    exit_without_teardown(code)
 sys.exit(code)

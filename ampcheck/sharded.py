@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import spawn
 
 from ampcheck.catalog.training import REDUCE_PRECISION
 from ampcheck.core.arguments import parse_integer
+from ampcheck.core.exit import exit_without_teardown
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Where, merge
@@ -183,6 +184,7 @@ def _on_rank(
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    exit_without_teardown(0)
 
 
 def _gradients(model: torch.nn.Module, seen: Any) -> Gradients:
