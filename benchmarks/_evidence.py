@@ -26,15 +26,19 @@ Rows = dict[tuple[str, str], Row]
 REQUIRED = ("size", "name", "options", "fingerprint")
 
 
-def write_evidence(path: Path, data: Mapping[str, Any], table: Iterable[str], *, of_rows: bool = False) -> None:
-    """JSON at `path` and a Markdown table beside it. of_rows: the rows tell by themselves where they were measured, and
-    the machine that writes them is nobody's concern."""
+def write_evidence(
+    path: Path, data: Mapping[str, Any], table: Iterable[str], *, of_rows: bool = False, device: str = "cpu"
+) -> None:
+    """JSON at `path` and a Markdown table beside it.
+
+    of_rows: each row names the machine that measured it; the machine that writes is left out. device: the hardware.
+    """
     command = "python " + " ".join(sys.argv)
     if of_rows:
         own: dict[str, Any] = {}
         place = "Each part says where it was measured, which need not be where this was written."
     else:
-        known = environment()
+        known = environment(device)
         own = {"environment": known}
         place = f"torch {known['torch']}, {known['device']}, {known['threads']} thread" + "s" * (known["threads"] != 1)
     write_atomically(path, json.dumps({"command": command, **own, **data}, indent=1) + "\n")

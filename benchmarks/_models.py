@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from ampcheck import Subject
+from ampcheck import Subject, UsageError
 from ampcheck.core.subject import load_subject
 from ampcheck.sweep.listing import Entry, read_list
 
@@ -24,11 +24,16 @@ def entries(options: argparse.Namespace) -> list[Entry]:
 
 
 def models(options: argparse.Namespace, left: list[str]) -> Iterator[tuple[Entry, Subject]]:
-    """Each model, built in this process. left: takes a line on those that were not begun."""
+    """Each model that can be built in this process. left: takes a line on each other, and on those not begun."""
     begun = time.monotonic()
     todo = entries(options)
     for number, entry in enumerate(todo):
         if time.monotonic() - begun > 60 * options.minutes:
             left += ["", f"{len(todo) - number} further models were not begun within {options.minutes:g} minutes."]
             return
-        yield entry, load_subject(entry.target)
+        try:
+            subject = load_subject(entry.target)
+        except UsageError as error:  # such as a package that is not installed
+            left += ["", f"{entry.name} was not built: {error}"]
+            continue
+        yield entry, subject

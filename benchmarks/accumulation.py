@@ -93,7 +93,7 @@ def main() -> None:
         lines += [*markdown_table(table), ""]
     print("\n".join(lines))
     if options.json:
-        write_evidence(options.json, {"relative error": rows, "passes over": over}, lines)
+        write_evidence(options.json, {"relative error": rows, "passes over": over}, lines, device=options.device)
 
 
 if __name__ == "__main__":

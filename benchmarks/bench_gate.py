@@ -237,7 +237,7 @@ def main() -> None:
     print("\n".join(table))
     data = {"simulated": simulated, "A/A": {**aa, "verdicts": dict(alarms)}, "5 %": slow5, "10 %": slow10}
     if options.out:
-        write_evidence(options.out, data, table)
+        write_evidence(options.out, data, table, device=options.device)
 
 
 if __name__ == "__main__":

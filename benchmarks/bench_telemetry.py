@@ -37,18 +37,18 @@ from ampcheck.torchtools import dynamo
 BLOCK = 10
 
 
-def demo(device: str) -> tuple[torch.nn.Module, Callable[[Any], torch.Tensor]]:
+def demo(device: str, layers: int) -> tuple[torch.nn.Module, Callable[[Any], torch.Tensor]]:
     torch.manual_seed(0)
-    model = CharTransformer(layers=4, width=256).to(device)
+    model = CharTransformer(layers=layers, width=256).to(device)
     inputs = tuple(t.to(device) for t in batch(8, 64))
     return model, lambda called: called(*inputs)[1]
 
 
-def gpt2(device: str) -> tuple[torch.nn.Module, Callable[[Any], torch.Tensor]]:
+def gpt2(device: str, layers: int) -> tuple[torch.nn.Module, Callable[[Any], torch.Tensor]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(n_embd=256, n_layer=4, n_head=4, n_positions=64, vocab_size=256)
+    config = GPT2Config(n_embd=256, n_layer=layers, n_head=4, n_positions=64, vocab_size=256)
     ids = torch.randint(0, 256, (8, 64), device=device)
     model = GPT2LMHeadModel(config).eval().to(device)
     return model, lambda called: called(input_ids=ids, labels=ids, use_cache=False).loss
@@ -109,7 +109,7 @@ def stepping(model: torch.nn.Module, called: Any, loss: Any, device: str, dtype:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     dtype = getattr(torch, options.dtype)
-    model, loss = SUBJECTS[name](options.device)
+    model, loss = SUBJECTS[name](options.device, options.layers)
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     inductor = dynamo.backend("inductor")
     compiles: dict[str, float] = {}
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--levels", default="casts,all")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--mode", help="of torch.compile, such as reduce-overhead; one arm each")
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
@@ -212,7 +213,7 @@ def main() -> None:
     lines = list(markdown(found))
     print("\n".join(lines))
     if options.json:
-        write_evidence(options.json, {"subjects": found}, lines)
+        write_evidence(options.json, {"subjects": found}, lines, device=options.device)
 
 
 if __name__ == "__main__":

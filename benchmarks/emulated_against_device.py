@@ -19,6 +19,7 @@ from _evidence import write_evidence
 from _models import add_models, models
 
 from ampcheck import Run, UsageError, Verdict, audit, emulate
+from ampcheck.core.environment import environment
 
 CHECKS = ("overflow", "nonfinite-gradient", "flush", "silent-zero")
 
@@ -60,7 +61,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     compared = [row for row in rows if "both" in row]
     same = sum(not row["device alone"] and not row["emulation alone"] for row in compared)
-    device = getattr(torch, torch.device(options.device).type).get_device_name()
+    device = environment(options.device)["device"]
     lines = [
         f"On {device}: {same} of {len(compared)} models have the same producers on both sides.",
         *left,
@@ -71,7 +72,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if options.json:
-        write_evidence(options.json, {"device": device, "rows": rows}, lines)
+        write_evidence(options.json, {"device": device, "rows": rows}, lines, device=options.device)
 
 
 if __name__ == "__main__":

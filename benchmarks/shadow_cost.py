@@ -1,6 +1,6 @@
 """What the shadow costs beside other watchers, per step and in memory, all in one interleaved run.
 
-    python benchmarks/shadow_cost.py --evidence reports/evidence/shadow_cost.json [--rounds 7]
+    python benchmarks/shadow_cost.py --evidence reports/evidence/shadow_cost.json [--rounds 7] [--device cuda]
 
 The yardstick is one plain float32 forward and backward: a CPU's own 16-bit kernels can be many times slower. Each
 watcher runs the step once in every round, in random order; ratios are medians over rounds of the time over that of the
@@ -92,7 +92,7 @@ class ResNet(nn.Module):
         """The loss against class 0."""
         x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
         logits = self.head(self.layers(x).mean((2, 3)))
-        return F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
+        return F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long, device=x.device))
 
 
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
@@ -138,17 +138,20 @@ def _underflow_overflow(model: nn.Module) -> Any:
                 module._forward_hooks.update(hooks)
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, rounds: int, device: str) -> dict[str, Any]:
     """Ratios of the step time over the plain float32 step, and bytes of companions over those of the weights."""
     build, make = SUBJECTS[name]
     torch.manual_seed(0)
-    model, data = build(), make()
+    model, data = build().to(device), make().to(device)
+    finish = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def step(dtype: torch.dtype | None, around: AbstractContextManager[Any]) -> float:
         model.zero_grad()
+        finish()
         start = time.perf_counter()
-        with around, torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        with around, torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
             model(data).backward()
+        finish()
         return time.perf_counter() - start
 
     def torchlens() -> float:
@@ -156,6 +159,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
         start = time.perf_counter()
         torchlens.trace(model, data)
+        finish()
         return time.perf_counter() - start
 
     runs: dict[str, Callable[[], float]] = {
@@ -184,7 +188,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         if key not in failed
     }
     model.zero_grad()
-    with Shadow(model) as shadow, torch.autocast("cpu", torch.bfloat16):
+    with Shadow(model) as shadow, torch.autocast(device, torch.bfloat16):
         model(data).backward()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     own = {key: round(ratios[key] - ratios[f"plain {key.rpartition(' ')[2]}"], 2) for key in ratios if "shadow" in key}
@@ -203,9 +207,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evidence", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(name, options.rounds) for name in SUBJECTS]
+    rows = [measure(name, options.rounds, options.device) for name in SUBJECTS]
     table = ["| subject | watcher | times the plain float32 step |", "|---|---|---|"]
     for row in rows:
         table += [
@@ -213,7 +218,7 @@ def main() -> None:
         ]
         table.append(f"| {row['subject']} | companions, times the weights | {row['companions over weights']} |")
     print("\n".join(table))
-    write_evidence(options.evidence, {"rounds": options.rounds, "subjects": rows}, table)
+    write_evidence(options.evidence, {"rounds": options.rounds, "subjects": rows}, table, device=options.device)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Peak memory of a training step with and without the shadow, one small model per family, each in its own process.
 
-    python benchmarks/shadow_memory.py --evidence reports/evidence/shadow_memory.json [--only embedding]
+    python benchmarks/shadow_memory.py --evidence reports/evidence/shadow_memory.json [--only embedding] [--device cuda]
 
-Each process runs forward, backward and a step of SGD under bfloat16 autocast, and reports its largest resident set.
+Each process runs forward, backward and a step of SGD under bfloat16 autocast, and reports its largest resident set, or,
+on a GPU, the most memory that tensors took.
 What the shadow adds is the difference; it is kept beside the bytes of the weights and those of all companions after
 the step.
 """
@@ -67,7 +68,9 @@ class Graph(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of squares of the states of the nodes."""
-        source, target = torch.randint(0, len(x), (2, 8 * len(x)), generator=torch.Generator().manual_seed(0))
+        source, target = torch.randint(0, len(x), (2, 8 * len(x)), generator=torch.Generator().manual_seed(0)).to(
+            x.device
+        )
         for _ in range(2):
             sums = torch.zeros_like(x).index_add_(0, target, self.message(x)[source].float())
             x = torch.tanh(self.update(torch.cat([x, sums], 1))).float()
@@ -120,37 +123,41 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] 
 }
 
 
-def measured(family: str, watched: bool) -> dict[str, float]:
-    """Peak resident set of this process in bytes, bytes of the weights and of all companions after the step."""
+def measured(family: str, watched: bool, device: str) -> dict[str, float]:
+    """Peak memory of this process in bytes, bytes of the weights and of all companions after the step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     build, make = FAMILIES[family]
-    model, data = build(), make()
+    model, data = build().to(device), make().to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     shadow = Shadow(model)
     with shadow if watched else contextlib.nullcontext():
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             loss = model(data)
         (loss if loss.dim() == 0 else loss.float().square().mean()).backward()
         optimizer.step()
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "peak": torch.cuda.max_memory_allocated() if device == "cuda" else _largest_resident_set(),
         "weights": sum(parameter.nbytes for parameter in model.parameters()),
         "companions": shadow.store.nbytes(),
     }
 
 
-def _child(family: str, watched: bool) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", family, *(["--watched"] if watched else [])]
+def _largest_resident_set() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _child(family: str, watched: bool, device: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", family, "--device", device, *(["--watched"] if watched else [])]
     child = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
     return result
 
 
-def row_of(family: str) -> dict[str, Any]:
+def row_of(family: str, device: str) -> dict[str, Any]:
     """Peak memory of one family without and with the shadow, in MiB."""
-    plain, watched = _child(family, watched=False), _child(family, watched=True)
+    plain, watched = _child(family, False, device), _child(family, True, device)
     return {
         "family": family,
         "weights in MiB": round(plain["weights"] / MIB, 2),
@@ -166,17 +173,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evidence", type=Path)
     parser.add_argument("--only", metavar="TEXT", default="", help="families whose names contain it")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--measure", metavar="FAMILY", help=argparse.SUPPRESS)
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measured(options.measure, options.watched)))
+        print(json.dumps(measured(options.measure, options.watched, options.device)))
         return
-    rows = [row_of(family) for family in FAMILIES if options.only in family]
+    rows = [row_of(family, options.device) for family in FAMILIES if options.only in family]
     table = markdown_table(rows)
     print("\n".join(table))
     if options.evidence:
-        write_evidence(options.evidence, {"families": rows}, table)
+        write_evidence(options.evidence, {"families": rows}, table, device=options.device)
 
 
 if __name__ == "__main__":
