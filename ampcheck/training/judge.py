@@ -34,7 +34,7 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
-from ampcheck.training.loop import StepError, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
@@ -50,9 +50,6 @@ from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
-
-STEPS = 24
-"""How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
 
 _FOLLOWED = frozenset(
     str(check)

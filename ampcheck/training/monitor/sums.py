@@ -15,6 +15,7 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
+from ampcheck.training.protocol.events import ProtocolStats
 from ampcheck.training.scale.stats import skipped_last
 
 _FINITE, _AMAX = 2, 4
@@ -158,7 +159,7 @@ class ScalerHistory:
 @dataclass(frozen=True, slots=True)
 class MonitorStats:
     """The record of training. losses: those that the loop passed to `step`. unseen: what could not be measured, and how
-    often."""
+    often. calls: of the first steps, None for a scaler whose calls cannot be recorded."""
 
     subject: str
     every: int
@@ -167,6 +168,7 @@ class MonitorStats:
     scaler: ScalerHistory | None = None
     losses: tuple[float, ...] = ()
     unseen: Mapping[str, int] = field(default_factory=dict)
+    calls: ProtocolStats | None = None
 
     @property
     def steps(self) -> int:
@@ -212,6 +214,8 @@ class MonitorStats:
         }
         if self.scaler is not None and self.scaler.enabled:
             seen["loss scales"] = len(self.scaler.scales)
+        if self.calls is not None:
+            seen["events"] = len(self.calls.events)
         return Coverage(seen, unseen)
 
 

@@ -207,6 +207,8 @@ class Recorder:
         return result
 
     def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         inside = self._inside_scaler
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
