@@ -370,7 +370,7 @@ def _with_subclasses(kind: type) -> list[type]:
 
 def _owners(name: str) -> list[object]:
     """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
-    original = getattr(torch.nn.utils.clip_grad, name, None)
+    original = getattr(torch.nn.utils, name, None)
     if original is None:
         return []
     users = (
