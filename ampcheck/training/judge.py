@@ -39,6 +39,7 @@ from ampcheck.training.observed import Observed, check_observed, observe, unjudg
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
@@ -151,7 +152,12 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
+    limits, still = (
+        context.limits,
+        [updates.name for updates in stats.tensors if updates.share > context.limits.stagnation],
+    )
+    findings = [*check_stagnation(stats, limits), *check_rounded(context.seen.events, context.loop.name, limits, still)]
+    return _run(findings, coverage=stats.coverage, tables=stagnation_tables(stats))
 
 
 def _scales(context: Context) -> Run:

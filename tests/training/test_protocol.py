@@ -70,7 +70,12 @@ def clip_values(model: nn.Module) -> None:
     torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
 
 
-@pytest.mark.parametrize("clipping", [clip, clip_values])
+def clip_with_norm(model: nn.Module) -> None:
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+
+
+@pytest.mark.parametrize("clipping", [clip, clip_values, clip_with_norm])
 def test_a_clip_before_unscale_is_found_at_its_line(judged, clipping):
     (found,) = [f for f in judged(amp_loop(between=lambda s, o, m: clipping(m))) if f.verdict is Verdict.FAIL]
     assert "unscaled before they are clipped" in found.message

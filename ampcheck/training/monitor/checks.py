@@ -19,6 +19,8 @@ from ampcheck.training.monitor.sums import MonitorStats, ParameterStats, UpdateS
 from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables, window_of
 from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import has_fallen, is_settled
 from ampcheck.training.stagnation.stagnation import lost_updates
@@ -155,7 +157,8 @@ def _underflow(stats: MonitorStats, limits: Limits) -> list[Finding]:
             )
         else:
             continue
-        evidence = _evidence(_where(param, "backward"), zeros, limits.underflow, GRADIENT_UNDERFLOW.unit, hint)
+        where = _called(stats, param, Act.BACKWARD)
+        evidence = _evidence(where, zeros, limits.underflow, GRADIENT_UNDERFLOW.unit, hint)
         findings.append(GRADIENT_UNDERFLOW.warn(stats.subject, message, **evidence))
     text = f"none of {len(judged)} gradients shows the marks of flushing (no proof: nothing was compared)"
     seen = sum(gradient.calls for _, gradient in judged)
@@ -269,7 +272,8 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
             )
         lasting = update.calls >= _SEVERAL and update.due >= _MANY and param.optimizer not in rising
         build = STAGNATION.fail if lasting and lost else STAGNATION.warn
-        evidence = _evidence(_where(param, "update"), share, limits.stagnation, "of the updates", hint)
+        where = _called(stats, param, Act.OPTIMIZER_STEP)
+        evidence = _evidence(where, share, limits.stagnation, "of the updates", hint)
         findings.append(build(stats.subject, message, **evidence))
     text = f"the updates of {len(narrow)} parameters change them"
     return _worst(findings) or [STAGNATION.passed(stats.subject, text, sum(update.calls for _, update in narrow))]
@@ -294,7 +298,8 @@ def _calls(stats: MonitorStats, limits: Limits) -> list[Finding]:
     """The order of calls in the first steps; without a scaler or a scheduler there may be nothing to judge."""
     if stats.calls is None:
         return []
-    findings = [*check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
+    rounded = check_rounded(stats.calls.events, stats.subject, limits)
+    findings = [*rounded, *check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
     return [finding for finding in findings if finding.verdict is not Verdict.SKIP]
 
 
@@ -321,6 +326,15 @@ def _unmeasured(stats: MonitorStats) -> str:
 
 def _where(param: ParameterStats, phase: str, step: int | None = None) -> Where:
     return Where(phase, module=param.name.rpartition(".")[0], step=step)
+
+
+def _called(stats: MonitorStats, param: ParameterStats, act: Act) -> Where:
+    """The line from which a backward pass reached a parameter, or its optimizer was stepped."""
+    where = _where(param, "backward" if act is Act.BACKWARD else "update")
+    for event in stats.calls.events if stats.calls is not None else ():
+        if event.act is act and param.optimizer in (event.who, *event.optimizers):
+            return replace(where, file=event.file, line=event.line)
+    return where
 
 
 def _evidence(where: Where, observed: float, limit: float, unit: str, hint: str) -> Evidence:
