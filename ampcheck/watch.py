@@ -47,7 +47,7 @@ from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
-from ampcheck.training.monitor.checks import monitor_run
+from ampcheck.training.monitor.checks import MONITORED, monitor_run
 from ampcheck.training.monitor.monitor import TrainingMonitor
 from ampcheck.training.monitor.objects import sort_objects
 from ampcheck.training.monitor.step_values import StepValues
@@ -56,7 +56,6 @@ from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
-TRAINING_CHECKS = ("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation", "coverage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +234,8 @@ def watch(
     - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
       `flush`, `headroom`). `coverage` warns of modules that are not compiled.
     - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of
-      each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), and
-      the values inside compiled graphs.
+      each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), the
+      order of calls in the first 24 steps (`scaler-protocol`, `scheduler-skip`), and the values inside compiled graphs.
 
     checks: names of checks, by default those above. The checks of autocast and of graphs (`graph-break`, `recompile`,
     `eager-fallback`, `cache-artifacts`, `cudagraph`) can be selected for any object. every: measure each N-th step
@@ -369,7 +368,7 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
         default = ["training", "values"] if compiled else ["training"]
     else:
         default = ["values"] if compiled else ["autocast", "ops"]
-    slugs = {"training": TRAINING_CHECKS, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
+    slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default

@@ -17,7 +17,7 @@ from ampcheck.core.run import SEVERITY, Finding, Verdict, Where
 GUARD_VANISHED = "a constant that guards must not vanish"
 """How `stagnation` begins where an eps is zero in the format: what is divided by it becomes infinite."""
 
-ONE_REGION = "the whole training loop runs inside one region"
+SAME_REGION = "in the region of a backward pass"
 """How `autocast-scope` says that backward passes and optimizer steps run inside the same region."""
 
 RETURNED = "what the step returns"
@@ -107,7 +107,7 @@ def _misused_scaler(cause: Finding, finding: Finding, stopped: bool) -> bool:
 def _misused_region(cause: Finding, finding: Finding) -> bool:
     """A region around the loop holds backward and update, and keeps the casts of weights that the update changes."""
     if finding.check == "autocast-scope":
-        return cause.where.phase == "backward" and ONE_REGION in finding.message
+        return cause.where.phase == "backward" and SAME_REGION in finding.message
     place = rf"(?<![\w.-]){re.escape(basename(cause.where.file))}:{cause.where.line}(?!\d)"
     cached = finding.check == "autocast-cache" and cause.where.phase == "update"
     return cached and re.search(place, finding.message) is not None

@@ -27,12 +27,12 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-
 _COMPILE_SECONDS = 120
 
 
-def pack(tensor: torch.Tensor, plan: Plan) -> list[float]:
+def pack(tensor: torch.Tensor, plan: Plan) -> ctypes.Array[ctypes.c_double]:
     """Return the packed vector of a dense tensor whose dtype is ``plan.carrier``. Its strides may be permuted."""
-    function, limits, histogram = _prepared(plan)
-    out = (ctypes.c_double * plan.width)()
+    function, limits, histogram, vector = _prepared(plan)
+    out = vector()
     function(tensor.data_ptr(), tensor.numel(), limits, len(limits), histogram, out)
-    return out[:]
+    return out
 
 
 def unavailable() -> str | None:
@@ -42,14 +42,16 @@ def unavailable() -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(plan: Plan) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int]:
+def _prepared(
+    plan: Plan,
+) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int, type[ctypes.Array[ctypes.c_double]]]:
     kernels, codes = _library(), plan.code_limits
     if isinstance(kernels, str):
         raise UsageError(f"The fast CPU path needs its kernel; {kernels}.")
     function = kernels[f"measure_{plan.format.name}"]
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     function.argtypes, function.restype = [pointer, integer, pointer, integer, integer, pointer], None
-    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram)
+    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram), ctypes.c_double * plan.width
 
 
 @functools.cache

@@ -245,15 +245,25 @@ template <class F> struct Statistics {
 template <class F> void histogram(const typename F::Word* p, int64_t n, double* bins) {
     using Word = typename F::Word;
     constexpr int fields = int(F::inf >> F::mantissa) + 1;
-    int64_t counts[2][fields] = {};  // two tables: equal neighbours do not wait for each other's store
+    constexpr int tables = 4;  // equal neighbours do not wait for each other's store
+    int64_t counts[tables][fields] = {};
     int64_t subnormal[F::mantissa] = {};
-    for (int64_t i = 0; i < n; ++i) {
+    const auto count = [&](int64_t i, int table) {
         const Word m = p[i] & std::numeric_limits<Word>::max();
-        ++counts[i & 1][m >> F::mantissa];
+        ++counts[table][m >> F::mantissa];
         if (m >> F::mantissa == 0 && m) ++subnormal[63 - __builtin_clzll((unsigned long long)m)];
+    };
+    int64_t i = 0;
+    for (; i + tables <= n; i += tables) {
+        for (int table = 0; table < tables; ++table) count(i + table, table);
     }
+    for (; i < n; ++i) count(i, 0);
     for (int j = 0; j < F::mantissa; ++j) bins[j] = double(subnormal[j]);
-    for (int e = 1; e < fields - 1; ++e) bins[F::mantissa + e - 1] = double(counts[0][e] + counts[1][e]);
+    for (int e = 1; e < fields - 1; ++e) {
+        int64_t sum = 0;
+        for (int table = 0; table < tables; ++table) sum += counts[table][e];
+        bins[F::mantissa + e - 1] = double(sum);
+    }
 }
 
 template <class F>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,12 +12,12 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.health import cpu, oracle
-from ampcheck.health.plan import Plan, carrier_of, plan_for
+from ampcheck.health.plan import Floats, Plan, carrier_of, plan_for
 from ampcheck.health.stats import TensorHealth, Unmeasured
 from ampcheck.health.subnormals import flushed_here
 from ampcheck.health.values import values_of
 
-Packed: TypeAlias = "torch.Tensor | Sequence[float]"
+Packed: TypeAlias = "torch.Tensor | Floats"
 Pack: TypeAlias = Callable[[torch.Tensor, Plan], Packed]
 """Statistics of a dense tensor whose dtype is its own carrier, in the order of the plan."""
 
@@ -40,7 +40,7 @@ class PendingHealth:
         """Return the record, after waiting for the device."""
         return self.unpack(self.packed.tolist() if isinstance(self.packed, torch.Tensor) else self.packed)
 
-    def unpack(self, values: Sequence[float]) -> TensorHealth:
+    def unpack(self, values: Floats) -> TensorHealth:
         """Return the record for ``values``, the packed vector read from its device."""
         return self.plan.unpack(values, self.dtype, self.numel, self.unstored)
 
@@ -61,15 +61,14 @@ def measure_health(tensor: torch.Tensor, *, histogram: bool = False) -> PendingH
     """
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"Health is a tensor's; got {type(tensor).__name__}.")
-    with torch.no_grad():
-        values = values_of(tensor)
-        if isinstance(values, Unmeasured):
-            return values
-        pack = _implementation(values)
-        if isinstance(pack, Unmeasured):
-            return pack
-        plan = plan_for(values.dtype, histogram)
-        packed = pack(_dense(values), plan)
+    values = values_of(tensor)
+    if isinstance(values, Unmeasured):
+        return values
+    pack = _implementation(values)
+    if isinstance(pack, Unmeasured):
+        return pack
+    plan = plan_for(values.dtype, histogram)
+    packed = pack(_dense(values), plan)
     unstored = 0
     if tensor.layout not in (torch.strided, torch.jagged):
         unstored = tensor.numel() * (2 if tensor.is_complex() else 1) - values.numel()
@@ -123,7 +122,9 @@ def _triton() -> Pack | None:
 
 def _dense(values: torch.Tensor) -> torch.Tensor:
     """Return the elements without gaps, in any order, in the dtype that carries them."""
-    carried = values.detach().to(carrier_of(values.dtype))
+    carried, carrier = values.detach(), carrier_of(values.dtype)
+    if carried.dtype is not carrier:
+        carried = carried.to(carrier)
     if carried.is_contiguous():
         return carried
     expected = 1

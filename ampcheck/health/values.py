@@ -52,6 +52,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     return tensor
 
 
+@torch.no_grad()
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
     """Return the tensor inside a subclass."""
     kind = type(tensor).__name__

@@ -17,6 +17,7 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite
@@ -55,7 +56,7 @@ class Following:
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
-        self._followed = False
+        self._followed = self._poisoned = False
         self._loop, self._restarts = loop, restarts
 
     @contextmanager
@@ -84,8 +85,9 @@ class Following:
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
         place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
-        if place is not None:
+        if place is not None and not self._poisoned:  # else from what an earlier step applied to the weights
             self.places[number] = place
+            self._poisoned = any(not bool(local(p.detach()).isfinite().all()) for _, p in self._loop.parameters())
 
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""

@@ -34,11 +34,12 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
-from ampcheck.training.loop import StepError, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
@@ -50,9 +51,6 @@ from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
-
-STEPS = 24
-"""How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
 
 _FOLLOWED = frozenset(
     str(check)
@@ -154,7 +152,12 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
+    limits, still = (
+        context.limits,
+        [updates.name for updates in stats.tensors if updates.share > context.limits.stagnation],
+    )
+    findings = [*check_stagnation(stats, limits), *check_rounded(context.seen.events, context.loop.name, limits, still)]
+    return _run(findings, coverage=stats.coverage, tables=stagnation_tables(stats))
 
 
 def _scales(context: Context) -> Run:

@@ -27,6 +27,9 @@ from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
 
+STEPS = 24
+"""How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
+
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 
@@ -74,6 +77,13 @@ class StepError:
     line: int | None = None
     rank: int | None = None
     op: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, step: int) -> StepError:
+        """The step that an exception of the user's code ended."""
+        of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        kind = "memory" if of_memory or "can't allocate memory" in message_of(error) else "raised"
+        return cls(step, kind, brief(error), *users_place(error), op=scaler_method(error))
 
 
 class TrainingLoop:
@@ -237,13 +247,7 @@ class TrainingLoop:
         try:
             value = require_ran(self.step(number), f"step({number}) of {self.name}")
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
-            as_result(error)
-            file, line = users_place(error)
-            of_memory = (MemoryError, torch.OutOfMemoryError)
-            memory = isinstance(error, of_memory) or "can't allocate memory" in message_of(error)
-            return StepError(
-                number, "memory" if memory else "raised", brief(error), file, line, op=scaler_method(error)
-            )
+            return StepError.of(as_result(error), number)
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value
                 value = value.item()

@@ -19,12 +19,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.core.errors import as_result, brief
+from ampcheck.core.errors import as_result
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
-from ampcheck.torchtools.source import is_users, scaler_method, users_place
+from ampcheck.torchtools.source import is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
@@ -236,9 +236,7 @@ class TrainingWatch:
         with _disable_current_modes(), torch.no_grad():
             self._step.close()
             if error is not None:
-                file, line = users_place(error)
-                op = scaler_method(error)
-                self._seen.ended(StepError(self.recorder.step, "raised", brief(error), file, line, op=op))
+                self._seen.ended(StepError.of(error, self.recorder.step))
             elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
                 if self._loss is not None:
                     self.known.append(self.recorder.step)

@@ -22,6 +22,7 @@ import ampcheck
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.state import nesting
+from ampcheck.catalog.causes import with_causes
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect
 from ampcheck.outcome.raising import with_test
@@ -297,6 +298,24 @@ def test_an_optimizer_step_inside_a_region_fails() -> None:
     finding = only(judged(run))
     assert finding.check == "autocast-scope"
     assert finding.where.phase == "update"
+
+
+def test_a_step_that_is_decorated_with_a_region_is_one_mistake() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = torch.optim.AdamW([weight])
+
+    @region()
+    def step() -> None:
+        optimizer.zero_grad()
+        (weight @ weight).float().sum().backward()
+        optimizer.step()
+
+    def run() -> None:
+        for _ in range(3):
+            step()
+
+    found = with_causes(judged(run, "autocast-scope").of(Verdict.FAIL))
+    assert [(finding.where.phase, bool(finding.cause)) for finding in found] == [("backward", False), ("update", True)]
 
 
 def test_a_whole_loop_inside_one_region_is_called_that() -> None:

@@ -101,7 +101,7 @@ def test_an_eps_of_zero_explains_its_line() -> None:
 
 def test_a_region_around_the_loop_is_one_mistake_and_two_regions_are_two() -> None:
     backward = fail("autocast-scope", where=BACKWARD)
-    update = fail("autocast-scope", "...: the whole training loop runs inside one region", LINE)
+    update = fail("autocast-scope", "... in the region of a backward pass", LINE)
     cached = fail("autocast-cache", "used after the weight was changed by train.py:9", Where("forward"))
     assert causes(backward, update, cached) == ["", "autocast-scope", "autocast-scope"]
     assert causes(backward, replace(update, message="an optimizer step must run outside")) == ["", ""]

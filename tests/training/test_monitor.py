@@ -150,10 +150,11 @@ def test_a_healthy_loop_passes_everything_and_says_how_much_was_looked_at() -> N
 
     assert {one.verdict for one in run.findings} == {Verdict.PASS}
     assert {one.check for one in run.findings} == {
-        "overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "coverage",
+        "overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "scaler-protocol", "coverage",
     }  # fmt: skip
     assert dict(run.coverage.seen) == {
         "optimizer steps": 5, "measured steps": 3, "gradients": 12, "updates": 12, "loss scales": 6,
+        "events": 25,
     }  # fmt: skip
     assert run.title == "watch of mine"
     assert Run.from_json(run.to_json()) == run
@@ -504,7 +505,8 @@ def test_a_scaler_that_is_never_updated_is_told() -> None:
         made.scaler.scale(made.model(torch.ones(4)).sum()).backward()
         made.scaler.step(made.optimizer)
 
-    assert verdict(seen.run, "loss-scale") is Verdict.WARN
+    assert verdict(seen.run, "scaler-protocol") is Verdict.FAIL
+    assert verdict(seen.run, "loss-scale") is Verdict.SKIP  # one mistake is one finding
 
 
 def test_a_scaler_that_is_switched_off_is_skipped() -> None:

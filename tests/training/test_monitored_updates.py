@@ -161,3 +161,16 @@ def test_pieces_of_a_weight_tell_what_the_whole_would(monkeypatch: pytest.Monkey
         )
         assert one.update.update == pytest.approx(other.update.update)
         assert one.update.weight == pytest.approx(other.update.weight)
+
+
+def test_weights_that_stand_still_are_named_at_the_line_that_steps_them() -> None:
+    model = nn.Linear(16, 4).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with ampcheck.watch(model, optimizer, fail_on="never") as seen:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(8, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+    found = stagnation(seen.run)
+    assert found
+    assert {finding.code for finding in found} == {"optimizer.step()"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp
 
+import ampcheck
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
@@ -28,13 +31,35 @@ def observed(shape: dict[str, Any], steps: int = 4, **how: Any) -> tuple[list[Ev
     return recorder.events, None
 
 
-def judged(shape: dict[str, Any], steps: int = 4, lost: float | None = None) -> list[Finding]:
+def recorded(shape: dict[str, Any], steps: int = 4, lost: float | None = None) -> list[Finding]:
     events, stopped = observed(shape, steps)
     return check_protocol(ProtocolStats("loop", tuple(events), steps, lost, stopped), Limits())
 
 
-def failures(shape: dict[str, Any], steps: int = 4) -> str:
-    return " | ".join(f.message for f in judged(shape, steps) if f.verdict is Verdict.FAIL)
+def monitored(shape: dict[str, Any], steps: int = 4) -> list[Finding]:
+    optimizers = shape.get("optimizers") or [shape["optimizer"]]
+    parts = shape.get("model"), *optimizers, shape["scaler"]
+    with suppress(Exception), ampcheck.watch(*parts, every=10, fail_on="never") as seen:
+        for number in range(steps):
+            shape["step"](number)
+    return [finding for finding in seen.run.findings if finding.check == "scaler-protocol"]
+
+
+Judge = Callable[..., list[Finding]]
+
+
+@pytest.fixture(params=[recorded, monitored], ids=["audit", "watch with a scaler"])
+def judged(request) -> Judge:
+    """The two ways in which a user hands over a loop with a scaler."""
+    return request.param
+
+
+@pytest.fixture
+def failures(judged: Judge) -> Callable[..., str]:
+    def messages(shape: dict[str, Any], steps: int = 4) -> str:
+        return " | ".join(f.message for f in judged(shape, steps) if f.verdict is Verdict.FAIL)
+
+    return messages
 
 
 def clip(model: nn.Module) -> None:
@@ -45,15 +70,20 @@ def clip_values(model: nn.Module) -> None:
     torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
 
 
-@pytest.mark.parametrize("clipping", [clip, clip_values])
-def test_a_clip_before_unscale_is_found_at_its_line(clipping):
+def clip_with_norm(model: nn.Module) -> None:
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+
+
+@pytest.mark.parametrize("clipping", [clip, clip_values, clip_with_norm])
+def test_a_clip_before_unscale_is_found_at_its_line(judged, clipping):
     (found,) = [f for f in judged(amp_loop(between=lambda s, o, m: clipping(m))) if f.verdict is Verdict.FAIL]
     assert "unscaled before they are clipped" in found.message
     assert "1024 times too large" in found.message
     assert found.where.file.endswith("test_protocol.py")
 
 
-def test_a_clip_after_unscale_passes():
+def test_a_clip_after_unscale_passes(judged):
     def between(scaler, optimizer, model):
         scaler.unscale_(optimizer)
         clip(model)
@@ -62,7 +92,7 @@ def test_a_clip_after_unscale_passes():
     assert found.verdict is Verdict.PASS
 
 
-def test_unscale_twice_is_found_though_the_scaler_raises():
+def test_unscale_twice_is_found_though_the_scaler_raises(failures):
     def between(scaler, optimizer, model):
         scaler.unscale_(optimizer)
         scaler.unscale_(optimizer)
@@ -70,7 +100,7 @@ def test_unscale_twice_is_found_though_the_scaler_raises():
     assert "unscaled once" in failures(amp_loop(between=between))
 
 
-def test_unscale_for_each_micro_batch_is_found():
+def test_unscale_for_each_micro_batch_is_found(failures):
     shape = amp_loop(clear=False)
     model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
     data = torch.randn(8, 16)
@@ -89,7 +119,7 @@ def test_unscale_for_each_micro_batch_is_found():
     assert "unscaled already" in failures({**shape, "step": step})
 
 
-def test_accumulation_over_micro_batches_passes():
+def test_accumulation_over_micro_batches_passes(judged):
     shape = amp_loop()
     model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
     data = torch.randn(8, 16)
@@ -108,20 +138,20 @@ def test_accumulation_over_micro_batches_passes():
     assert [f.verdict for f in judged({**shape, "step": step}, steps=8)] == [Verdict.PASS]
 
 
-def test_an_update_that_is_missing_is_found():
+def test_an_update_that_is_missing_is_found(failures):
     only_step = amp_loop(step=lambda scaler, optimizer: scaler.step(optimizer))
     assert "never called" in failures(only_step, steps=1)
     assert "update" in failures(only_step, steps=3)
 
 
-def test_a_step_of_the_optimizer_itself_is_found():
+def test_a_step_of_the_optimizer_itself_is_found(failures):
     def direct(scaler, optimizer):
         optimizer.step()
 
     assert "called directly, on gradients that are 1024 times too large" in failures(amp_loop(step=direct))
 
 
-def test_a_step_of_the_optimizer_itself_after_unscale_is_found():
+def test_a_step_of_the_optimizer_itself_after_unscale_is_found(failures):
     def direct(scaler, optimizer):
         scaler.unscale_(optimizer)
         optimizer.step()
@@ -130,7 +160,7 @@ def test_a_step_of_the_optimizer_itself_after_unscale_is_found():
     assert "did not look at for infinities" in failures(amp_loop(step=direct))
 
 
-def test_a_loss_that_was_not_scaled_is_found():
+def test_a_loss_that_was_not_scaled_is_found(failures):
     shape = amp_loop()
     model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
 
@@ -146,7 +176,7 @@ def test_a_loss_that_was_not_scaled_is_found():
     assert "must be scaled before backward" in failures({**shape, "step": step})
 
 
-def test_one_of_two_losses_that_was_not_scaled_is_found():
+def test_one_of_two_losses_that_was_not_scaled_is_found(failures):
     shape = amp_loop()
     model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
 
@@ -161,12 +191,12 @@ def test_one_of_two_losses_that_was_not_scaled_is_found():
     assert "must be scaled before backward" in failures({**shape, "step": step})
 
 
-def test_gradients_that_are_not_cleared_after_the_step_are_found():
+def test_gradients_that_are_not_cleared_after_the_step_are_found(failures):
     assert "stepped with and not cleared" in failures(amp_loop(clear=False))
 
 
 @pytest.mark.parametrize("between", [True, False])
-def test_an_update_between_two_optimizers_is_found_and_one_after_both_is_not(between):
+def test_an_update_between_two_optimizers_is_found_and_one_after_both_is_not(failures, between):
     one, two = mlp(seed=1), mlp(seed=2)
     first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, two))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -187,7 +217,7 @@ def test_an_update_between_two_optimizers_is_found_and_one_after_both_is_not(bet
     assert ("between a backward pass and the step" in found) is between
 
 
-def test_a_gan_whose_generator_leaves_gradients_in_the_discriminator_passes():
+def test_a_gan_whose_generator_leaves_gradients_in_the_discriminator_passes(judged):
     """The generator's loss goes through the discriminator; its gradients there are cleared and never used."""
     generator, discriminator = mlp(seed=1), mlp(seed=2)
     widen = nn.Linear(1, 16)
@@ -211,7 +241,7 @@ def test_a_gan_whose_generator_leaves_gradients_in_the_discriminator_passes():
     assert [f.verdict for f in judged(shape)] == [Verdict.PASS]
 
 
-def test_float16_parameters_with_a_scaler_are_found_by_name():
+def test_float16_parameters_with_a_scaler_are_found_by_name(failures):
     shape = amp_loop()
     shape["model"].half()
     assert "4 of optimizer are float16: 0.weight, 0.bias" in failures(shape)
@@ -222,23 +252,22 @@ def test_float16_parameters_with_a_scaler_are_found_by_name():
     [(1.0, Verdict.FAIL), (0.5, Verdict.FAIL), (0.01, Verdict.WARN), (0.0, Verdict.WARN), (None, Verdict.WARN)],
 )
 def test_float16_without_a_scaler_fails_where_gradients_vanish_and_warns_elsewhere(lost, verdict):
-    (found,) = judged(amp_loop(scaled=False), lost=lost)
+    (found,) = recorded(amp_loop(scaled=False), lost=lost)
     assert found.verdict is verdict
     assert "float16 autocast needs a GradScaler" in found.message
     assert ("up to 100% of a tensor's gradient" in found.message) == (lost == 1.0)
 
 
-def test_bfloat16_without_a_scaler_is_not_judged():
-    (found,) = judged(amp_loop(scaled=False, dtype=torch.bfloat16))
-    assert found.verdict is Verdict.SKIP
+def test_bfloat16_without_a_scaler_is_not_judged(judged):
+    assert all(f.verdict is Verdict.SKIP for f in judged(amp_loop(scaled=False, dtype=torch.bfloat16)))
 
 
-def test_a_normal_back_off_is_no_breach():
+def test_a_normal_back_off_is_no_breach(judged):
     (found,) = judged(amp_loop(init_scale=2.0**30), steps=24)
     assert found.verdict is Verdict.PASS
 
 
-def test_a_loss_divided_after_it_was_scaled_counts_as_scaled():
+def test_a_loss_divided_after_it_was_scaled_counts_as_scaled(judged):
     shape = amp_loop()
     model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
 
@@ -284,6 +313,30 @@ def test_a_scheduler_that_goes_on_over_a_skipped_step_is_found(careful):
     assert stopped is None
     (found,) = check_scheduler_skip(ProtocolStats("loop", tuple(events), 4))
     assert found.verdict is (Verdict.PASS if careful else Verdict.FAIL)
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_monitored_scheduler_that_goes_on_over_a_skipped_step_is_found(careful):
+    shape, factors = scheduled(careful), iter([1.0, float("inf")])
+    shape["model"][0].weight.register_hook(lambda gradient: gradient * next(factors, 1.0))
+    with ampcheck.watch(shape["model"], shape["optimizer"], shape["scaler"], every=10, fail_on="never") as seen:
+        for number in range(4):
+            shape["step"](number)
+    (found,) = [f for f in seen.run.findings if f.check == "scheduler-skip"]
+    assert found.verdict is (Verdict.PASS if careful else Verdict.FAIL)
+
+
+def test_a_monitor_records_calls_in_the_first_steps_alone():
+    shape, original = amp_loop(), torch.autograd._engine_run_backward
+    with ampcheck.watch(shape["model"], shape["optimizer"], shape["scaler"], every=10, fail_on="never") as seen:
+        for number in range(23):
+            shape["step"](number)
+        assert torch.autograd._engine_run_backward is not original
+        for number in range(200):
+            shape["step"](number)
+            assert torch.autograd._engine_run_backward is original
+    assert max(event.step for event in seen.stats.training.calls.events) == 23
+    assert [f.verdict for f in seen.run.findings if f.check == "scaler-protocol"] == [Verdict.PASS]
 
 
 def test_the_injected_overflow_skips_one_step_and_names_the_parameter():

@@ -288,3 +288,26 @@ def test_what_was_wrong_before_the_block_raised_is_found() -> None:
         train()
     assert [f.check for f in seen.run.of(Verdict.FAIL)] == ["scaler-protocol"]
     assert not any(f.check == "scale-invariance" for f in seen.run.of(Verdict.PASS))
+
+
+def static_scale() -> None:
+    """A scale far too large, and no look at the gradients before they are applied."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for x, y in loader():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(x), y)  # its backward overflows
+        (loss * 2.0**22).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 2.0**22
+        optimizer.step()
+
+
+def test_what_follows_weights_that_are_nan_is_traced_to_the_step_that_made_them_so() -> None:
+    """Later steps have other first ops, such as the division: these only pass on what the weights hold."""
+    found = [f for f in ampcheck.audit(static_scale).findings if f.verdict is Verdict.FAIL]
+    (loss,) = [f for f in found if f.check == "loss-dtype"]
+    assert "its backward overflows" in loss.code
+    assert not [f.check for f in found if "/=" in f.code]

@@ -23,7 +23,7 @@ from ampcheck.catalog.autocast import (
     POLICY_BANNED,
     POLICY_UNREGISTERED,
 )
-from ampcheck.catalog.causes import ONE_REGION
+from ampcheck.catalog.causes import SAME_REGION
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted
@@ -92,6 +92,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
     for crossing, count in stats.crossings.items():
         sites[crossing.what, crossing.differentiable, crossing.where].append((crossing, count))
     steps_inside = _steps_in_one_region(stats)
+    of_backward = {crossing.region for crossing in stats.crossings if crossing.what == "backward calls"}
     for (what, differentiable, where), crossings in sites.items():
         times = sum(count for _, count in crossings)
         backward = what == "backward calls"
@@ -99,9 +100,11 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             f"{'a backward pass' if backward else 'an optimizer step'} must run outside autocast, but "
             f"{'one' if times == 1 else times} ran with autocast {crossings[0][0].state}"
         )
+        if not backward and of_backward.issuperset(crossing.region for crossing, _ in crossings):
+            message += f" {SAME_REGION}"
         if steps_inside > 1 and not backward:
             message += (
-                f": {ONE_REGION} ({steps_inside} steps); "
+                f": the whole training loop runs inside one region ({steps_inside} steps); "
                 "weights keep their first cast, so the forward does not see the updates"
             )
         verdict, hint = Verdict.FAIL, AUTOCAST_SCOPE.fix

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ampcheck.catalog.numerics import COVERAGE, NONFINITE_GRADIENT, OVERFLOW
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, STAGNATION
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, SCHEDULER_SKIP, STAGNATION
 from ampcheck.core.check import Evidence
 from ampcheck.core.environment import environment
 from ampcheck.core.limits import Limits
@@ -18,9 +18,21 @@ from ampcheck.training.loss_scale_window import is_usable
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats, UpdateSum
 from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables, window_of
+from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
+from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import has_fallen, is_settled
 from ampcheck.training.stagnation.stagnation import lost_updates
+
+MONITORED = tuple(
+    str(check)
+    for check in (
+        *(OVERFLOW, NONFINITE_GRADIENT, GRADIENT_UNDERFLOW, LOSS_SCALE, STAGNATION),
+        *(SCALER_PROTOCOL, SCHEDULER_SKIP, COVERAGE),
+    )
+)
+"""What is judged of a monitored loop."""
 
 _LISTED = 5
 """Parameters that a check names before it only counts them."""
@@ -48,7 +60,7 @@ def monitor_run(limits: Limits, device: str, stats: MonitorStats) -> Run:
 
 
 def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
-    """`overflow`, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation` and `coverage`, in this order.
+    """The findings of `MONITORED`, in this order.
 
     There is no reference: a defect that only a comparison could prove is a warning.
     """
@@ -58,13 +70,14 @@ def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
             "call optimizer.step() or scaler.step(optimizer) inside the block, on the optimizer that is watched; "
             "a step inside torch.compile is not seen"
         )
-        return [COVERAGE.fail(stats.subject, message, hint=hint)]
+        return [*_calls(stats, limits), COVERAGE.fail(stats.subject, message, hint=hint)]
     return [
         *_losses(stats),
         *_nonfinite_gradient(stats),
         *_underflow(stats, limits),
         *_loss_scale(stats, limits),
         *_stagnation(stats, limits),
+        *_calls(stats, limits),
         _coverage(stats),
     ]
 
@@ -144,7 +157,8 @@ def _underflow(stats: MonitorStats, limits: Limits) -> list[Finding]:
             )
         else:
             continue
-        evidence = _evidence(_where(param, "backward"), zeros, limits.underflow, GRADIENT_UNDERFLOW.unit, hint)
+        where = _called(stats, param, Act.BACKWARD)
+        evidence = _evidence(where, zeros, limits.underflow, GRADIENT_UNDERFLOW.unit, hint)
         findings.append(GRADIENT_UNDERFLOW.warn(stats.subject, message, **evidence))
     text = f"none of {len(judged)} gradients shows the marks of flushing (no proof: nothing was compared)"
     seen = sum(gradient.calls for _, gradient in judged)
@@ -189,7 +203,8 @@ def _loss_scale(stats: MonitorStats, limits: Limits) -> list[Finding]:
         return [LOSS_SCALE.warn(subject, message, **_evidence(where, stats.attempts, 0, "steps", hint))]
     if len(scales) < 2:
         message = f"scaler.update() must follow the steps; it was not called in {stats.attempts:,} of them"
-        return [LOSS_SCALE.warn(subject, message, hint="call scaler.update() once after all optimizers")]
+        verdict = Verdict.WARN if stats.calls is None else Verdict.SKIP  # `scaler-protocol` names the call
+        return [LOSS_SCALE.finding(verdict, subject, message, hint="call scaler.update() once after all optimizers")]
     if (often := _skipped_too_often(stats)) is not None:
         share, usual = often
         message = (
@@ -257,7 +272,8 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
             )
         lasting = update.calls >= _SEVERAL and update.due >= _MANY and param.optimizer not in rising
         build = STAGNATION.fail if lasting and lost else STAGNATION.warn
-        evidence = _evidence(_where(param, "update"), share, limits.stagnation, "of the updates", hint)
+        where = _called(stats, param, Act.OPTIMIZER_STEP)
+        evidence = _evidence(where, share, limits.stagnation, "of the updates", hint)
         findings.append(build(stats.subject, message, **evidence))
     text = f"the updates of {len(narrow)} parameters change them"
     return _worst(findings) or [STAGNATION.passed(stats.subject, text, sum(update.calls for _, update in narrow))]
@@ -276,6 +292,15 @@ def _is_stochastic(update: UpdateSum) -> bool:
 def _is_compensated(param: ParameterStats, update: UpdateSum) -> bool:
     """Whether the optimizer keeps what the parameter drops. It would have arrived by now if it did so for long."""
     return param.compensated and not (_is_lost(update) and update.expected >= 2 * sampled(param.numel))
+
+
+def _calls(stats: MonitorStats, limits: Limits) -> list[Finding]:
+    """The order of calls in the first steps; without a scaler or a scheduler there may be nothing to judge."""
+    if stats.calls is None:
+        return []
+    rounded = check_rounded(stats.calls.events, stats.subject, limits)
+    findings = [*rounded, *check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
+    return [finding for finding in findings if finding.verdict is not Verdict.SKIP]
 
 
 def _coverage(stats: MonitorStats) -> Finding:
@@ -301,6 +326,15 @@ def _unmeasured(stats: MonitorStats) -> str:
 
 def _where(param: ParameterStats, phase: str, step: int | None = None) -> Where:
     return Where(phase, module=param.name.rpartition(".")[0], step=step)
+
+
+def _called(stats: MonitorStats, param: ParameterStats, act: Act) -> Where:
+    """The line from which a backward pass reached a parameter, or its optimizer was stepped."""
+    where = _where(param, "backward" if act is Act.BACKWARD else "update")
+    for event in stats.calls.events if stats.calls is not None else ():
+        if event.act is act and param.optimizer in (event.who, *event.optimizers):
+            return replace(where, file=event.file, line=event.line)
+    return where
 
 
 def _evidence(where: Where, observed: float, limit: float, unit: str, hint: str) -> Evidence:

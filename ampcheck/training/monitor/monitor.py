@@ -17,6 +17,7 @@ from ampcheck.health.plan import Plan
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import inner_optimizer
+from ampcheck.training.monitor.calls import CallRecord
 from ampcheck.training.monitor.sums import (
     GradientSum,
     GradientSums,
@@ -68,7 +69,7 @@ class TrainingMonitor:
     """Records what optimizers do inside `watching`, each N-th step of an optimizer measured, the first among them.
 
     names: of parameters, by their `id`. scaler: whose scale is recorded, in every step. The loop computes the same bits
-    as without, and nothing is read from a device before `read`.
+    as without, and nothing is read from a device before `read`, but for the first steps, whose calls are recorded.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class TrainingMonitor:
         self._unseen: Counter[str] = Counter()
         self._updates = Updates(self._unseen)
         self._followers: list[Follower] = []
+        known = scaler is None or isinstance(scaler, torch.amp.GradScaler)  # of others no calls can be recorded
+        self._calls = CallRecord({s.name: s.optimizer for s in self._steps}, scaler, self._names) if known else None
 
     def follow(self, follower: Follower) -> None:
         """Call `follower` after each measured step of the first optimizer."""
@@ -105,6 +108,8 @@ class TrainingMonitor:
                 for name, wrapper in (("step", self._scaler_step), ("update", self._scaler_update)):
                     owner = next(kind for kind in type(self.scaler).__mro__ if name in vars(kind))
                     stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
+            if self._calls is not None:
+                stack.enter_context(self._calls.recording())
             yield
 
     def step(self, loss: torch.Tensor | float) -> None:
@@ -174,11 +179,16 @@ class TrainingMonitor:
                 self._updates.add(entries)
             steps.measured += 1
         steps.taken += 1
-        steps.number += 1
+        self._ended(steps)
         if entries is not None and steps is self._steps[0] and self._followers:
             scale = self._scale()
             for follower in self._followers:
                 follower(steps.number - 1, None if scale is None else float(scale))
+
+    def _ended(self, steps: _Steps) -> None:
+        steps.number += 1
+        if self._calls is not None:
+            self._calls.ended()
 
     def _entries(self, steps: _Steps, found_inf: torch.Tensor | None) -> list[Entry]:
         entries = []
@@ -244,7 +254,7 @@ class TrainingMonitor:
                 tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
                 health = [measure_health(tensor.grad) for tensor in tensors]
                 steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
-            steps.number += 1
+            self._ended(steps)
         return result
 
     def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,6 +286,7 @@ class TrainingMonitor:
             self._scaler_history(gradients),
             self._losses.read(),
             unseen=dict(self._unseen),
+            calls=None if self._calls is None else self._calls.read(subject),
         )
 
     def _scaler_history(self, gradients: Mapping[int, GradientSum]) -> ScalerHistory | None:

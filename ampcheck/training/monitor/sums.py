@@ -15,6 +15,7 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
+from ampcheck.training.protocol.events import ProtocolStats
 from ampcheck.training.scale.stats import skipped_last
 
 _FINITE, _AMAX = 2, 4
@@ -158,7 +159,7 @@ class ScalerHistory:
 @dataclass(frozen=True, slots=True)
 class MonitorStats:
     """The record of training. losses: those that the loop passed to `step`. unseen: what could not be measured, and how
-    often."""
+    often. calls: of the first steps, None for a scaler whose calls cannot be recorded."""
 
     subject: str
     every: int
@@ -167,6 +168,7 @@ class MonitorStats:
     scaler: ScalerHistory | None = None
     losses: tuple[float, ...] = ()
     unseen: Mapping[str, int] = field(default_factory=dict)
+    calls: ProtocolStats | None = None
 
     @property
     def steps(self) -> int:
@@ -212,6 +214,8 @@ class MonitorStats:
         }
         if self.scaler is not None and self.scaler.enabled:
             seen["loss scales"] = len(self.scaler.scales)
+        if self.calls is not None:
+            seen["events"] = len(self.calls.events)
         return Coverage(seen, unseen)
 
 
@@ -247,12 +251,16 @@ class Rows:
 
     def __init__(self, empty: torch.Tensor) -> None:
         self._empty, self.values = empty, empty[None][:0]
-        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
+        self._indices: dict[tuple[int, ...], torch.Tensor | slice] = {}
 
-    def index(self, keys: tuple[int, ...]) -> torch.Tensor:
-        """The rows of these keys, as an index that is made once."""
+    def index(self, keys: tuple[int, ...]) -> torch.Tensor | slice:
+        """The rows of these keys, as an index that is made once; a slice of neighbours copies nothing."""
         if keys not in self._indices:
-            self._indices[keys] = torch.tensor(keys, device=self._empty.device)
+            span = range(keys[0], keys[0] + len(keys))
+            neighbours = keys == tuple(span)
+            self._indices[keys] = (
+                slice(span.start, span.stop) if neighbours else torch.tensor(keys, device=self._empty.device)
+            )
             new = self._empty.expand(max(max(keys) + 1 - len(self.values), 0), -1)
             self.values = torch.cat((self.values, new))
         return self._indices[keys]
@@ -327,5 +335,5 @@ def _matrix(pending: Sequence[PendingHealth]) -> torch.Tensor:
     tensors = [health.packed for health in pending if isinstance(health.packed, torch.Tensor)]
     if len(tensors) == len(pending):
         return torch.stack(tensors)
-    rows = [health.packed.tolist() if isinstance(health.packed, torch.Tensor) else health.packed for health in pending]
-    return torch.from_numpy(np.array(rows, dtype=np.float64))
+    rows = [np.asarray(health.packed, dtype=np.float64) for health in pending]
+    return torch.from_numpy(np.concatenate(rows).reshape(len(rows), -1))

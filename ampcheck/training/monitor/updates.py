@@ -234,8 +234,10 @@ def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     norms: dict[int, torch.Tensor] = {}
     if wide:
         torch._foreach_sub_(was, now)
-        both = zip(torch._foreach_norm(was), torch._foreach_norm(now), strict=True)
-        norms = {number: torch.stack(pair).float() for number, pair in zip(wide, both, strict=True)}
+        both = torch.stack([torch.stack(torch._foreach_norm(values)) for values in (was, now)], 1).float()
+        if len(wide) == len(pairs):
+            return both
+        norms = dict(zip(wide, both, strict=True))
     narrow = {number: list(_pieces(*pair)) for number, pair in enumerate(pairs) if number not in norms}
     # One memory for all: an allocator that allocates and frees pieces in turn may retain many of them.
     most = max((new.numel() for pieces in narrow.values() for _, new in pieces), default=0)

@@ -31,6 +31,20 @@ class Act(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Rounded:
+    """A float32 weight whose values became 16-bit numbers between two steps.
+
+    dtype: their format. moved: elements that the first of the two steps changed; lost: those of them that had their
+    value of before that step again.
+    """
+
+    name: str
+    dtype: str
+    moved: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One call, in the order in which they were made.
 
@@ -51,6 +65,7 @@ class Event:
     begins: of SCHEDULER_STEP, whether it is the first one of a new schedule.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, trained parameters in float16.
     keys: of CHECKPOINT, what it contains: `optimizer`, `scaler`.
+    rounded: of OPTIMIZER_STEP, weights that were rounded since the last one.
     """
 
     act: Act
@@ -73,6 +88,7 @@ class Event:
     computed: tuple[str, ...] = ()
     gradients: bool = False
     begins: bool = False
+    rounded: tuple[Rounded, ...] = ()
     file: str = ""
     line: int | None = None
 

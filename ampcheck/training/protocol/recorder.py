@@ -12,17 +12,19 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import is_users, users_line
+from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.rounded import RoundedWeights
+from ampcheck.training.protocol.targets import owners, with_subclasses
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
@@ -59,6 +61,7 @@ class Recorder:
         self._inside_scaler = False
         self._scaling = False
         self._low: dict[str, None] = {}
+        self._rounded = RoundedWeights()
 
     def name_parts(self) -> None:
         """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
@@ -82,12 +85,12 @@ class Recorder:
             "state_dict": partial(self._state, Act.SAVE),
             "load_state_dict": partial(self._state, Act.LOAD),
         }
-        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
+        scalers, schedulers = with_subclasses(_Scaler), with_subclasses(LRScheduler)
         clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
         wrappers: list[tuple[object, str, _Function]] = [
             *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
             *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
-            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
+            *((owner, name, self._clip) for name in clips for owner in owners(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch, "save", self._save),
@@ -96,6 +99,7 @@ class Recorder:
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
+            stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
             yield
 
     @contextmanager
@@ -207,10 +211,13 @@ class Recorder:
         return result
 
     def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         inside = self._inside_scaler
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
                 seen(optimizer)
+            rounded = tuple(self._rounded.before(optimizer, self._parameters))
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
@@ -218,7 +225,13 @@ class Recorder:
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
             gradients=any(parameter.grad is not None for parameter in _params(optimizer)),
+            rounded=rounded,
         )
+
+    def _optimizer_stepped(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
+        if not torch.compiler.is_compiling():
+            with torch.no_grad(), _disable_current_modes():
+                self._rounded.after(optimizer)
 
     def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
         begins = getattr(scheduler, "last_epoch", None) == 0
@@ -356,26 +369,6 @@ def _found_inf(scaler: Any, optimizer: _Optimizer) -> bool | None:
         by_device = scaler._found_inf_per_device(optimizer)
         return bool(sum(value.item() for value in by_device.values())) if by_device else None
     return None
-
-
-def _with_subclasses(kind: type) -> list[type]:
-    kinds = [kind]
-    for known in kinds:
-        below: list[type] = type.__subclasses__(known)
-        kinds += [kind for kind in below if kind not in kinds]
-    return kinds
-
-
-def _owners(name: str) -> list[object]:
-    """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
-    original = getattr(torch.nn.utils.clip_grad, name, None)
-    if original is None:
-        return []
-    users = (
-        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
-    )
-    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
-    return [module for module in modules if vars(module).get(name) is original]
 
 
 def _states_in(content: object, depth: int = 3) -> Iterator[str]:
