@@ -158,7 +158,7 @@ def judge_subject(
     with placement.entered():
         runs = run_stages(resolved.name, audit_stages(context), current_listener())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
-    findings = with_excerpts(run.findings)
+    findings = with_excerpts(with_causes(run.findings))
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
-from ampcheck.core.text import listed
+from ampcheck.core.text import did_you_mean, listed
 
 SHAPES = (
     "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
@@ -207,8 +207,9 @@ def load_attribute(target: str) -> Any:
     try:
         return attrgetter(attribute)(module)
     except AttributeError as error:
-        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
-        raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
+        names = [name for name in vars(module) if not name.startswith("_")]
+        meant = f" {did_you_mean(attribute, names)}".rstrip()
+        raise UsageError(f"{source} has no {attribute!r};{meant} it has {', '.join(names) or 'nothing'}") from error
     except BaseException as error:  # a property, or a module's __getattr__
         raise UsageError(f"{target} raised {brief(as_result(error))}") from error
 
