@@ -190,7 +190,9 @@ def test_a_parser_of_markdown_finds_nothing_in_text_from_outside(run, text):
 @given(text=st.sampled_from(HOSTILE) | ACTIVE)
 def test_a_file_of_tables_shows_text_from_outside_as_it_stands(text):
     """Read by people too: backslashes where a character is markup, and no numbers of characters."""
-    markdown = tables_of(Run(tables=(Table("Targets", ("name", "verdict"), ((text or "a", "fail"),)),), title="a sweep"))
+    markdown = tables_of(
+        Run(tables=(Table("Targets", ("name", "verdict"), ((text or "a", "fail"),)),), title="a sweep")
+    )
     assert "&#" not in markdown.replace("\\&", "")
     rows = [token for token in MarkdownIt("commonmark").enable("table").parse(markdown) if token.type == "inline"]
     (cell,) = [token for token in rows if token.map == rows[-1].map][:1]
