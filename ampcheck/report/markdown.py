@@ -94,7 +94,7 @@ def _names(content: Sections) -> Mapping[str, str]:
 
 
 def tables_of(run: Run) -> str:
-    """The headline of a run and its tables as a Markdown file of any length, which reads well without a renderer too."""
+    """The headline of a run and its tables as a Markdown file of any length that people can read without a renderer."""
     content = arrange(run)
     lines = [f"# {_literal(run.title)}", "", f"{_MARKS[content.verdict]} {content.headline}"]
     for table in run.tables:
