@@ -128,8 +128,11 @@ def judge_subject(
     selected = select_checks(checks, resolved)
     placement = place(device)
     if resolved.kind in (Kind.TRAINING, Kind.CALL):
+        default = (resolved.shape.get("steps") if resolved.kind is Kind.TRAINING else None) or STEPS
         if full and steps is None:
-            steps = _FULL_STEPS * ((resolved.shape.get("steps") if resolved.kind is Kind.TRAINING else None) or STEPS)
+            steps = _FULL_STEPS * default
+        if resolved.kind is Kind.TRAINING or resolved.trains:
+            current_listener().training(steps or default)
         with placement.entered():
             run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, current_listener())
         run = with_skips(run, resolved, selected, compiles=True)
@@ -158,7 +161,7 @@ def judge_subject(
     with placement.entered():
         runs = run_stages(resolved.name, audit_stages(context), current_listener())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
-    findings = with_excerpts(run.findings)
+    findings = with_excerpts(with_causes(run.findings))
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 

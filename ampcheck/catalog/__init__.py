@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from ampcheck.catalog import autocast, compiled, numerics, outcome, search, speed, training
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind
+from ampcheck.core.text import did_you_mean
 
 __all__ = ["REGISTRY", "VERDICTS", "explain", "for_kind"]
 
@@ -41,9 +41,8 @@ def for_kind(kind: Kind) -> tuple[str, ...]:
 
 
 def explain(slug: str) -> Check:
-    """The check with this name. Raises `UsageError` naming the checks for an unknown one."""
+    """The check with this name. Raises `UsageError` naming the nearest check or verdict for an unknown one."""
     if slug not in REGISTRY:
-        near = get_close_matches(slug.lower(), REGISTRY, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"there is no check {slug!r}{meant}; there are {', '.join(REGISTRY)}")
+        meant = did_you_mean(slug, [*REGISTRY, *VERDICTS]) or f"there are {', '.join(REGISTRY)}"
+        raise UsageError(f"there is no check {slug!r}: {meant}")
     return REGISTRY[slug]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os.path import basename
 
-from ampcheck.core.run import SEVERITY, Finding, Verdict, Where
+from ampcheck.core.run import SEVERITY, Finding, Verdict, Where, phase_order
 
 GUARD_VANISHED = "a constant that guards must not vanish"
 """How `stagnation` begins where an eps is zero in the format: what is divided by it becomes infinite."""
@@ -20,10 +20,15 @@ GUARD_VANISHED = "a constant that guards must not vanish"
 SAME_REGION = "in the region of a backward pass"
 """How `autocast-scope` says that backward passes and optimizer steps run inside the same region."""
 
+LOST_OUTPUT = "outputs must be finite where float64's are"
+"""How `overflow` begins about an output that became infinite at an op that loses values without an infinity."""
+
 RETURNED = "what the step returns"
 """How `scale-invariance` calls the value of a step, as distinct from a gradient."""
 
-_PHASES = ("forward", "backward", "update")
+_LOSSES = ("silent-zero", "flush", "precision-loss")
+"""Checks of values that an op loses and that remain finite."""
+
 _NORM = "aten::linalg_vector_norm"
 _PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
@@ -84,6 +89,8 @@ def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool)
     if cause.check == "nonfinite-gradient":  # the weights that it was applied to give the next losses
         returned = finding.check == "overflow" and not finding.where.op and finding.where.step is not None
         return returned and cause.where.step is not None and _after(cause.where, finding.where, strictly=True)
+    if cause.check in _LOSSES and finding.message.startswith(LOST_OUTPUT):
+        return finding.check == "overflow" and cause.where == finding.where
     return cause.check in ("overflow", "silent-zero") and _became_infinite(cause, finding)
 
 
@@ -134,7 +141,9 @@ def _became_infinite(cause: Finding, finding: Finding) -> bool:
         return _infinite(cause, finding)
     same_op = finding.check == "stagnation" and finding.where.op == cause.where.op
     sums = finding.check == "reduce-precision" and finding.where.op != _NORM
-    return same_op or sums or finding.check == "headroom" or _infinite(cause, finding)
+    saved = finding.check in ("silent-zero", "flush") and _after(cause.where, finding.where)
+    kept = saved and (cause.where.phase, finding.where.phase) == ("forward", "backward")
+    return same_op or sums or kept or finding.check == "headroom" or _infinite(cause, finding)
 
 
 def _infinite(cause: Finding, finding: Finding) -> bool:
@@ -187,8 +196,4 @@ def _after(cause: Where, where: Where, *, strictly: bool = False) -> bool:
         return first == 0 and not strictly
     if strictly or where.step != first:
         return where.step > first
-    return _order(where.phase or "update") >= _order(cause.phase or "forward")
-
-
-def _order(phase: str) -> int:
-    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+    return phase_order(where.phase or "update") >= phase_order(cause.phase or "forward")

@@ -10,6 +10,5 @@ BASELINE = Check(
     "The findings of an audit against the file that `ampcheck baseline` wrote, by check, subject, module, op, file and "
     "source line; line numbers may move. A finding is gone if its check judged its subject and did not report it.",
     "A defect was mended, or its line was rewritten.",
-    "Run `ampcheck baseline` again: it removes what is gone and keeps reason, author and date of the rest. It accepts "
-    "every finding of today, so mend new failures first.",
+    "Run `ampcheck baseline --prune`, which removes what is gone and accepts nothing new.",
 )

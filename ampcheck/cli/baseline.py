@@ -11,6 +11,7 @@ from ampcheck.cli.targets import add_targets, audits, settings_of, targets_of
 from ampcheck.core.errors import UsageError
 from ampcheck.core.text import counted
 
+_REASON = "found when the baseline was written"
 _DAYS = 180
 """How long findings are accepted by default."""
 
@@ -33,7 +34,10 @@ def add_command(commands: Commands) -> None:
         metavar="RUN.json",
         help="accept the findings of a run that --json or `pytest --ampcheck-json` wrote, instead of an audit",
     )
-    baseline.add_argument("--reason", default="found when the baseline was written", help="why they are accepted")
+    baseline.add_argument(
+        "--prune", action="store_true", help="only remove entries that are no longer found; accept nothing new"
+    )
+    baseline.add_argument("--reason", help=f"why they are accepted (default: {_REASON})")
     baseline.add_argument("--author", help="who accepts them (default: git's user.name)")
     baseline.add_argument(
         "--expires",
@@ -45,6 +49,8 @@ def add_command(commands: Commands) -> None:
 
 def _baseline(options: argparse.Namespace) -> int:
     expires = _expiry(options.expires)
+    if options.prune and (given := [name for name in ("reason", "author", "expires") if getattr(options, name)]):
+        raise UsageError(f"--{given[0]} has no effect with --prune, which accepts nothing new: leave one of them out")
     settings = settings_of(options)
 
     from ampcheck.core.run import Run, merge
@@ -62,8 +68,13 @@ def _baseline(options: argparse.Namespace) -> int:
         runs = [audited.run for audited in audits(targets, settings, options)]
     path = settings.folder / settings.baseline
     before = Baseline.load(path)
-    after = before.updated(merge(runs).findings, options.reason, options.author or _git_user(), expires)
-    after.save(path)
+    findings = merge(runs).findings
+    if options.prune:
+        after = before.pruned(findings)
+    else:
+        after = before.updated(findings, options.reason or _REASON, options.author or _git_user(), expires)
+    if not options.prune or after != before:
+        after.save(path)
     was, now = ({entry.place for entry in baseline.findings} for baseline in (before, after))
     print(f"{path.name}: {counted(len(now), 'places')} accepted, {len(now - was):,} new, {len(was - now):,} removed")
     return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.stage_times import StageTimes, about
 from ampcheck.core.progress import Listener
+from ampcheck.core.text import counted
+from ampcheck.report.progress import EVERY
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run
@@ -49,7 +53,7 @@ class Following:
     @property
     def listener(self) -> Listener:
         """The callbacks of the audit."""
-        return Listener(self._progress, self._runs.append, self._compiling)
+        return Listener(self._progress, self._runs.append, self._compiling, self._training)
 
     def finish(self) -> None:
         """Keep the times of an audit that came to its end."""
@@ -85,6 +89,15 @@ class Following:
         if self._stage and self._done < self._total:
             self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._begin
         self._stage, self._begin = stage, now
+
+    def _training(self, steps: int) -> None:
+        expected = sum(self._times.seconds.values())
+        if (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
+            return
+        time_text = f"{about(expected)}, as the last time" if expected else "each takes several times as long as alone"
+        text = f"ampcheck: up to {counted(steps, 'training steps')} are observed; {time_text}; --steps N observes fewer"
+        with self._bar.paused():
+            print(text, file=sys.stderr, flush=True)
 
     def _compiling(self) -> None:
         if not self._early or not self._runs:

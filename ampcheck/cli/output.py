@@ -163,15 +163,25 @@ def open_standard_files() -> None:
 
 
 def print_report(
-    run: Run, tables: Sequence[Table] = (), *, verbose: bool, quiet: bool = False, printed: int = 0
+    run: Run,
+    tables: Sequence[Table] = (),
+    *,
+    verbose: bool,
+    quiet: bool = False,
+    printed: int = 0,
+    tables_first: bool = False,
 ) -> None:
-    """Print the findings, and tables below them. quiet: failures and warnings alone. printed: lines of the report that
-    were printed before."""
+    """Print the findings, and tables below them, or above with `tables_first`. quiet: failures and warnings alone.
+    printed: lines of the report that were printed before."""
     from rich.console import Console
 
     from ampcheck.report import print_run, print_tables
     from ampcheck.report.fitting import LIMIT
 
+    if tables and tables_first:
+        print_tables(tables)
+        print(flush=True)
+        tables = ()
     print_run(run, Console(), verbose=verbose, quiet=quiet, limit=LIMIT - printed)
     if tables:
         print()

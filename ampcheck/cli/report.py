@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ampcheck.cli.output import (
@@ -32,7 +33,8 @@ def add_command(commands: Commands) -> None:
     report.add_argument(
         "--compare",
         action="store_true",
-        help="compare two runs, the earlier first: only what is new or worse fails; line numbers may differ",
+        help="compare two runs, the earlier first, and print what is new, worse or gone above the findings; only what "
+        "is new or worse fails; line numbers may differ",
     )
     report.add_argument(
         "--factor",
@@ -73,7 +75,8 @@ def _report(options: argparse.Namespace) -> int:
         run = _merged(options.runs, runs)
     failed = any(run.of(verdict) for verdict in FAIL_ON[options.fail_on or settings.fail_on])
     tables = run.tables[:1] if options.compare or len(runs) > 1 else ()
-    return finish(run, options, lambda: print_report(run, tables, verbose=options.verbose), failed=failed)
+    show = partial(print_report, run, tables, verbose=options.verbose, tables_first=options.compare)
+    return finish(run, options, show, failed=failed)
 
 
 def _load(path: str) -> Run:
@@ -84,7 +87,7 @@ def _load(path: str) -> Run:
 
 
 def _merged(paths: list[str], runs: list[Run]) -> Run:
-    """The runs as one with a table of them; a single run as it is."""
+    """The runs as one with a table of them; a single run without changes."""
     if len(runs) == 1:
         return runs[0]
     environment: dict[str, Scalar] = {}

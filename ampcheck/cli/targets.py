@@ -30,9 +30,9 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="TARGET",
         help="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
-        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
-        "train.py:main, is judged as it runs. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the "
-        "built-in demo",
+        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains, such as train.py:main, is "
+        "judged while it runs. Random numbers are seeded before each target. Default: the targets in [tool.ampcheck] "
+        "of pyproject.toml, or else the built-in demo",
     )
     add_audit_options(command)
 
@@ -136,12 +136,16 @@ def audits(
     """
     from ampcheck.catalog.numerics import COVERAGE
     from ampcheck.core.run import FAIL_ON, Run
-    from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.accept import accept, levels_and_selection
     from ampcheck.outcome.raising import with_commands
     from ampcheck.report import progress_bar
 
-    for target in targets or [with_options(Target(""), options)]:
-        own = for_target(settings, target, options)
+    settings_by_target = [
+        (target, for_target(settings, target, options)) for target in targets or [with_options(Target(""), options)]
+    ]
+    for _, own in settings_by_target:
+        levels_and_selection(own)  # a mistyped check is reported before an audit that takes minutes
+    for target, own in settings_by_target:
 
         def judge(run: Run, target: Target = target, own: Settings = own) -> Run:
             return with_commands(accept(run, own), partial(command_of, target))
@@ -171,10 +175,14 @@ def audits(
 
 
 def command_of(target: Target, finding: Finding) -> str:
-    """The command that finds this one again: its check, dtype and mode alone, as the name of its subject says them."""
+    """The command that finds this one again: its check, dtype and mode alone, as the name of its subject says them; all
+    checks for one about the outcome of the audit."""
+    from ampcheck.catalog.outcome import BASELINE
+
     dtype, _, mode = finding.subject.rpartition(" [")[2].removesuffix("]").partition(", ")
     dtypes = (dtype,) if dtype in FORMATS else target.dtype
-    words = ["ampcheck", "audit", *([target.target] if target.target else []), "--select", finding.check]
+    words = ["ampcheck", "audit", *([target.target] if target.target else [])]
+    words += ["--select", finding.check] if finding.family != BASELINE.family else []
     words += ["--device", target.device] if target.device != "cpu" else []
     words += ["--dtype", ",".join(dtypes)] if dtypes else []
     for name in ("steps", "horizon"):

@@ -78,17 +78,20 @@ class Excerpt:
         if not 0 <= self.start <= self.end <= len(self.lines[number]):
             raise ValueError(f"an excerpt must mark characters of its line, not {self.start!r:.20} to {self.end!r:.20}")
 
-    def drawn(self, width: int | None = None) -> Iterator[str]:
-        """The lines with their numbers, and carets below the line at fault; each within `width` columns, by default
-        of any width."""
+    def drawn(self, width: int | None = None, note: str = "") -> Iterator[str]:
+        """The lines with their numbers, and carets below the line at fault, with `note` behind them where it fits; each
+        within `width` columns, by default of any width."""
         gutter = len(str(self.first + len(self.lines) - 1))
         for number, text in enumerate(map(_printable, self.lines), self.first):
             space = None if width is None else max(width - gutter - 3, 2)
             left = self._hidden(text, space) if number == self.line else 0
-            yield f"{number:>{gutter}} | {_cut(text, left, space)}".rstrip()
+            yield f"{number:>{gutter}} | {cut(text, space, left)}".rstrip()
             if number == self.line and self.end > self.start:
                 carets = cells(text[left : self.start]) * " " + cells(text[self.start : self.end]) * "^"
-                yield f"{'':{gutter}} | {carets if space is None else carets[:space]}"
+                noted = (
+                    f"{carets} {note}" if note and (space is None or cells(carets) + cells(note) < space) else carets
+                )
+                yield f"{'':{gutter}} | {noted if space is None else noted[:space]}"
 
     def _hidden(self, text: str, space: int | None) -> int:
         """How many characters at the start of the line at fault make room for what is at fault."""
@@ -102,7 +105,7 @@ def _printable(text: str) -> str:
     return clean(text.replace("\t", " "))
 
 
-def _cut(text: str, left: int, space: int | None) -> str:
+def cut(text: str, space: int | None, left: int = 0) -> str:
     """A line from the character `left` on, as far as it fits, with an ellipsis where it was cut."""
     shown = f"…{text[left + 1 :]}" if left else text
     return shown if space is None or cells(shown) <= space else f"{fitting(shown, space - 1)}…"

@@ -27,14 +27,20 @@ def _nothing() -> None:
     """No-op callback."""
 
 
+def _uncounted(steps: int) -> None:
+    """No-op callback."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Callbacks of an audit. progress: a stage begins. judged: the findings of a stage. compiling: the first stage that
-    compiles is next; every eager verdict of a model is judged."""
+    compiles is next; every eager verdict of a model is judged. training: at most so many training steps are observed
+    next."""
 
     progress: Progress = silent
     judged: Callable[[Run], None] = _ignore
     compiling: Callable[[], None] = _nothing
+    training: Callable[[int], None] = _uncounted
 
 
 SILENT = Listener()

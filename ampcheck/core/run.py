@@ -22,7 +22,7 @@ from ampcheck.core.charts import Chart as Chart
 from ampcheck.core.charts import Marker as Marker
 from ampcheck.core.charts import Series as Series
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.excerpt import Excerpt
+from ampcheck.core.excerpt import Excerpt, cut
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
 from ampcheck.core.model_map import ModelMap as ModelMap
@@ -94,6 +94,12 @@ class Where:
     file: str = ""
     line: int | None = None
     step: int | None = None
+
+    @property
+    def part(self) -> str:
+        """What of the source line is meant where it is not the code that stands there: the op of a backward pass has
+        the line of its forward op."""
+        return "in its backward pass" if self.phase == "backward" and self.op else ""
 
     def __str__(self) -> str:
         parts = [self.phase, self.module, self.op]
@@ -254,6 +260,24 @@ def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
     return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
 
 
+_PHASES = ("forward", "backward", "update")
+
+
+def phase_order(phase: str) -> int:
+    """The place of a phase in a step; phases of no step come last."""
+    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
+def nearest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, worst first; of one verdict those that name a line of the user's code before others, and in the
+    order in which code runs: forward, backward, update."""
+
+    def order(finding: Finding) -> tuple[int, bool, int]:
+        return SEVERITY.index(finding.verdict), not finding.where.file, phase_order(finding.where.phase)
+
+    return sorted(findings, key=order)
+
+
 _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
 
 
@@ -278,11 +302,18 @@ def describe(finding: Finding) -> str:
     """A finding in a few lines: check and verdict, message, location, source, hint; controls are made visible."""
     lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
     lines += [f"  where: {where}"] if (where := str(finding.where)) else []
-    code = [finding.code] if finding.code and finding.code not in finding.message else []
-    lines += [f"    {line}" for line in finding.excerpt.drawn()] or [f"    {line}" for line in code]
+    lines += [f"    {line}" for line in source_lines(finding)]
     lines += [f"  hint: {finding.hint}"] if finding.hint else []
     lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
     return clean("\n".join(lines))
+
+
+def source_lines(finding: Finding, width: int | None = None) -> Iterator[str]:
+    """The excerpt of the source within `width` columns, or else the line itself, unless the message shows it."""
+    if finding.excerpt.lines:
+        yield from finding.excerpt.drawn(width, finding.where.part)
+    elif finding.code and finding.code not in finding.message:
+        yield cut(clean(finding.code), width)
 
 
 def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:

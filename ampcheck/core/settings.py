@@ -14,6 +14,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.json_files import conflict_in
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import FAIL_ON
+from ampcheck.core.text import did_you_mean
 
 LEVELS = ("fail", "warn", "ignore")
 """Severities of a check: its warnings fail, its failures warn, or it reports nothing."""
@@ -150,7 +151,8 @@ def _severity(table: Mapping[str, Any], source: str) -> dict[str, str]:
 
 def _require_known(table: Mapping[str, Any], known: Sequence[str], source: str) -> None:
     if unknown := sorted(set(table) - set(known)):
-        raise UsageError(f"{source} has an unknown key {unknown[0]!r:.40}; there are {', '.join(known)}")
+        meant = f" {did_you_mean(unknown[0], known)}".rstrip()
+        raise UsageError(f"{source} has an unknown key {unknown[0]!r:.40};{meant} there are {', '.join(known)}")
 
 
 def _list(table: Mapping[str, Any], key: str, source: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,8 @@ Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
 
 IN_SOURCE = "by a comment at "
 """How `Finding.accepted` begins where a comment in the source accepts the finding."""
+
+_COMMENT = re.compile(r"\s*#\s*ampcheck:.*")
 
 _PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
@@ -41,9 +44,10 @@ def code_at(where: Where) -> str:
 
 
 def place_of(finding: Finding, folder: Path) -> Place:
-    """The check, subject, phase, module, op, file and source line of a finding; the file as `path_in` gives it."""
+    """The check, subject, phase, module, op, file and source line of a finding; the file as `path_in` gives it, the
+    line without a comment to ampcheck, which may be added to it."""
     where = finding.where
-    code = finding.code or code_at(where)
+    code = _COMMENT.sub("", finding.code or code_at(where))
     return finding.check, finding.subject, where.phase, where.module, where.op, path_in(folder, where.file), code
 
 

@@ -15,10 +15,10 @@ from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
-from ampcheck.core.text import listed
+from ampcheck.core.text import did_you_mean, listed
 
 SHAPES = (
     "(module, args), (module, args, kwargs), (callable, [args, args, ...]), ([module, ...], [args]), "
@@ -137,13 +137,17 @@ def name_of_target(target: str) -> str:
     return split_member(target)[1] or target
 
 
-def load_subject(target: str, *, trains: bool = False) -> Subject:
+FactoryCall: TypeAlias = "Callable[[Callable[[], object]], tuple[object, bool]]"
+"""Calls a factory; returns its value, and whether it stepped an optimizer."""
+
+
+def load_subject(target: str, *, call: FactoryCall | None = None) -> Subject:
     """The subject that `package.module:factory`, `path/to/file.py:factory` or `path/to/file.py:collection[name]` names.
 
     A factory is called without arguments; a value that is a subject is used unchanged. collection: see
-    `load_collection`; its members are factories or subjects. trains: a function that returns nothing is no factory but
-    the subject, as it trains. Raises `UsageError` if the target cannot be imported, the factory raises, or its result
-    has no known shape.
+    `load_collection`; its members are factories or subjects. call: with it, a function that returns nothing, or that
+    steps an optimizer and returns no subject, is no factory but the subject, a training loop. Raises `UsageError` if
+    the target cannot be imported, the factory raises, or its result has no known shape.
     """
     collection, name = split_member(target)
     if name:
@@ -153,25 +157,26 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
         value: object = members[name]
     else:
         value = load_attribute(target)
-    if trains and callable(value) and _returns_nothing(value):
-        return Subject(value, name=target, trains=True)
-    if callable(value) and not isinstance(value, Subject):
+    function, stepped = value, False
+    if call is not None and callable(function) and _returns_nothing(function):
+        return Subject(function, name=target, trains=True)
+    if callable(function) and not isinstance(function, Subject):
         try:
-            value = require_ran(value(), f"the factory {target}")
+            value, stepped = (function(), False) if call is None else call(function)
+            value = require_ran(value, f"the factory {target}")
         except BaseException as error:  # the user's code may raise anything
             raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
-        if value is None:
+        if value is None and not stepped:
             raise UsageError(
                 f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
                 f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
             )
     try:
         subject = as_subject(value, name_of_target(target))
-    except UsageError as error:
-        if not trains:
+    except UsageError:
+        if not stepped:
             raise
-        advice = "a function that trains is judged as it runs if it returns nothing: remove its return value"
-        raise UsageError(f"{error}; {advice}") from error
+        return Subject(function, name=target, trains=True)
     return subject if subject.name != "subject" else replace(subject, name=name_of_target(target))
 
 
@@ -207,8 +212,9 @@ def load_attribute(target: str) -> Any:
     try:
         return attrgetter(attribute)(module)
     except AttributeError as error:
-        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
-        raise UsageError(f"{source} has no {attribute!r}; it has {names or 'nothing'}") from error
+        names = [name for name in vars(module) if not name.startswith("_")]
+        meant = f" {did_you_mean(attribute, names)}".rstrip()
+        raise UsageError(f"{source} has no {attribute!r};{meant} it has {', '.join(names) or 'nothing'}") from error
     except BaseException as error:  # a property, or a module's __getattr__
         raise UsageError(f"{target} raised {brief(as_result(error))}") from error
 

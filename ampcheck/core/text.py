@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -33,6 +34,12 @@ def listed(items: Iterable[str], limit: int = 5) -> str:
     items = list(items)
     more = f" and {len(items) - limit:,} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """`did you mean overflow?`: the name nearest to a mistyped one; empty where none is near."""
+    near = get_close_matches(name.lower(), list(names), 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def is_number(value: object) -> bool:

@@ -25,7 +25,8 @@ def op_text(where: Where) -> str:
 def source_text(stats: NumericsStats, where: Where) -> str:
     """`` in `sigma = 1 - alpha` ``: the text of the source line, empty where it is not known."""
     text = stats.sources.get((where.file, where.line), "")
-    return f" in `{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
+    part = "the backward pass of " if where.phase == "backward" else ""
+    return f" in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
 
 
 def range_text(fault: Fault) -> str:

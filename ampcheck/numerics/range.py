@@ -53,7 +53,13 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         f"{range_text(fault)}"
     )
     top = format_of_values(fault.dtype).max
-    if fault.exact_amax > top:
+    if fault.exact_amax > top and fault.where.phase == "backward" and fault.dtype == "float16":
+        hint = (
+            "every gradient grows with the loss: let torch.amp.GradScaler lower the loss scale (here "
+            f"{stats.scale:g}), divide the loss, keep this op in float32, or use {wider(fault.dtype)}; float16 ends at "
+            f"{top:.6g}"
+        )
+    elif fault.exact_amax > top:
         hint = (
             "keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "
             f"inputs down, or use {wider(fault.dtype)}; {fault.dtype} ends at {top:.6g}"

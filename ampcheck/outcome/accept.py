@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ampcheck.catalog import REGISTRY
@@ -15,7 +14,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import IN_SOURCE, with_excerpts
-from ampcheck.core.text import counted, listed
+from ampcheck.core.text import counted, did_you_mean, listed
 from ampcheck.outcome.baseline import PROBLEMS, Baseline
 from ampcheck.outcome.comments import ignored_at
 
@@ -27,10 +26,7 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     warn of accepted findings that are gone.
     Raises `UsageError` for settings that name no check, and for a damaged baseline.
     """
-    levels = {slug: level for pattern, level in settings.severity.items() for slug in _matching(pattern, "severity")}
-    if levels.get(COVERAGE.slug) == "ignore":
-        raise UsageError(f"{COVERAGE.slug} cannot be ignored: a run without it says nothing about what was judged")
-    selected = {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
+    levels, selected = levels_and_selection(settings)
     findings = [
         finding
         for finding in with_excerpts(run.findings)
@@ -49,13 +45,25 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     return run if list(map(id, judged)) == list(map(id, run.findings)) else replace(run, findings=judged)
 
 
+def levels_and_selection(settings: Settings) -> tuple[dict[str, str], set[str]]:
+    """The severity of each check that has one, and the checks that are selected. Raises `UsageError` for settings that
+    name no check."""
+    levels = {
+        slug: level
+        for pattern, level in settings.severity.items()
+        for slug in _matching(pattern, "ignore" if level == "ignore" else "severity")
+    }
+    if levels.get(COVERAGE.slug) == "ignore":
+        raise UsageError(f"{COVERAGE.slug} cannot be ignored: a run without it says nothing about what was judged")
+    return levels, {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
+
+
 def _matching(pattern: str, key: str) -> list[str]:
     """The checks that a glob pattern matches."""
     if slugs := [slug for slug in REGISTRY if fnmatchcase(slug, pattern)]:
         return slugs
-    near = get_close_matches(pattern, REGISTRY, 1)
-    meant = f": did you mean {near[0]}?" if near else ""
-    raise UsageError(f"{key} names {pattern!r:.60}, which is no check{meant or '; `ampcheck explain` lists them'}")
+    meant = did_you_mean(pattern, REGISTRY) or "`ampcheck explain` lists them"
+    raise UsageError(f"{key} names {pattern!r:.60}, which is no check: {meant}")
 
 
 def _at_level(finding: Finding, level: str) -> Finding:

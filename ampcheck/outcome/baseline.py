@@ -108,14 +108,21 @@ class Baseline:
         found = Counter(place_of(f, self.folder) for f in problems_of(findings))
         return [e for e in self.findings if (e.check, e.subject) in judged and found[e.place] < e.count]
 
+    def pruned(self, findings: Iterable[Finding]) -> Baseline:
+        """This baseline without what is gone."""
+        findings = tuple(findings)
+        found = Counter(place_of(f, self.folder) for f in problems_of(findings))
+        gone = {entry.place for entry in self.gone(findings)}
+        left = (replace(e, count=found[e.place]) if e.place in gone else e for e in self.findings)
+        return Baseline(self.folder, tuple(entry for entry in left if entry.count))
+
     def updated(self, findings: Iterable[Finding], reason: str, author: str, expires: str) -> Baseline:
         """This baseline without what is gone, and with the problems that it does not accept yet, ordered by place."""
         findings = tuple(findings)
         problems: dict[Place, list[Finding]] = {}
         for finding in problems_of(findings):
             problems.setdefault(place_of(finding, self.folder), []).append(finding)
-        gone = {entry.place for entry in self.gone(findings)}
-        entries = {entry.place: entry for entry in self.findings if entry.place not in gone or entry.place in problems}
+        entries = {entry.place: entry for entry in self.pruned(findings).findings}
         for place, group in problems.items():
             old = entries.get(place)
             if old is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from ampcheck.core.current_test import current_test, pytest_command
-from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, describe_causes, emit
+from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, describe_causes, emit, nearest_first
 from ampcheck.core.settings import load_settings
 from ampcheck.outcome.accept import accept
 from ampcheck.report.fitting import LIMIT, Part, fit, lines_of, plain
@@ -47,17 +47,18 @@ def with_commands(run: Run, command: Callable[[Finding], str]) -> Run:
 def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
     """Raise `AssertionError` with the findings of these verdicts."""
     __tracebackhide__ = True
-    if failures := [finding for verdict in verdicts for finding in run.of(verdict)]:
+    if failures := nearest_first(finding for verdict in verdicts for finding in run.of(verdict)):
         raise AssertionError("\n".join(_text(run, failures)))
 
 
 def _text(run: Run, failures: Collection[Finding]) -> Iterator[str]:
-    """The causes of failures in 25 lines of any width: the first in full, others in full or by their message."""
+    """The causes of failures in 25 lines of any width: the first in full, others in full or by their message; more
+    lines where there are more causes."""
     parts = []
     for finding, text in describe_causes(run.findings, failures):
         lines = text.split("\n")
         full = [*lines, ""]
-        parts.append(Part((lines_of(full), lines_of(lines[:1]), ()), verdict=finding.verdict))
+        parts.append(Part((lines_of(full), lines_of(lines[:1])), verdict=finding.verdict))
     command = next((finding.reproduce for finding in failures if finding.reproduce), "")
     below = [f"reproduce: {command}"] if command else []
     more = f"`{command} --ampcheck -vv` shows all" if command else "the run shows all"

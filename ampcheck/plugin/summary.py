@@ -7,6 +7,7 @@ scope runs once in each worker of xdist, and its runs count as often.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -178,8 +179,8 @@ class _Entry:
         return f"{self.nodeid} ({self.outcome}): {counts or 'no finding'}"
 
 
-_FAILED = 3
-"""So many tests with failures are named below the summary."""
+_FEW = 3
+"""So many tests with failures, and reasons of skipped tests, are named below the summary."""
 
 _FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 """Exit codes of a session that was collected and not interrupted."""
@@ -191,6 +192,7 @@ class Report:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.entries: list[_Entry] = []
+        self.skips = Counter[str]()
         self.notes: list[str] = []
 
     def add(self, run: Run) -> None:
@@ -202,7 +204,9 @@ class Report:
         return f"ampcheck: {_version('ampcheck')}, torch {_version('torch')}, device {self.options.device}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the data of a test."""
+        """Take the data of a test, and why it was skipped."""
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            self.skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
         data = getattr(report, _ATTRIBUTE, None)
         if data is not None:
             self.entries.append(_Entry.of(report, data))
@@ -226,7 +230,7 @@ class Report:
         from ampcheck.report.terminal import summary_lines
 
         width, verbose = config.get_terminal_writer().fullwidth, config.option.verbose > 1
-        failed = list(self._failing(None if verbose else _FAILED))
+        failed = [*self._failing(None if verbose else _FEW), *self._skips(None if verbose else _FEW)]
         limit, more = LIMIT - len(failed), "-vv or --ampcheck-html=PATH shows all"
         summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more))
         if not run.findings:
@@ -259,6 +263,15 @@ class Report:
         yield from (f"in {entry}" for entry in entries[:limit])
         if more := len(entries) - len(entries[:limit]):
             yield f"in {counted(more, 'more tests')}"
+
+    def _skips(self, limit: int | None) -> Iterator[str]:
+        """The reasons of skipped tests, at most `limit` of them, and how many more tests were skipped."""
+        reasons = sorted(self.skips.items(), key=lambda item: (-item[1], item[0]))
+        yield from (
+            f"{counted(count, 'tests')} skipped: {' '.join(reason.split())}" for reason, count in reasons[:limit]
+        )
+        if limit is not None and (more := sum(count for _, count in reasons[limit:])):
+            yield f"{counted(more, 'more tests')} skipped; -rs shows why"
 
     def _locks(self) -> Iterator[str]:
         """The written locks, with their entries."""

@@ -42,7 +42,8 @@ class Part:
     """A part of a report.
 
     forms: the same in fewer and fewer lines, the best first; the last may have none. rank: parts of a lower rank get
-    their lines first. verdict, count: the findings that forms other than the best shorten or leave out.
+    their lines first. verdict, count: the findings that forms other than the best shorten or leave out, None where
+    there are none.
     """
 
     forms: Sequence[Form]
@@ -54,10 +55,14 @@ class Part:
 def fit(parts: Sequence[Part], limit: int | None, closing: Callable[[str], Iterable[str]]) -> Iterator[Line]:
     """The parts in at most `limit` lines, None for any number. What is shortened or left out is counted at the end.
 
-    closing: the lines that show the counts, such as `3 failures, 2 warnings`. The first part that may be left out is
-    the cause that a reader looks for: it gets its lines before the others, to which it leaves up to five.
+    closing: the lines that show the counts, such as `3 failures, 2 warnings`. The first part with a verdict is the
+    cause that a reader looks for: it gets its lines before the others, to which it leaves up to five. More than five
+    parts about findings that may not be left out get as many more lines.
     """
     forms = [part.forms[0] for part in parts]
+    if limit is not None:
+        required = sum(part.verdict is not None and len(part.forms[-1]) > 0 for part in parts)
+        limit = max(limit, limit - _AFTER_CAUSE + required)
     if limit is not None and sum(map(len, forms)) > limit:
         everything = _counts({verdict: sum(p.count for p in parts if p.verdict is verdict) for verdict in SEVERITY})
         forms = _chosen(parts, limit - len(list(closing(everything))))
@@ -90,9 +95,9 @@ def _chosen(parts: Sequence[Part], limit: int) -> list[Form]:
         fits = (form for form in parts[number].forms if len(form) <= min(left, most))
         forms[number] = next(fits, forms[number])
 
-    optional = [number for number, part in enumerate(parts) if not part.forms[-1]]
-    if optional:
-        first, *others = optional
+    causes = [number for number, part in enumerate(parts) if part.verdict is not None]
+    if causes:
+        first, *others = causes
         spared = min(sum(parts[number].rank == parts[first].rank for number in others), _AFTER_CAUSE)
         grow(first, spared)
         if forms[first] not in parts[first].forms[:_WELL]:

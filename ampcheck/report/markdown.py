@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
 from ampcheck.report.sections import Sections, arrange, short_names
@@ -31,6 +31,10 @@ _OF_TABLES = ("speed", "compare", "sweep", "bisect")
 _REST = "The rest is left out; the JSON file and the HTML page contain all."
 _ACTIVE = re.compile(r"[^\w\s.,;/%'=?-]|(?<!\w)-|-(?!\w)|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 """What Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
+
+
+_MARKUP = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
+"""What Markdown takes for markup inside of a line."""
 
 
 def comment_of(run: Run, kind: str = "audit") -> str:
@@ -85,16 +89,16 @@ def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: I
 
 
 def _names(content: Sections) -> Mapping[str, str]:
-    """What tells subjects apart; nothing for the only one, which the title names."""
+    """How subjects differ in their names; nothing for the only one, which the title names."""
     return short_names(content.subjects) if len(content.subjects) > 1 else {}
 
 
 def tables_of(run: Run) -> str:
-    """The headline of a run and its tables as Markdown of any length. Text from outside is escaped."""
+    """The headline of a run and its tables as a Markdown file of any length that people can read without a renderer."""
     content = arrange(run)
-    lines = [f"# {escaped(run.title)}", "", f"{_MARKS[content.verdict]} {content.headline}"]
+    lines = [f"# {_literal(run.title)}", "", f"{_MARKS[content.verdict]} {content.headline}"]
     for table in run.tables:
-        lines += ["", f"## {escaped(table.title)}", "", *_table(table)]
+        lines += ["", f"## {_literal(table.title)}", "", *_table(table, _literal)]
     return "\n".join(lines) + "\n"
 
 
@@ -102,6 +106,11 @@ def escaped(text: str) -> str:
     """At most 2,000 characters of a text, none of which is special to Markdown, to HTML or to GitHub."""
     flat = shortened(" ".join(clean(text).split()))
     return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", flat)
+
+
+def _literal(text: str) -> str:
+    """A text in a file, which mentions and links nobody: a backslash before each character that is markup there."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(clean(text).split()))
 
 
 def _item(finding: Finding, names: Mapping[str, str]) -> str:
@@ -123,16 +132,16 @@ def _counts(verdict: Verdict, findings: Sequence[Finding]) -> str:
     return f"- {_MARKS[verdict]} {verdict}: {names}"
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: Table, escape: Callable[[str], str] = escaped) -> Iterator[str]:
     if not table.columns:
         return
-    yield f"| {' | '.join(escaped(column) for column in table.columns)} |"
+    yield f"| {' | '.join(map(escape, table.columns))} |"
     yield "|" + "---|" * len(table.columns)
     for row in table.rows:
-        yield f"| {' | '.join(escaped(number(value, 4)) for value in row)} |"
+        yield f"| {' | '.join(escape(number(value, 4)) for value in row)} |"
     if table.note:
         yield ""
-        yield f"<sub>{escaped(table.note)}</sub>"
+        yield f"<sub>{escape(table.note)}</sub>"
 
 
 def _first(lines: Sequence[str], left: int) -> Iterator[str]:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.core.run import SEVERITY, Chart, Coverage, Finding, Run, Scalar, Table, Verdict, count_verdicts, followers
+from ampcheck.core.run import (
+    SEVERITY,
+    Chart,
+    Coverage,
+    Finding,
+    Run,
+    Scalar,
+    Table,
+    Verdict,
+    count_verdicts,
+    followers,
+    nearest_first,
+)
 
 _UNJUDGED = (Verdict.UNDECIDED, Verdict.INCOMPLETE, Verdict.ACCEPTED, Verdict.SKIP)
 _QUIET = (Verdict.ACCEPTED, Verdict.SKIP, Verdict.PASS)
@@ -79,6 +91,11 @@ class Sections:
     coverage: Coverage
     environment: Mapping[str, Scalar]
 
+    @property
+    def judged(self) -> int:
+        """How many subjects were judged, each counted once in all its dtypes and modes."""
+        return len({name.partition(" [")[0] for name in self.subjects})
+
 
 def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
@@ -86,7 +103,7 @@ def arrange(run: Run) -> Sections:
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
     following = followers(run.findings)
-    failures = run.of(Verdict.FAIL) + run.of(Verdict.WARN)
+    failures = nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN))
     explained = {id(finding) for cause in failures for finding in following.get(id(cause), ())}
     problems = [finding for finding in failures if id(finding) not in explained]
     return Sections(

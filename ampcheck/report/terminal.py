@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line, source_lines
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
-from ampcheck.report.sections import Sections, arrange
+from ampcheck.report.sections import Sections, arrange, short_names
 from ampcheck.report.text import MIN_WIDTH, command_lines, one_line, quantity, wrap
 from ampcheck.report.verdict_table import verdict_table
 
@@ -53,17 +53,26 @@ def problem_lines(content: Sections, width: int, *, limit: int | None = LIMIT, m
 def print_run(
     run: Run, console: Console, *, verbose: bool = False, quiet: bool = False, limit: int | None = LIMIT
 ) -> None:
-    """Print `run` to a rich console as `summary_lines` does, with a table of verdicts by check and subject if it fits.
+    """Print `run` to a rich console as `summary_lines` does; if anything failed or warned, or verbose, with a table of
+    verdicts by check and subject where it fits.
 
-    quiet: the headline, failures and warnings alone.
+    quiet: the headline, failures and warnings alone. No failure is left out where this is so, or where the console is
+    no terminal, on which somebody could ask for more.
     """
     from rich.text import Text
 
     content, width = arrange(run), max(console.width, MIN_WIDTH)
-    parts = [_heading(content, width), *_problems(content, width, verbose)]
+    every_failure = quiet or not console.is_terminal
+    parts = [_heading(content, width), *_problems(content, width, verbose, every_failure=every_failure)]
     if not quiet:
-        table = Part((tuple(verdict_table(content, width)), ()), _TABLE)
-        parts += [table, *_rest(content, width, verbose, listed=True)]
+        if content.problems or verbose:
+            parts.append(Part((tuple(verdict_table(content, width)), ()), _TABLE))
+        elif content.subjects:
+            judged = f"judged: {'; '.join(short_names(content.subjects).values())}"
+            parts.append(
+                Part((lines_of(wrap(judged, width, hanging="  ")), lines_of([one_line(judged, width)])), _SUMMARY)
+            )
+        parts += [*_rest(content, width, verbose, listed=True)]
     for line in fit(parts, None if verbose else limit, _closing(width, "-v shows all")):
         styled = (Text(text, _STYLES[verdict] if verdict else "") for text, verdict in line)
         console.print(Text().join(styled), soft_wrap=True)  # a str would be parsed as markup
@@ -79,7 +88,7 @@ def _heading(content: Sections, width: int) -> Part:
     return Part((wrapped, lines_of([one_line(text, width)], content.verdict)))
 
 
-def _problems(content: Sections, width: int, verbose: bool) -> Iterator[Part]:
+def _problems(content: Sections, width: int, verbose: bool, *, every_failure: bool = False) -> Iterator[Part]:
     for finding, following in zip(content.problems, content.following, strict=True):
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
         below = lines_of(_following(following, width, verbose))
@@ -92,7 +101,8 @@ def _problems(content: Sections, width: int, verbose: bool) -> Iterator[Part]:
         brief = (*_titled(finding, [one_line(title, width)]), *lines_of([message]))
         place = f"{finding.where.file}:{finding.where.line}" if finding.where.line is not None else finding.where.module
         single = _titled(finding, [one_line(f"{title}{f', {place}' if place else ''}", width)])
-        yield Part((full, short, shorter, brief, single, ()), _CAUSES, finding.verdict)
+        required = every_failure and finding.verdict is Verdict.FAIL
+        yield Part((full, short, shorter, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
 
 
 def _titled(finding: Finding, texts: Iterable[str]) -> Form:
@@ -139,10 +149,7 @@ def _command(finding: Finding, width: int) -> Iterator[str]:
 
 
 def _source(finding: Finding, width: int) -> Iterator[str]:
-    """The excerpt of the source, or else the line itself, unless the message shows it."""
-    yield from (f"    {line}" for line in finding.excerpt.drawn(width - 4))
-    if finding.code and not finding.excerpt.lines and finding.code not in finding.message:
-        yield f"    {one_line(finding.code, width - 4)}"
+    yield from (f"    {line}" for line in source_lines(finding, width - 4))
 
 
 def _following(following: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:

@@ -130,11 +130,14 @@ def _speed(tried: Tried) -> str:
 def _training(script: TrainingScript, *, runs: bool) -> str:
     name = script.function or ""
     lines = [f"from {script.source.module} import {name}", "", f"return {name}"]
+    own_line = f"sys.argv = [{_quoted(script.source.path)}]"
+    if runs and script.has_options:
+        lines = [f"{own_line}  # its options keep their defaults", *lines]
     if not runs:
         missing = script.signature.partition("(")[2].rstrip(")")
         call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
         ending = f"return lambda: {name}({call})" if call else f"return {name}"
-        options = [] if call else [f"sys.argv = [{_quoted(script.source.path)}]  # and its options"]
+        options = [] if call else [f"{own_line}  # and its options"]
         needs = script.needs or "its data and settings"
         lines = [
             "# FILL IN what is missing below, then delete this line and the next one.",

@@ -54,14 +54,16 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class TrainingScript:
-    """A script with a training loop. function: the one that trains, None where no function does.
-    needs: why it cannot be called as it is, "" where it can. importable: whether importing it does not train."""
+    """A script with a training loop. function: the one that trains, None where no function does. needs: what the user
+    must add before it can be called, "" for nothing. importable: whether importing it does not train. has_options:
+    whether it reads a command line, all of whose options have defaults."""
 
     source: Source
     function: str | None
     signature: str
     needs: str
     importable: bool = True
+    has_options: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,10 +253,25 @@ def _script(source: Source) -> TrainingScript | None:
     parsers = sorted({origin.partition(".")[0] for origin in source.names.values()} & {*_PARSERS})
     if "HfArgumentParser" in source.names:
         parsers.append("HfArgumentParser")
-    needs = f"the command line that {parsers[0]} reads" if parsers else ""
+    has_options = parsers == ["argparse"] and not _has_required_options(source.tree)
+    needs = f"the command line that {parsers[0]} reads" if parsers and not has_options else ""
     if missing:
         needs = f"its arguments {', '.join(missing)}"
-    return TrainingScript(source, name, signature, needs)
+    return TrainingScript(source, name, signature, needs, has_options=has_options)
+
+
+def _has_required_options(tree: ast.AST) -> bool:
+    """Whether a parser of argparse has an argument without a default: a positional one, or `required=True`."""
+    for node in ast.walk(tree):
+        called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+        if not isinstance(node, ast.Call) or called not in ("add_argument", "add_mutually_exclusive_group"):
+            continue
+        keywords = {each.arg: ast.unparse(each.value).strip("'\"") for each in node.keywords}
+        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "-"
+        optional = str(first).startswith("-") or keywords.get("nargs") in ("?", "*")
+        if keywords.get("required", "False") != "False" or not optional:
+            return True
+    return False
 
 
 def _trains(tree: ast.AST) -> bool:

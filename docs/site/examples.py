@@ -25,6 +25,17 @@ from ampcheck.core.run import Finding, Run, Verdict, describe
 HERE = Path(__file__).resolve().parents[1] / "examples" / "checks"
 SIDES = ("failing", "mended")
 
+_STARTS = "it starts fresh processes for minutes"
+WITHOUT = {
+    "cudagraph": "it needs a CUDA device",
+    "speedup": "its verdict is a time of one machine; the guide to speed runs one",
+    "regression": "it needs two commits; the guide to speed runs one",
+    "start-up": _STARTS,
+    "compile-time": _STARTS,
+    "peak-memory": _STARTS,
+}
+"""Checks without an example, and why."""
+
 
 @dataclass(frozen=True)
 class Example:

@@ -106,6 +106,8 @@ def _check(check: Check) -> str:
             f"## Mended\n\n{mended.text}",
             f'```python title="mended.py"\n{mended.code}```',
         ]
+    else:
+        parts.append(f"## Example\n\nThis check has none: {examples.WITHOUT[check.slug]}.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -89,7 +89,7 @@ def test_a_page_has_all_four_texts(slug: str) -> None:
         assert "\n" not in text
 
 
-@pytest.mark.parametrize("slug", ["nope", "", "Overflow", "overflow ", "float"])
+@pytest.mark.parametrize("slug", ["nope", "", "qqq"])
 def test_an_unknown_slug_lists_the_checks(slug: str) -> None:
     with pytest.raises(UsageError) as caught:
         explain(slug)

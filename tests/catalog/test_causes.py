@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.catalog.causes import with_causes
+from ampcheck.catalog.causes import LOST_OUTPUT, with_causes
 from ampcheck.core.run import Finding, Run, Verdict, Where, followers
 from ampcheck.report.html import render_html
 from ampcheck.report.markdown import comment_of
@@ -89,6 +89,23 @@ def test_a_loss_explains_the_gradients_after_it_and_weights_the_losses_after_the
     assert causes(before, after) == ["", ""]
     assert causes(loss, before) == ["nonfinite-gradient", ""]
     assert causes(loss, fail("nonfinite-gradient", where=Where("update", "fc"))) == ["", ""]  # it may come first
+
+
+def test_an_output_that_is_infinite_because_a_value_vanished_follows_from_that_value() -> None:
+    """The divisor that became zero is the cause, although the overflow is found first."""
+    place = Where("forward", "norm", "aten::mul.Tensor", "model.py", 3)
+    output = fail("overflow", f"{LOST_OUTPUT}; 64 elements of output are inf", place)
+    vanished, gradients = fail("silent-zero", where=place), fail("nonfinite-gradient", where=Where("backward", "up"))
+    assert causes(output, gradients, vanished) == ["silent-zero", "silent-zero", ""]
+    elsewhere = replace(vanished, where=replace(place, line=8))
+    assert causes(output, elsewhere) == ["", ""]
+
+
+def test_what_vanishes_in_backward_follows_from_the_overflow_of_its_line() -> None:
+    place = Where("forward", "norm", "aten::mul.Tensor", "model.py", 3)
+    saved = fail("silent-zero", where=replace(place, phase="backward", op="aten::div.Tensor"))
+    assert causes(saved, fail("overflow", where=place)) == ["overflow", ""]
+    assert causes(replace(saved, where=replace(saved.where, line=8)), fail("overflow", where=place)) == ["", ""]
 
 
 def test_an_eps_of_zero_explains_its_line() -> None:

@@ -251,3 +251,23 @@ def test_a_duration_is_rough() -> None:
     assert [about(t) for t in (0.2, 1.4, 99.4, 100, 3600)] == [
         "less than 1 s", "about 1 s", "about 99 s", "about 2 min", "about 60 min",
     ]  # fmt: skip
+
+
+def test_a_training_loop_says_how_many_steps_and_how_long_before_it_starts(
+    folder: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = TARGETS.replace(', "save": rest, "load": lambda state: None', "")
+    (folder / "targets.py").write_text(
+        text.replace("    def step(i):", "    def step(i):\n        print('step', flush=True)")
+    )
+    assert main(["audit", "targets.py:loop", "--steps", "3"]) == 0
+    said = "ampcheck: up to 3 training steps are observed; each takes several times as long as alone; --steps N"
+    assert said in capfd.readouterr().err
+    (file,) = (cache / "ampcheck" / "stages").iterdir()
+    times = StageTimes.of(Target("targets.py:loop", steps=3))
+    assert times.file == file
+    times.save({"plain steps": 42.0})
+    main(["audit", "targets.py:loop", "--steps", "3"])
+    assert "3 training steps are observed; about 42 s, as the last time" in capfd.readouterr().err
+    main(["audit", "targets.py:loop", "--steps", "3"])
+    assert "ampcheck: up to" not in capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -344,7 +345,7 @@ def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: 
     assert max(map(len, done.out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("slug", ["nope", "", "OVERFLOW", "-"])
+@pytest.mark.parametrize("slug", ["nope", "", "-"])
 def test_explain_of_an_unknown_check_lists_the_checks(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)
     assert is_usage_error(done), done
@@ -388,6 +389,32 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("overflow\n")
     assert process("explain", "nope", folder=tmp_path).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("explain silentzero", "silent-zero"),
+        ("explain undecidd", "undecided"),
+        ("audit targets.py:overflow --select overflo", "overflow"),
+        ("audit targets.py:overflow --ignore headrom", "headroom"),
+        ("audit targets.py:overflw", "overflow"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest_one(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: str, name: str
+) -> None:
+    done = command(capfd, *arguments.split())
+    assert is_usage_error(done)
+    assert f"did you mean {name}?" in done.err
+    assert len(done.err) < 200
+
+
+def test_a_mistyped_check_is_reported_before_the_audit(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings(folder, 'severity = { "overflo" = "warn" }')
+    (folder / "targets.py").write_text("raise RuntimeError('the target was loaded')")
+    done = command(capfd, "audit", "targets.py:overflow")
+    assert "did you mean overflow?" in done.err
 
 
 # Targets of the repository, selection, the baseline ------------------------------------------------------------------
@@ -446,7 +473,23 @@ def test_a_baseline_accepts_what_is_known_and_says_what_is_gone(
     )
     mended = command(capfd, "audit", *audit)
     assert mended.code == 0
-    assert "accepted findings no longer found: " in " ".join(mended.out.split())
+    assert "1 accepted finding no longer found: overflow in " in " ".join(mended.out.split())
+    (reproduce,) = re.findall(r"reproduce: (ampcheck audit .*)", mended.out)
+    assert "WARN baseline" in command(capfd, *shlex.split(reproduce)[1:]).out
+    assert "`ampcheck baseline --prune`" in " ".join(mended.out.split())
+
+
+def test_pruning_a_baseline_removes_what_is_gone_and_accepts_nothing_new(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings(folder)
+    assert command(capfd, "baseline", "targets.py:overflow", *QUICK, "--expires", "never").code == 0
+    mended = TARGETS.replace("def overflow(): return Big()", "def overflow(): return torch.nn.Linear(4, 4)")
+    broken = mended.replace("def sound(): return torch.nn.Linear(4, 4)", "def sound(): return Big()")
+    (folder / "targets.py").write_text(broken)
+    pruned = command(capfd, "baseline", "--prune", "targets.py:overflow", "targets.py:sound", *QUICK)
+    assert "0 places accepted, 0 new" in pruned.out
+    assert is_usage_error(command(capfd, "baseline", "--prune", "--reason", "known", "targets.py:overflow"))
 
 
 def test_a_baseline_is_written_from_a_kept_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -252,17 +252,25 @@ def test_a_training_function_that_runs_becomes_a_target(tmp_path: Path) -> None:
     assert "steps" in done.stdout
 
 
-def test_a_script_with_a_command_line_is_asked_for_it(tmp_path: Path) -> None:
-    files = {
-        "train.py": TRAINING["train.py"].replace(
-            "def main():", "def main():\n    argparse.ArgumentParser().parse_args()"
-        )
-    }
-    write(tmp_path, {"train.py": "import argparse\n" + files["train.py"]})
-    assert main(["init", str(tmp_path), "--yes"]) == 0
+def with_options(options: str) -> dict[str, str]:
+    text = TRAINING["train.py"].replace("def main():", f"def main():\n    {options}")
+    return {"train.py": "import argparse\n" + text}
+
+
+def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None:
+    files = with_options("p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()")
+    assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
     assert targets_of(tmp_path) == ["tests/test_amp.py:training"]
     done = python(tmp_path, "-m", "pytest", "-q", "-rs", "-k", "training", "-p", "no:cacheprovider")
     assert "fill in the command line that argparse reads, for train.py" in " ".join(done.stdout.split())
+
+
+def test_a_script_whose_options_all_have_defaults_runs_without_a_line_to_fill_in(tmp_path: Path) -> None:
+    files = with_options("p = argparse.ArgumentParser(); p.add_argument('--lr', default=0.1); p.parse_args()")
+    assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
+    assert targets_of(tmp_path) == ["train.py:main"]
+    done = python(tmp_path, "-m", "pytest", "-q", "-k", "training", "--ampcheck", "-p", "no:cacheprovider")
+    assert "1 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

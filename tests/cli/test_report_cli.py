@@ -10,7 +10,7 @@ import pytest
 
 from ampcheck.catalog.numerics import HEADROOM, OVERFLOW
 from ampcheck.cli.main import main
-from ampcheck.core.run import Coverage, Run, Where
+from ampcheck.core.run import Coverage, Run, Verdict, Where
 
 FAILED = OVERFLOW.fail("m [float16]", "too large", where=Where("forward", "ffn", "aten::exp", "m.py", 3))
 WARNED = HEADROOM.warn("m [float16]", "near")
@@ -104,3 +104,29 @@ def test_bad_input_is_one_sentence_and_writes_nothing(folder, capfd, arguments, 
     assert said in err
     assert len(err.splitlines()) == 1
     assert {path.name for path in folder.iterdir()} == {"a.json", "other.json"}
+
+
+def test_what_changed_is_printed_before_the_audit(folder, capfd):
+    save("old.json", FAILED)
+    save("new.json", FAILED, WARNED)
+    main(["report", "--compare", "old.json", "new.json"])
+    printed = capfd.readouterr().out
+    assert printed.startswith("1 new, 0 worse, 0 gone")
+    assert printed.index("1 new, ") < printed.index("WARN headroom")
+
+
+def test_a_finding_that_a_comment_accepts_is_not_gone(folder, capfd):
+    """The comment changes the text of the line by which findings are matched."""
+    passed = replace(PASSED, subject=FAILED.subject)
+    save("old.json", replace(FAILED, code="y = x.exp()"), passed)
+    masked = replace(FAILED, code="y = x.exp()  # ampcheck: ignore[overflow] known", verdict=Verdict.ACCEPTED)
+    save("new.json", replace(masked, accepted="by a comment at m.py:3: known"), passed)
+    assert main(["report", "--compare", "old.json", "new.json"]) == 0
+    assert "0 new, 0 worse, 0 gone, 0 no longer judged, 1 unchanged" in capfd.readouterr().out
+
+
+def test_an_ignored_check_is_no_longer_judged_and_not_gone(folder, capfd):
+    save("old.json", FAILED, WARNED)
+    save("new.json", WARNED)
+    assert main(["report", "--compare", "old.json", "new.json"]) == 0
+    assert "0 gone, 1 no longer judged" in capfd.readouterr().out

@@ -40,10 +40,39 @@ def test_a_script_runs_with_the_defaults_of_its_own_options(tmp_path: Path, monk
     assert sys.argv == own
 
 
-def test_a_function_that_trains_and_returns_something_is_told_to_return_nothing(
+def audited(*options: str) -> Run:
+    assert main(["audit", "train.py:main", "--json", "run.json", *options]) in (0, 1)
+    return Run.load("run.json")
+
+
+@pytest.mark.parametrize("steps", [2, 40])
+def test_a_function_that_trains_and_returns_its_model_is_judged_as_a_training_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = SCRIPT.replace("default=3", f"default={steps}")
+    Path("train.py").write_text(script + "        print('step')\n    return model\n")
+    assert audited().coverage.seen["steps"] == min(steps, 24)
+
+
+def test_a_factory_that_trains_its_model_first_remains_a_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT + "    return model, (torch.ones(2, 4),)\n")
+    subjects = {finding.subject for finding in audited("--fast").findings}
+    assert "train.py:main [float16, eager]" in subjects
+
+
+def test_random_numbers_are_equal_in_each_run_of_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(SCRIPT + "    return model\n")
-    assert main(["audit", "train.py:main"]) == 2
-    assert "judged as it runs if it returns nothing: remove its return value" in capsys.readouterr().err
+    draws = "    import random, numpy\n"
+    draws += "    print('drawn', torch.rand(1).item(), random.random(), numpy.random.rand())\n"
+    Path("train.py").write_text(SCRIPT.replace("    model =", draws + "    model ="))
+    printed = []
+    for _ in range(2):
+        audited("--steps", "2")
+        printed.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("drawn")])
+    assert printed[0] == printed[1] != []

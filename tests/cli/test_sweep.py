@@ -144,7 +144,7 @@ def test_a_target_that_kills_its_process_is_a_row_with_the_reason_and_never_the_
     page, table = (folder / "all.html").read_text(), (folder / "ampcheck-sweep" / "sweep.md").read_text()
     for name in rows:
         assert name in page
-        assert name.replace(":", "&#58;") in table
+        assert name in table
 
 
 def test_a_target_that_takes_too_long_is_ended_and_the_next_sweep_tries_it_again(sweep: Any, folder: Path) -> None:

@@ -14,22 +14,10 @@ CHECKS = examples.documented()
 QUICK = ("overflow", "integer-cast", "autocast-scope", "scaler-protocol")
 """Run by default; the others together take minutes."""
 
-WITHOUT = {
-    "cudagraph": "needs a CUDA device",
-    "speedup": "undecided on a busy machine; docs/guides/speed.md runs it",
-    "regression": "needs two commits; docs/guides/speed.md runs it",
-    "start-up": "starts processes for minutes",
-    "compile-time": "starts processes for minutes",
-    "peak-memory": "none yet",
-    "baseline": "needs a finding that is gone; docs/guides/baseline.md shows the file",
-    "property-compiled": "none yet",
-}
-"""Checks without an example, and why."""
-
 
 def test_every_check_has_an_example_or_is_listed_without() -> None:
-    assert set(CHECKS) | WITHOUT.keys() == set(REGISTRY)
-    assert not WITHOUT.keys() & set(CHECKS)
+    assert set(CHECKS) | examples.WITHOUT.keys() == set(REGISTRY)
+    assert not examples.WITHOUT.keys() & set(CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS)

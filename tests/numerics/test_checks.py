@@ -184,3 +184,16 @@ def test_what_is_left_out_of_a_long_list_is_counted() -> None:
     findings = _findings(replace(HEALTHY, faults=places), "precision-loss")
     assert len(findings) == 5
     assert "4 further places are left out" in findings[-1].message
+
+
+def test_an_overflow_of_a_backward_pass_names_the_loss_scale_as_a_cure() -> None:
+    """Its line is forward code, which the message does not blame."""
+    place = replace(PLACE, phase="backward", op="aten::_to_copy")
+    fault = Fault(faults.OVERFLOW, place, "float16", LOSSY, (4, 16), 1e6, 0.0, 1e6, reaches={"gradient w": 1.0})
+    stats = replace(HEALTHY, faults=(fault,), sources={("model.py", 3): "y = x.float()"}, scale=128.0)
+    (finding,) = _findings(stats, "overflow")
+    assert "_to_copy in the backward pass of `y = x.float()`" in finding.message
+    assert "torch.amp.GradScaler lower the loss scale (here 128)" in finding.hint
+    forward = replace(stats, faults=(replace(fault, where=replace(place, phase="forward")),))
+    (finding,) = _findings(forward, "overflow")
+    assert "loss scale" not in finding.hint

@@ -271,3 +271,19 @@ def test_an_interrupted_session_reports_the_tests_that_ran_and_says_so(
     assert " ".join(" ".join(lines).split()).split(", ")[1].startswith("interrupted: 1 passed ")
     run = Run.load(sample.path / "run.json")
     assert (run.title.rpartition(", ")[2], run.coverage.total) == ("interrupted", 3)
+
+
+def test_the_summary_says_why_tests_were_skipped(suite: pytest.Pytester, section: Section, spread: str) -> None:
+    """`ampcheck init` skips a test until its arguments are filled in; without the reason it reads as nothing to do."""
+    skipped = (f"@pytest.mark.skip(reason='reason {i}')\ndef test_{i}(): pass\n" for i in range(5))
+    called = (
+        "def test_fill(): pytest.skip('fill in the arguments')\ndef test_too(): pytest.skip('fill in the arguments')\n"
+    )
+    suite.makepyfile(test_skips="import pytest\n" + called + "".join(skipped))
+    lines = section(suite.runpytest(spread, "--ampcheck", "test_skips.py"))
+    assert lines[-4:] == [
+        "2 tests skipped: fill in the arguments",
+        "1 test skipped: reason 0",
+        "1 test skipped: reason 1",
+        "3 more tests skipped; -rs shows why",
+    ]

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from runs import HOSTILE_RUN, RUNS
 
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
-from ampcheck.report.markdown import LENGTH, comment_of, escaped
+from ampcheck.report.markdown import LENGTH, comment_of, escaped, tables_of
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -185,3 +185,20 @@ def test_a_parser_of_markdown_finds_nothing_in_text_from_outside(run, text):
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
     kinds = {token.type for token in tokens} | {inner.type for token in tokens for inner in token.children or ()}
     assert kinds - OURS == set()
+
+
+@given(text=st.sampled_from(HOSTILE) | ACTIVE)
+def test_a_file_of_tables_shows_text_from_outside_as_it_stands(text):
+    """Read by people too: backslashes where a character is markup, and no numbers of characters."""
+    markdown = tables_of(
+        Run(tables=(Table("Targets", ("name", "verdict"), ((text or "a", "fail"),)),), title="a sweep")
+    )
+    assert "&#" not in markdown.replace("\\&", "")
+    rows = [token for token in MarkdownIt("commonmark").enable("table").parse(markdown) if token.type == "inline"]
+    (cell,) = [token for token in rows if token.map == rows[-1].map][:1]
+    assert {inner.type for inner in cell.children or ()} <= {"text"}
+
+
+def test_names_of_python_need_no_escape_in_a_file_of_tables():
+    table = Table("Targets", ("name",), (("zoo.py:vit_tiny (float16)",),))
+    assert "| zoo.py:vit_tiny (float16) |" in tables_of(Run(tables=(table,), title="a sweep"))

@@ -19,3 +19,9 @@ def test_a_failure_is_shown_even_if_its_cause_did_not_fail() -> None:
     cause = Finding("stagnation", Verdict.SKIP, "a", "the cause")
     failure = Finding("flush", Verdict.FAIL, "a", "the failure", cause=cause.key)
     assert arrange(Run(findings=(cause, failure))).problems == (failure,)
+
+
+def test_a_subject_counts_once_in_all_its_dtypes_and_modes() -> None:
+    names = ("m.py:a [float16, eager]", "m.py:a [bfloat16, eager]", "m.py:a [cpu float16]", "m.py:b")
+    found = tuple(Finding("flush", Verdict.PASS, name, "m") for name in names)
+    assert arrange(Run(findings=found)).judged == 2

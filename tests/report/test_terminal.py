@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,15 +16,17 @@ from sample_run import PROBLEMS, sample_run
 from ampcheck.core.excerpt import excerpt_of
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.report import print_run, summary_lines
+from ampcheck.report.fitting import plain
 from ampcheck.report.sections import arrange
 from ampcheck.report.text import wrap
+from ampcheck.report.verdict_table import verdict_table
 
 HOSTILE = "[bold]x[/] \x1b[31m\r\x9b 模型模型模型模型 " + "long_word" * 30
 
 
-def printed(run: Run, *, width: int = 100, verbose: bool = False, **settings) -> str:
+def printed(run: Run, *, width: int = 100, verbose: bool = False, quiet: bool = False, **settings) -> str:
     stream = io.StringIO()
-    print_run(run, Console(file=stream, width=width, **settings), verbose=verbose)
+    print_run(run, Console(file=stream, width=width, **settings), verbose=verbose, quiet=quiet)
     return stream.getvalue()
 
 
@@ -135,7 +138,7 @@ def test_the_head_of_every_column_is_whole(width: int) -> None:
     """A head that is cut ("bfloat16, eag") would name a subject that does not exist."""
     names = [f"demo [{dtype}, {mode}]" for dtype in ("float16", "bfloat16") for mode in ("eager", "compiled")]
     findings = tuple(Finding("nonfinite-reference", Verdict.PASS, name, "m") for name in names)
-    heads = printed(Run(findings=findings, coverage=Coverage({"ops": 1})), width=width).splitlines()
+    heads = [plain(line) for line in verdict_table(arrange(Run(findings=findings)), width)]
     words = " ".join(heads).replace(",", " ").split()
     assert words.count("eager") == words.count("compiled") == 2
     assert words.count("float16") == words.count("bfloat16") == 2
@@ -143,7 +146,7 @@ def test_the_head_of_every_column_is_whole(width: int) -> None:
 
 def test_very_many_subjects_are_counted() -> None:
     findings = tuple(Finding("flush", Verdict.PASS, f"test_{i}", "m") for i in range(100))
-    text = printed(Run(findings=findings, coverage=Coverage({"ops": 1})))
+    text = "\n".join(map(plain, verdict_table(arrange(Run(findings=findings)), 100)))
     assert "pass ×100" in text
     assert "test_7" not in text
 
@@ -236,3 +239,46 @@ def test_a_table_of_verdicts_keeps_every_row_and_column(width: int) -> None:
     assert table.removeprefix("18 passed").count("pass") == len(findings)
     words = table.replace(",", " ").split()
     assert [words.count(word) for word in ("float16", "bfloat16", "float32", "eager", "compiled")] == [2, 2, 2, 3, 3]
+
+
+def failures(count: int) -> Run:
+    where = Where("forward", op="aten::mul", file="model.py", line=3)
+    found = (Finding("overflow", Verdict.FAIL, f"model {i}", "values must be finite", where) for i in range(count))
+    return Run(findings=tuple(found), coverage=Coverage({"ops": 1}))
+
+
+def test_no_failure_is_left_out_where_the_output_is_piped_or_quiet() -> None:
+    """Nobody can ask a log for more."""
+    for text in (printed(failures(60)), printed(failures(60), force_terminal=True, quiet=True)):
+        assert all(f"FAIL overflow: model {i}" in text for i in range(60))
+    on_terminal = printed(failures(60), force_terminal=True)
+    assert len(on_terminal.splitlines()) <= 25
+    assert "-v shows all" in on_terminal
+
+
+def test_a_healthy_run_shows_no_table_of_checks() -> None:
+    text = printed(one(Verdict.PASS, 3))
+    assert "passed: flush 1" in text
+    assert "judged: a" in text
+    assert "───" not in text
+    assert "───" in printed(one(Verdict.WARN, 3))
+
+
+def test_the_cause_nearest_to_the_users_code_comes_first() -> None:
+    places = [
+        Where("update", op="aten::add_"),
+        Where("backward", file="m.py", line=4),
+        Where("forward", file="m.py", line=9),
+    ]
+    found = tuple(Finding("overflow", Verdict.FAIL, "model", f"number {i}", place) for i, place in enumerate(places))
+    shown = [finding.message for finding in arrange(Run(findings=found)).problems]
+    assert shown == ["number 2", "number 1", "number 0"]
+
+
+def test_a_backward_pass_is_not_shown_as_the_forward_code_of_its_line() -> None:
+    source = ["def loss(out):\n", "    return out.float().sum()\n"]
+    where = Where("backward", op="aten::_to_copy", file="m.py", line=2)
+    finding = Finding("overflow", Verdict.FAIL, "m", "message", where, excerpt=excerpt_of(source, 2, where.op))
+    text = printed(Run(findings=(finding,)))
+    assert "^^^^^^^^^^^ in its backward pass" in text
+    assert "in its backward pass" not in printed(Run(findings=(replace(finding, where=Where("forward", op=where.op)),)))

@@ -109,8 +109,24 @@ def test_scripts_say_what_their_functions_need(tmp_path: Path) -> None:
     assert found == {
         "loop": ("main()", ""),
         "module": ("train.py", "its module trains when it is imported"),
-        "options": ("main()", "the command line that argparse reads"),
+        "options": ("main()", ""),
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needs"),
+    [
+        ("'--lr', type=float, default=0.1", ""),
+        ("'--lr', type=float, required=True", "the command line that argparse reads"),
+        ("'data'", "the command line that argparse reads"),
+        ("'data', nargs='?'", ""),
+        ("'--fast', action='store_true'", ""),
+    ],
+)
+def test_a_parser_without_required_arguments_needs_no_command_line(tmp_path: Path, arguments: str, needs: str) -> None:
+    text = f"import argparse\ndef main():\n    p = argparse.ArgumentParser()\n    p.add_argument({arguments})\n"
+    (script,) = read_repository(write(tmp_path, {"a.py": text + "    net(p.parse_args()).backward()\n"})).scripts
+    assert (script.needs, script.has_options) == (needs, not needs)
 
 
 def test_models_in_a_script_that_trains_when_imported_are_named(tmp_path: Path) -> None:

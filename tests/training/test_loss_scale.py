@@ -53,7 +53,7 @@ def test_a_scaler_that_backs_off_and_then_steps_passes() -> None:
     finding = _only(_healthy())
     assert finding.verdict is Verdict.PASS
     assert "2^15, is inside, 0 binades below the upper end" in finding.message
-    assert "2 of 12 steps were skipped, first step 0, not finite: body (2x), first in aten::mm" in finding.message
+    assert "the scaler skipped 2 of 12 steps, first step 0, not finite: body (2x), first in aten::mm" in finding.message
     assert finding.observed == 0.0
 
 

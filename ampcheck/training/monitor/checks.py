@@ -320,7 +320,8 @@ def _coverage(stats: MonitorStats) -> Finding:
 
 def _unmeasured(stats: MonitorStats) -> str:
     if not stats.measured:
-        return f"none of the {stats.steps + stats.skipped:,} steps was measured: {stats.skipped:,} were skipped"
+        steps = stats.steps + stats.skipped
+        return f"none of {steps:,} steps was measured; the scaler skipped {stats.skipped:,}"
     return f"no gradient was there in {stats.measured:,} measured steps"
 
 

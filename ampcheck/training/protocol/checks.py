@@ -15,7 +15,7 @@ from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.order import never_cleared, stepped_first
@@ -113,13 +113,14 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
     if not skips:
         return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
     if not wrong:
-        text = f"{len(skips)} optimizer steps were skipped, and no scheduler stepped for one of them"
+        text = f"the scaler skipped {counted(len(skips), 'optimizer steps')}, and no scheduler stepped for one of them"
         return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]
     done = sum(e.act is Act.SCALER_STEP and not e.skipped for e in stats.events)
     first, skipped = wrong[0]
     message = (
-        f"a scheduler must step with the optimizer; {first.who} stepped {len(wrong)} times after scaler.step had "
-        f"skipped {skipped.optimizers[0]}: {done} updates but {len(steps)} scheduler steps{_injected(stats)}"
+        f"a scheduler must step with the optimizer; {first.who} stepped {counted(len(wrong), 'times')} after "
+        f"scaler.step had skipped {skipped.optimizers[0]}: {counted(done, 'updates')} but "
+        f"{counted(len(steps), 'scheduler steps')}{_injected(stats)}"
     )
     hint = (
         "compare the scale around scaler.update() and step the scheduler only where it did not fall: "

@@ -11,7 +11,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.stats import (
@@ -381,7 +381,7 @@ def _skips(stats: LossScaleStats) -> str:
     names = [f"{name} ({count}x)" for name, count in ordered[:_LISTED]]
     if len(ordered) > _LISTED:
         names.append(f"{len(ordered) - _LISTED} more")
-    text = f"; {len(skipped)} of {len(stats.trajectory)} steps were skipped, first step {skipped[0]}"
+    text = f"; the scaler skipped {len(skipped)} of {counted(len(stats.trajectory), 'steps')}, first step {skipped[0]}"
     text += f", not finite: {', '.join(names)}" if names else ""
     return text + (f", first in {stats.first_op}" if stats.first_op else "")
 
