@@ -43,8 +43,8 @@ class Reached:
     def discard(self, keys: Collection[Key]) -> None:
         """Record faults of a tensor that no later op read.
 
-        Gradients of a skipped step count no more once it is made: where another loss added to them, `zero_grad` discards
-        what is left of them later.
+        Gradients of a skipped step count no more once it is made: where another loss added to them, `zero_grad`
+        discards what is left of them later.
         """
         for key in keys:
             if not self.retried(key):
