@@ -91,6 +91,11 @@ def slack_of(elements: int) -> float:
     return max(SLACK, _FEW.get(elements, 0.0))
 
 
+def is_chance(share: float, numbers: int) -> bool:
+    """Whether so many numbers, of which `share` of their terms is left, may be as near to zero by chance."""
+    return share**numbers > _CHANCE
+
+
 def floor_of(depth: int) -> float:
     """The honest error, in unit roundoffs, of a value after so many roundings in a row: they add like a random walk."""
     return min(FLOOR, max(_LEAST, 0.5 * math.sqrt(depth)))
@@ -177,7 +182,7 @@ def look(
     bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)
     within = math.isfinite(errors.sum().item()) and bool((errors <= bounds).all())  # the bound is infinite with moved
     size, bound = sizes.sum().item(), bounds.sum().item()
-    ill = bound > _ILL * size and (SLACK * unit * size / bound) ** value.numel() <= _CHANCE
+    ill = bound > _ILL * size and not is_chance(SLACK * unit * size / bound, value.numel())
     return Look(within, emptier, largest, ill, smallest)
 
 

@@ -104,3 +104,21 @@ def test_numbers_that_cancel_together_are_lost() -> None:
 
 def test_one_number_of_which_nothing_is_left_is_lost() -> None:
     assert lost_near_zero(1, 2e-4)
+
+
+def lost_logits(numbers: int, share: float) -> list[str]:
+    """What an audit finds in a model of one row, of whose outputs `share` of their terms is left."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, numbers)), torch.randn(1, 16)
+    with torch.no_grad():
+        model[2].bias -= (1 - share) * model(data)[0]
+    run = audit((model, (data,)), compile=False, checks=["precision-loss"])
+    return [str(f) for f in run.findings if f.verdict is Verdict.FAIL]
+
+
+def test_one_logit_that_is_near_zero_by_chance_is_silent() -> None:
+    assert not lost_logits(1, 2e-3)
+
+
+def test_logits_that_cancel_together_are_lost() -> None:
+    assert lost_logits(16, 2e-3)
