@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are looked at: its reductions stand near the end."""
@@ -58,6 +59,18 @@ def computed_in(loss: torch.Tensor) -> tuple[torch.dtype, ...]:
         if combines and not is_loss:
             waiting += [(following, alone) for following in before]
     return tuple(found)
+
+
+def factor_of(loss: torch.Tensor) -> float:
+    """The number by which a loss was multiplied last: 1 where it was not, or by what has a gradient itself."""
+    node = loss.grad_fn
+    if node is None or node.name() != "MulBackward0" or None not in {following for following, _ in node.next_functions}:
+        return 1.0
+    factors = [value for value in (node._saved_self, node._saved_other) if value is not None]  # type: ignore[attr-defined]
+    if len(factors) != 1 or factors[0].numel() != 1:
+        return 1.0
+    with _disable_current_modes():  # to them a number that became a tensor is no tensor
+        return float(factors[0])
 
 
 def _reduces(name: str, before: Sequence[Any]) -> bool:

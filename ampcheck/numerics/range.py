@@ -32,11 +32,13 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No op gives an infinity or NaN where float64 is finite.
 
     It fails where the damage reaches a result, a gradient, a weight or a buffer; what a clamp or a softmax absorbs is a
-    warning. An additive mask that becomes -inf is neither.
+    warning. An additive mask that becomes -inf is neither, nor what the loss scale enlarges in backward and a mask
+    absorbs: no `GradScaler` lowers the scale for it.
     """
     check = OVERFLOW
     lost = _nonfinite_results(stats)
-    findings = [*(_overflow(stats, fault) for fault in faults_of(stats, [faults.OVERFLOW])), *_own_zeros(stats)]
+    kept = [f for f in faults_of(stats, [faults.OVERFLOW]) if f.reaches or not _is_scaled(stats, f.where)]
+    findings = [*(_overflow(stats, fault) for fault in kept), *_own_zeros(stats)]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
@@ -75,6 +77,11 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
     return OVERFLOW.finding(
         verdict, who(stats), message + end, where=fault.where, observed=seen.lost, limit=0, unit="elements", hint=hint
     )
+
+
+def _is_scaled(stats: NumericsStats, where: Where) -> bool:
+    """Whether the size of values follows from the loss scale."""
+    return where.phase == "backward" and stats.scale != 1
 
 
 def _own_zeros(stats: NumericsStats) -> list[Finding]:
@@ -171,9 +178,13 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
     findings, closest = [], 0.0
     for (where, dtype), (result, source) in stats.largest.items():
         top = format_of(dtype).max
-        scaled = where.phase == "backward" and stats.scale != 1  # its size follows from the scale
         # A constant near the end, such as the mask finfo.min, goes in as it comes out: nothing grew here.
-        if scaled or (where, dtype) in overflowed or not result <= top or result <= source * (1 + 2**-7):
+        if (
+            _is_scaled(stats, where)
+            or (where, dtype) in overflowed
+            or not result <= top
+            or result <= source * (1 + 2**-7)
+        ):
             continue
         closest = max(closest, result / top)
         if result * limits.headroom > top and (source * limits.headroom <= top or result > _GREW * source):

@@ -32,6 +32,10 @@ UNKNOWABLE = 0.3
 _ILL = 0.5
 """The bound of a value, relative to it, from which less than one bit of it is required to be right."""
 
+_CHANCE = 1e-3
+"""The odds up to which terms that cancel are no chance. One number of either sign is near zero now and then: a mean of
+advantages, a correlation. Its odds to be a thousandth of its terms are about that; those of several multiply."""
+
 _GONE = 0.25
 """The relative error of a value from which less than two bits of it are right."""
 
@@ -85,6 +89,11 @@ class Examination:
 def slack_of(elements: int) -> float:
     """The slack of a group of so many elements."""
     return max(SLACK, _FEW.get(elements, 0.0))
+
+
+def is_chance(share: float, numbers: int) -> bool:
+    """Whether so many numbers, of which `share` of their terms is left, may be as near to zero by chance."""
+    return share**numbers > _CHANCE
 
 
 def floor_of(depth: int) -> float:
@@ -172,7 +181,8 @@ def look(
         sizes, spreads, errors = (torch.linalg.vector_norm(norms) for norms in (sizes, spreads, errors))
     bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)
     within = math.isfinite(errors.sum().item()) and bool((errors <= bounds).all())  # the bound is infinite with moved
-    ill = bounds.sum().item() > _ILL * sizes.sum().item()
+    size, bound = sizes.sum().item(), bounds.sum().item()
+    ill = bound > _ILL * size and not is_chance(SLACK * unit * size / bound, value.numel())
     return Look(within, emptier, largest, ill, smallest)
 
 

@@ -56,7 +56,10 @@ def largest_input(call: Call) -> float:
     """The largest finite magnitude among the arguments, numbers included, without those that were overwritten."""
     written = {t.untyped_storage()._cdata for t in call.written}
     tensors = [largest_of(t) for t in call.inputs if t.untyped_storage()._cdata not in written]
-    numbers = [abs(v) for v in (*call.args, *call.kwargs.values()) if type(v) in (int, float) and math.isfinite(v)]
+    arguments = call.op._schema.arguments
+    passed = dict(zip((a.name for a in arguments), call.args, strict=False)) | dict(call.kwargs)
+    values = [passed.get(a.name) for a in arguments if str(a.type) != "int"]  # a dimension and a count are no values
+    numbers = [abs(v) for v in values if type(v) in (int, float) and math.isfinite(v)]
     return float(max(tensors + numbers, default=0.0))
 
 

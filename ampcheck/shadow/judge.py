@@ -141,7 +141,7 @@ class Judge:
             return
         if not inherited and not call.written and (call.moves or call.widens):
             return
-        statistics = call.name.startswith("native_") and not call.name.endswith("backward")
+        statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
@@ -391,8 +391,8 @@ class Judge:
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
-        for key in companions.faults if not companions.consumed else ():
-            self._reached.note(key, "a tensor that no later op read")
+        if not companions.consumed:
+            self._reached.discard(companions.faults)
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

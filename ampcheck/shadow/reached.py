@@ -40,6 +40,16 @@ class Reached:
         for place in places:
             place[name] = max(share, place.get(name, 0.0))
 
+    def discard(self, keys: Collection[Key]) -> None:
+        """Record faults of a tensor that no later op read.
+
+        Gradients of a skipped step count no more once it is made: where another loss added to them, `zero_grad`
+        discards what is left of them later.
+        """
+        for key in keys:
+            if not self.retried(key):
+                self.note(key, "a tensor that no later op read")
+
     def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
         """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""
         self._in_a_row[gradients] = self._in_a_row.get(gradients, 0) + 1

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, is_chance
 from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.reference import Reference
 
@@ -156,7 +156,9 @@ class ResultError:
     @property
     def ruined(self) -> bool:
         """Whether nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
-        return self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
+        lost = self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
+        share = self.unit / max(self.seen.spread, self.unit, 1e-300)
+        return lost and not is_chance(share, self.seen.numel // self.seen.groups)
 
     @property
     def at_fault(self) -> bool:

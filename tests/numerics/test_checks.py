@@ -103,6 +103,17 @@ def test_an_absorbed_overflow_warns_one_that_reaches_a_result_fails_and_a_mask_i
     assert _verdicts(replace(HEALTHY, faults=(replace(lost, kind=faults.MASK),)), "overflow") == [Verdict.PASS]
 
 
+def test_an_absorbed_overflow_of_the_scaled_backward_is_silent() -> None:
+    """No `GradScaler` sees it: a relu that was off takes it away, and the step is made."""
+    lost = replace(
+        FAULT, kind=faults.OVERFLOW, where=Where(phase="backward"), examination=Examination(8, lost=2), reaches={}
+    )
+    scaled = replace(HEALTHY, scale=2.0**16, faults=(lost,))
+    assert _verdicts(scaled, "overflow") == [Verdict.PASS]
+    assert _verdicts(replace(scaled, scale=1.0), "overflow") == [Verdict.WARN]
+    assert _verdicts(replace(scaled, faults=(replace(lost, reaches={"weight": 1.0}),)), "overflow") == [Verdict.FAIL]
+
+
 def test_values_that_vanish_fail_where_they_reach_a_result_only() -> None:
     for kind, check in ((faults.FLUSH, "flush"), (faults.ZERO, "silent-zero")):
         fault = replace(FAULT, kind=kind, examination=replace(LOSSY, zeroed=6, flushed=1.0))

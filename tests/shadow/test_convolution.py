@@ -33,3 +33,12 @@ def test_a_convolution_equals_that_in_float64(
         assert reference is not None
         torch.testing.assert_close(shadow.exact(value), reference.detach(), rtol=1e-12, atol=1e-9)
     assert not shadow.unruled
+
+
+def test_a_count_of_groups_is_no_magnitude_that_goes_in() -> None:
+    data, weight = torch.full((1, 64, 4, 4), 1e-4).half(), torch.full((64, 1, 1, 1), 1e-4).half()
+    with Shadow() as shadow:
+        torch.nn.functional.conv2d(data, weight, groups=64)
+    assert shadow.judge is not None
+    (fault,) = shadow.judge.faults
+    assert fault.amax_in < 1e-3

@@ -88,3 +88,25 @@ def test_a_product_that_overflows_to_minus_infinity_is_no_mask_and_fails() -> No
         assert bool(logits.isneginf().all())
     (finding,) = (f for f in watched.run.findings if f.verdict is Verdict.FAIL)
     assert finding.check == "overflow"
+
+
+def test_gradients_that_another_loss_leaves_behind_are_silent() -> None:
+    """A generator's loss adds to the gradients of its discriminator; nothing reads them before they are discarded."""
+    torch.manual_seed(0)
+    generator, discriminator = nn.Linear(4, 8), nn.Linear(8, 1)
+    sides = [(torch.optim.Adam(m.parameters()), torch.amp.GradScaler("cpu")) for m in (generator, discriminator)]
+    with watch(fail_on="never") as watched:
+        for _ in range(6):
+            real, noise = torch.randn(16, 8), torch.randn(16, 4)
+            for optimizer, scaler in sides:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    fake = generator(noise)
+                    if optimizer is sides[0][0]:
+                        loss = -discriminator(fake).mean()
+                    else:
+                        loss = discriminator(fake.detach()).mean() - discriminator(real).mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    assert "overflow" not in problems(watched.run)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck import Run, Verdict, watch
+from ampcheck import Run, Verdict, audit, watch
 from ampcheck.shadow import Shadow
 
 
@@ -77,3 +77,48 @@ def test_elements_of_which_nothing_is_left_but_rounding_may_step_the_other_way(d
                 optimizer.step()
         assert shadow.judge is not None
         assert not [fault for fault in shadow.judge.faults if fault.reaches and fault.where.phase == "update"], seed
+
+
+def lost_near_zero(numbers: int, share: float) -> list[str]:
+    """What a shadow finds in differences of which `share` is left of their terms."""
+    torch.manual_seed(0)
+    layer, data = nn.Linear(32, numbers), torch.randn(1, 32)
+    expected = layer(data).detach() * (1 - share)
+
+    def differences() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = layer(data)
+        return scores.float() - expected
+
+    return [str(f) for f in audit(differences, checks=["precision-loss"]).findings if f.verdict is Verdict.FAIL]
+
+
+def test_one_number_that_is_near_zero_by_chance_is_silent() -> None:
+    """A mean of advantages, a correlation or a critic's difference has either sign, so now and then it is near zero."""
+    assert not lost_near_zero(1, 2e-3)
+
+
+def test_numbers_that_cancel_together_are_lost() -> None:
+    assert lost_near_zero(16, 2e-3)
+
+
+def test_one_number_of_which_nothing_is_left_is_lost() -> None:
+    assert lost_near_zero(1, 2e-4)
+
+
+def lost_logits(numbers: int, share: float) -> list[str]:
+    """What an audit finds in a model of one row, of whose outputs `share` of their terms is left."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, numbers)), torch.randn(1, 16)
+    with torch.no_grad():
+        model[2].bias -= (1 - share) * model(data)[0]
+    run = audit((model, (data,)), compile=False, checks=["precision-loss"])
+    return [str(f) for f in run.findings if f.verdict is Verdict.FAIL]
+
+
+def test_one_logit_that_is_near_zero_by_chance_is_silent() -> None:
+    assert not lost_logits(1, 2e-3)
+
+
+def test_logits_that_cancel_together_are_lost() -> None:
+    assert lost_logits(16, 2e-3)

@@ -83,3 +83,24 @@ def test_a_scaler_that_no_step_uses_in_float16_is_found_with_the_calls_to_write(
     assert "is enabled, and no step of 3 uses it" in finding.message
     for call in ("scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"):
         assert call in finding.hint
+
+
+def test_a_constant_loss_scale_is_silent() -> None:
+    """Masters in float32 take the gradients of a float16 model, divided by the scale again."""
+    model = mlp().half()
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.01)
+    data = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)).half()
+
+    def step(number: int) -> float:
+        loss = model(data).float().square().mean()
+        (loss * 1024.0).backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad.float() / 1024.0, None
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+        return loss.item()
+
+    assert judged({"model": model, "optimizer": optimizer, "step": step}).verdict is Verdict.SKIP

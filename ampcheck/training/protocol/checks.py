@@ -22,6 +22,8 @@ from ampcheck.training.protocol.order import never_cleared, stepped_first
 
 _LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
+_LOSS_SCALE = 64.0
+"""The least constant factor of a loss that counts as a loss scale: weights of losses are smaller."""
 _SCALED_BY_HAND = ("clip", "unscaled loss")
 """Rules that a step follows in its own way, if gradients are equal at every scale: a bound times the scale, a loss
 multiplied by `get_scale()`, a gradient that is passed on."""
@@ -148,8 +150,8 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """float16 gradients need a loss scale. Fails where they vanish without it, and warns elsewhere.
 
     They are float16 under autocast to float16, with float16 parameters, and where a measured gradient flows in float16.
-    A loop that never calls `scaler.scale` but uses the scaler otherwise scales its losses by hand: it is not judged if
-    no gradient vanished.
+    A loop that never calls `scaler.scale` but uses the scaler otherwise, or multiplies its losses by a constant, scales
+    them by hand: it is not judged if no gradient vanished.
     """
     passes = [event for event in stats.events if event.act is Act.BACKWARD]
     autocast = [event for event in passes if "float16" in event.low]
@@ -157,6 +159,8 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     steps_half = any(e.act is Act.OPTIMIZER_STEP and e.gradients and e.half for e in stats.events)
     narrow = autocast or (passes if stats.format == "float16" or steps_half else [])
     if not narrow or Act.SCALE in uses or (uses and (stats.lost == 0.0 or not autocast)):
+        return []
+    if stats.lost == 0.0 and not stats.damage and all(event.factor >= _LOSS_SCALE for event in narrow):
         return []
     message = "float16 autocast needs a GradScaler" if autocast else "gradients in float16 need a loss scale"
     message += f"; {len(narrow)} backward passes ran on losses that no GradScaler scaled"

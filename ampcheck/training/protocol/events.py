@@ -55,6 +55,7 @@ class Event:
     gradients that the step passes on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
     computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
+    factor: of BACKWARD, the number by which the loss was multiplied last, such as a constant loss scale.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
     gradients: of OPTIMIZER_STEP, whether a parameter has a gradient when it begins.
@@ -86,6 +87,7 @@ class Event:
     half: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    factor: float = 1.0
     gradients: bool = False
     begins: bool = False
     rounded: tuple[Rounded, ...] = ()

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.numerics.losses import computed_in
+from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
@@ -273,6 +273,7 @@ class Recorder:
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
+        facts["factor"] = max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
         for name in touched if self._after_backward else ():
