@@ -206,14 +206,15 @@ class Side:
         return self.dtype if dtype.is_floating_point else self._complex if dtype.is_complex else dtype
 
     def lift(self, value: Any) -> Any:
-        """An argument of the call as this side has it: companions for tensors, lifted dtypes, all else unchanged."""
+        """An argument of the call as this side has it: companions for tensors, lifted dtypes and constants of formats,
+        all else unchanged."""
         if isinstance(value, torch.Tensor):
             return self.of(value) if value.is_floating_point() or value.is_complex() else value
         if isinstance(value, torch.dtype):
             return self.lift_dtype(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self.lift(item) for item in value)
-        return value
+        return self.store.constants.get(value, value) if type(value) is float else value
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""

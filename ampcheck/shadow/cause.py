@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 import torch
 
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call, Side, leaves
-from ampcheck.shadow.companions import CompanionStore, roundoff
+from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
@@ -68,6 +69,20 @@ def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore)
     return any(not bool(result.isfinite().all()) for result in alone(call, tensor, store))
 
 
+def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Collection[Companions]) -> bool:
+    """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
+    for what is not finite."""
+    results = alone(call, tensor, store, _Mended(store, mended))
+    return any(bool(result.to(tensor.dtype).isfinite().all()) for result in results)
+
+
+def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
+    """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
+    if call.written or not all(bool(t.isfinite().all()) for t in call.inputs):
+        return False
+    return not survives(call, tensor, store, [c for c in before if c.faults])
+
+
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits."""
     exact = store.exact(tensor)
@@ -115,6 +130,17 @@ class _Float32(Side):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
+
+
+class _Mended(Side):
+    """The real inputs of one op in float64, and the exact ones in place of some."""
+
+    def __init__(self, store: CompanionStore, mended: Collection[Companions]) -> None:
+        super().__init__(store, "exact")
+        self._mended = {id(companions) for companions in mended}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.store.exact(tensor) if id(self.store.of(tensor)) in self._mended else self.convert(tensor)
 
 
 class _Alone(Side):

@@ -146,7 +146,8 @@ _HISTORY = (
 class CompanionStore:
     """The companions of every floating storage that was seen and is alive.
 
-    watches: some memory is watched. by_rows: some matrices are followed by rows.
+    watches: some memory is watched. by_rows: some matrices are followed by rows. constants: of the format that the run
+    has, and what the companions have instead.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -154,6 +155,7 @@ class CompanionStore:
         self._by_storage: dict[int, Companions] = {}
         self.watches = False
         self.by_rows = False
+        self.constants: dict[float, float] = {}
         self._moves = Moves(seed)
 
     def __len__(self) -> int:

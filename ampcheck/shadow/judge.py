@@ -18,11 +18,11 @@ from ampcheck.shadow.call import SHAPED, Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     float32_keeps,
-    follows_from_inputs,
     kind_of,
     largest_input,
     largest_of,
     makes_nonfinite,
+    overflows_anyway,
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
@@ -44,7 +44,6 @@ from ampcheck.shadow.suspects import (
     SUMS,
     VANISHED,
     Suspects,
-    caused,
     drop,
     emptied_rows,
     pass_on,
@@ -266,34 +265,25 @@ class Judge:
         if not seen.beyond:
             drop(companions, MASKED)
             return
-        if inherited:
+        own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store, before))
+        result = self._fault(call, tensor, seen, where, accumulates, index) if own else None
+        if result is None or (inherited and result.kind == faults.MASK):
             companions.faults = inherited
             earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
-        fault = self._fault(call, tensor, seen, where, accumulates, index)
-        if fault.kind == faults.MASK:
+        if result.kind == faults.MASK:
             if MASKED not in companions.suspects:
-                self._suspects.add(companions, MASKED, fault)
-            self._add(fault)
+                self._suspects.add(companions, MASKED, result)
+            self._add(result)
             return
-        fault = self._attributed(fault, call, tensor, before)
+        fault = self._suspects.origin_of(result, call, tensor, before, self._store)
         self._recurrence.note(fault, accumulates=accumulates)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
-        companions.faults = frozenset([fault.key])
+        companions.faults = inherited | {fault.key}
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
-
-    def _attributed(self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> Fault:
-        """The fault where it began, if an input of the op carries what explains it."""
-        masked = next(self._suspects.of(before, MASKED), None)
-        if masked is not None:
-            return caused(fault, masked)
-        if not fault.examination.lost:
-            return fault
-        zero = next(self._suspects.of(before, VANISHED), None)
-        return caused(fault, zero) if zero is not None and follows_from_inputs(call, tensor, self._store) else fault
 
     def _is_position(self, companions: Companions) -> bool:
         """Whether the numbers that collided were counted through without a gap."""

@@ -21,8 +21,8 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.cause import largest_input, largest_of
-from ampcheck.shadow.companions import Companions, Key
+from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of, survives
+from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
 VANISHED, MASKED, COLLIDED, BLURRED, ILL = "vanished", "masked", "collided", "blurred", "ill"
@@ -57,6 +57,20 @@ class Suspects:
         for sort in sorts:
             for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
                 yield self._by_key[key]
+
+    def origin_of(
+        self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions], store: CompanionStore
+    ) -> Fault:
+        """The fault where it began, if an input of the op carries what explains it."""
+        masked = next(self.of(before, MASKED), None)
+        if masked is not None:
+            return caused(fault, masked)
+        if not fault.examination.lost or not follows_from_inputs(call, tensor, store):
+            return fault
+        carriers = [c for c in before if VANISHED in c.suspects]
+        carriers.sort(key=lambda c: not survives(call, tensor, store, [c]))  # of 0 / 0, the denominator
+        zero = next(self.of(carriers, VANISHED), None)
+        return caused(fault, zero) if zero is not None else fault
 
 
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:

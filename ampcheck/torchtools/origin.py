@@ -6,10 +6,11 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
@@ -18,6 +19,9 @@ from ampcheck.torchtools.source import Scopes, op_name, short_path, users_frame
 
 _REMEMBERED = 100_000
 """Autograd nodes whose origins are kept: those of older nodes were run, or belong to a graph that is gone."""
+
+_ENGINE = _engine_run_backward.__code__
+"""The function under which backward runs. Its callers only start it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,11 @@ _origin = lru_cache(maxsize=1 << 14)(Origin)
 
 
 class Origins:
-    """Maps each op, while it runs, to its origin. A backward op is found by the number of its autograd node."""
+    """Maps each op, while it runs, to its origin.
+
+    A backward op has the line of the code that the autograd engine calls (a hook, the backward of a custom function);
+    else that of the forward op, which the number of the autograd node identifies.
+    """
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
@@ -52,9 +60,13 @@ class Origins:
         backward, node = _backward_node()
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
+            module = origin.module if origin is not None else ""
+            called = self._line(frame, inside=_ENGINE)
+            if called[0]:
+                return _origin("backward", module, *called)
             if origin is None:  # the accumulation of a gradient belongs to no op: the line that calls backward
                 return _origin("backward", "", *self._line(frame))
-            return _origin("backward", origin.module, origin.file, origin.line)
+            return _origin("backward", module, origin.file, origin.line)
         phase = "backward" if backward else self._scopes.phase
         origin = _origin(phase, self._scopes.current, *self._line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
@@ -67,8 +79,10 @@ class Origins:
             self._by_node[number] = origin
         return origin
 
-    def _line(self, frame: FrameType | None) -> tuple[str, int | None]:
-        path, line = users_frame(frame)
+    def _line(self, frame: FrameType | None, inside: CodeType | None = None) -> tuple[str, int | None]:
+        path, line = users_frame(frame, inside=inside)
+        if not path:
+            return "", None
         if path not in self._paths:
             self._paths[path] = short_path(path)  # asks the system for the working directory
         return self._paths[path], line

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial, wraps
-from types import FrameType
+from types import CodeType, FrameType
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -231,10 +231,10 @@ def users_line(frame: FrameType | None) -> tuple[str, int | None]:
     return short_path(path), line
 
 
-def users_frame(frame: FrameType | None) -> tuple[str, int | None]:
-    """The same, with the path as Python has it."""
+def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+    """The same, with the path as Python has it. inside: only frames that this function calls."""
     driver: tuple[str, int | None] = "", None
-    while frame is not None:
+    while frame is not None and frame.f_code is not inside:
         path = frame.f_code.co_filename
         if is_users(path):
             if not _drives(path):

@@ -1,0 +1,80 @@
+"""Promise: an eps that code takes from its format is judged by that of float32; elsewhere the number is a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcheck.shadow import Shadow
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+def _normalised(x: Tensor) -> Tensor:
+    return x / (x.norm(dim=-1, keepdim=True) + torch.finfo(x.dtype).eps)
+
+
+def _log_odds(x: Tensor) -> Tensor:
+    eps = torch.finfo(x.dtype).eps
+    return torch.special.logit(x.clamp(eps, 1 - eps))
+
+
+def _log_probability(x: Tensor) -> Tensor:
+    return torch.distributions.Categorical(probs=x, validate_args=False).log_prob(torch.zeros(len(x)))
+
+
+QUIET = 1e-4 * torch.linspace(1, 2, 16).reshape(2, 8)
+SMALL = torch.tensor([[1e-4, 0.9], [2e-4, 0.8]])
+CASES = [(_normalised, QUIET), (_log_odds, SMALL), (_log_probability, SMALL)]
+
+
+def _lost(run: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    with Shadow() as shadow:
+        result = run(x)
+    assert result.isfinite().all()
+    return any(fault.reaches for fault in shadow.faults)
+
+
+@pytest.mark.parametrize(("run", "x"), CASES)
+@pytest.mark.parametrize("low", LOW)
+def test_an_eps_of_the_format_that_is_large_for_the_values_is_found(
+    run: Callable[[Tensor], Tensor], x: Tensor, low: torch.dtype
+) -> None:
+    x = x.to(low)
+    difference = (run(x).float() - run(x.float())).abs()
+    assert (difference > 0.1 * run(x.float()).abs()).any()
+    assert _lost(run, x)
+
+
+@pytest.mark.parametrize(("run", "x"), CASES)
+@pytest.mark.parametrize("low", LOW)
+def test_the_same_in_float32_behind_rounded_values_passes(
+    run: Callable[[Tensor], Tensor], x: Tensor, low: torch.dtype
+) -> None:
+    assert not _lost(lambda x: run(x.float()), x.to(low))
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_an_eps_of_the_format_that_is_small_for_the_values_passes(low: torch.dtype) -> None:
+    assert not _lost(_normalised, torch.linspace(1, 2, 16).reshape(2, 8).to(low))
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_the_same_number_by_itself_is_a_choice(low: torch.dtype) -> None:
+    number = torch.finfo(low).eps
+    assert not _lost(lambda x: x / (x.norm(dim=-1, keepdim=True) + number), QUIET.to(low))
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_the_format_says_what_it_says_without(low: torch.dtype) -> None:
+    plain = torch.finfo(low)
+    with Shadow():
+        watched = torch.finfo(low)
+        assert torch.finfo(torch.float32).eps == 2.0**-23
+    names = ("bits", "eps", "max", "min", "tiny", "smallest_normal", "resolution", "dtype")
+    assert [getattr(watched, name) for name in names] == [getattr(plain, name) for name in names]
+    assert repr(watched) == repr(plain)
+    assert torch.finfo(low) == plain

@@ -1,0 +1,89 @@
+"""Promise: what overflows is found at its own line, whatever else went wrong before it or beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.faults import OVERFLOW, ZERO
+
+
+def _line() -> int:
+    return sys._getframe(1).f_lineno
+
+
+def _found(run: Callable[[], int]) -> set[tuple[str, int]]:
+    with Shadow() as shadow:
+        line = run()
+    return {(fault.kind, (fault.where.line or 0) - line) for fault in shadow.faults if fault.reaches}
+
+
+def _coarse_phases(dtype: torch.dtype) -> Tensor:
+    return torch.sin(torch.arange(600, dtype=dtype) * 1.147)
+
+
+def test_an_overflow_behind_lost_digits_is_found() -> None:
+    def run() -> int:
+        x = (20 * torch.randn(2, 600)).half() * (1 + 0.5 * _coarse_phases(torch.float16))
+        norm = x.square().sum(-1).sqrt()
+        assert norm.isinf().all()
+        return _line() - 2
+
+    assert (OVERFLOW, 0) in _found(run)
+
+
+def test_an_overflow_of_an_earlier_fault_has_no_line_of_its_own() -> None:
+    def run() -> int:
+        x = torch.tensor([2.0, 3.0, 1.0]).half()
+        vanished = x * 1e-9
+        large = (vanished * 1e9).reciprocal()
+        assert large.isinf().all()
+        return _line() - 3
+
+    assert {line for _, line in _found(run)} == {0}
+
+
+def test_of_zero_by_zero_the_denominator_is_named() -> None:
+    def run() -> int:
+        x = torch.tensor([0.0, 1.0, 2.0]).half().requires_grad_()
+        distance = (x.square() + 1e-8).sqrt()
+        distance.float().square().mean().backward()
+        assert x.grad is not None
+        assert x.grad[0].isnan()
+        return _line() - 4
+
+    found = _found(run)
+    assert (ZERO, 0) in found
+    assert {line for _, line in found} == {0}
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_overflow_in_a_backward_by_hand_has_the_line_that_computes_it(hooked: bool) -> None:
+    class Enlarge(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+            return gradient * 1e6
+
+    def enlarge(gradient: Tensor) -> Tensor:
+        return gradient * 1e6
+
+    def run() -> int:
+        x = torch.randn(8).half().requires_grad_()
+        doubled = x * 2
+        if hooked:
+            doubled.register_hook(enlarge)
+        else:
+            doubled = Enlarge.apply(doubled)
+        doubled.float().square().sum().backward()
+        return (enlarge if hooked else Enlarge.backward).__code__.co_firstlineno + (1 if hooked else 2)
+
+    assert (OVERFLOW, 0) in _found(run)
