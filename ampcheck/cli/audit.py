@@ -18,6 +18,7 @@ from ampcheck.cli.output import (
     print_report,
     require_writable,
 )
+from ampcheck.cli.profile import Profile
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
 
 
@@ -29,6 +30,7 @@ def add_command(commands: Commands) -> None:
     add_selection(audit)
     add_output(audit)
     audit.add_argument("-q", "--quiet", action="store_true", help="print what failed, and nothing else")
+    audit.add_argument("--profile", action="store_true", help="print where the time and memory of the audit went")
     audit.set_defaults(command=_audit)
 
 
@@ -41,9 +43,10 @@ def _audit(options: argparse.Namespace) -> int:
     from ampcheck.report.sections import headline
 
     runs, failed, printed, interrupted = list[Run](), False, 0, False
+    profile = Profile() if options.profile else None
     with second_interrupt_ends():
         try:
-            for audited in audits(targets, settings, options, early=not options.quiet):
+            for audited in audits(targets, settings, options, early=not options.quiet, profile=profile):
                 runs.append(audited.run)
                 failed |= audited.failed
                 printed = audited.printed
@@ -54,6 +57,9 @@ def _audit(options: argparse.Namespace) -> int:
             print("ampcheck: interrupted; the report says what was judged until then", file=sys.stderr, flush=True)
             runs.append(error.run)
             printed, interrupted = error.printed, True
+        if profile is not None:
+            profile.end()
+            print(*profile.lines(), sep="\n", end="\n\n", flush=True)
         if not runs:  # rank 0 reports the findings of all ranks
             return 0
         merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]

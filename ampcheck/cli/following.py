@@ -20,6 +20,7 @@ from ampcheck.core.text import counted
 from ampcheck.report.progress import EVERY
 
 if TYPE_CHECKING:
+    from ampcheck.cli.profile import Profile
     from ampcheck.core.run import Run
     from ampcheck.report.progress import ProgressBar
 
@@ -39,11 +40,19 @@ class Following:
     """Follows the audit of one target.
 
     judge: makes of the run so far what the repository reports of it. early: print the eager verdicts before anything is
-    compiled. printed: the lines of them.
+    compiled. profile: samples every stage. printed: the lines of the eager verdicts.
     """
 
-    def __init__(self, bar: ProgressBar, times: StageTimes, judge: Callable[[Run], Run], *, early: bool) -> None:
-        self._bar, self._times, self._judge, self._early = bar, times, judge, early
+    def __init__(
+        self,
+        bar: ProgressBar,
+        times: StageTimes,
+        judge: Callable[[Run], Run],
+        *,
+        early: bool,
+        profile: Profile | None = None,
+    ) -> None:
+        self._bar, self._times, self._judge, self._early, self._profile = bar, times, judge, early, profile
         self._runs: list[Run] = []
         self._seconds: dict[str, float] = {}
         self._stage, self._begin, self._done, self._total = "", 0.0, 0, 1
@@ -89,6 +98,8 @@ class Following:
         if self._stage and self._done < self._total:
             self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._begin
         self._stage, self._begin = stage, now
+        if self._profile is not None:
+            self._profile.begin(stage)
 
     def _training(self, steps: int) -> None:
         expected = sum(self._times.seconds.values())

@@ -20,6 +20,7 @@ from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
 from ampcheck.target import audit_target
 
 if TYPE_CHECKING:
+    from ampcheck.cli.profile import Profile
     from ampcheck.core.run import Finding, Run
 
 
@@ -127,9 +128,15 @@ class Audited:
 
 
 def audits(
-    targets: Sequence[Target], settings: Settings, options: argparse.Namespace, *, early: bool = False
+    targets: Sequence[Target],
+    settings: Settings,
+    options: argparse.Namespace,
+    *,
+    early: bool = False,
+    profile: Profile | None = None,
 ) -> Iterator[Audited]:
-    """Audit each target; the demo without targets. early: print eager verdicts before anything is compiled.
+    """Audit each target; the demo without targets. early: print eager verdicts before anything is compiled. profile:
+    samples every stage.
 
     Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
     `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
@@ -153,7 +160,7 @@ def audits(
         following: Following | None = None
         try:
             with progress_bar() as bar:
-                following = Following(bar, StageTimes.of(target), judge, early=early)
+                following = Following(bar, StageTimes.of(target), judge, early=early, profile=profile)
                 with listening(following.listener):
                     run = audit_target(target)
             following.finish()

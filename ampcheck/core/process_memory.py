@@ -29,6 +29,13 @@ def tree_memory(pid: int) -> int | None:
     return sum(known) if known else None
 
 
+def resident_memory() -> int | None:
+    """Bytes of this process in memory; None where the system does not report them."""
+    with suppress(OSError, ValueError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * int((_PROC / "self" / "statm").read_text().split()[1])
+    return None
+
+
 def total_memory() -> int | None:
     """Bytes of memory of this machine; None where the system does not report them."""
     with suppress(OSError, ValueError, AttributeError):
