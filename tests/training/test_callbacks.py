@@ -282,6 +282,24 @@ class TestLightning:
         (finding,) = (one for one in callback.run.findings if one.check == "loss-scale")
         assert finding.verdict is (Verdict.PASS if bad is None else Verdict.FAIL)
 
+    @pytest.mark.parametrize("clears", [True, False])
+    def test_the_order_of_calls_in_a_loop_of_ones_own_is_judged(self, tmp_path: Path, clears: bool) -> None:
+        callback, module = self.callback(fail_on="never"), self.module(Net())
+        module.automatic_optimization = False
+
+        def training_step(batch: Any, batch_idx: int) -> None:
+            optimizer = module.optimizers()
+            if clears:
+                optimizer.zero_grad()
+            module.manual_backward(module.net(**batch)["loss"])
+            optimizer.step()
+
+        module.training_step = training_step
+        self.fit(tmp_path, module, callback)
+
+        messages = [f.message for f in callback.run.of(Verdict.FAIL) if f.check == "scaler-protocol"]
+        assert [("cleared after the step" in message) for message in messages] == ([] if clears else [True])
+
     def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):

@@ -174,3 +174,11 @@ def test_weights_that_stand_still_are_named_at_the_line_that_steps_them() -> Non
     found = stagnation(seen.run)
     assert found
     assert {finding.code for finding in found} == {"optimizer.step()"}
+
+
+def test_an_optimizer_that_rounds_to_nearest_and_drops_most_updates_warns() -> None:
+    weights = nn.Parameter(torch.cat([torch.full((70,), 1.0), torch.full((30,), 2.0**-7)]).bfloat16())
+    (finding,) = stagnation(_signed(torch.optim.SGD([weights], lr=2.0**-12), 10))
+    assert finding.verdict is Verdict.WARN
+    assert "70 % changed nothing" in finding.message
+    assert "(limit 50 %)" in finding.message

@@ -23,7 +23,7 @@ from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import has_fallen, is_settled
-from ampcheck.training.stagnation.stagnation import lost_updates
+from ampcheck.training.stagnation.stagnation import WARNED_FROM, lost_updates
 
 MONITORED = tuple(
     str(check)
@@ -255,12 +255,16 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
     findings = []
     for param, update in narrow:
         share = update.unchanged / update.due
-        if share <= limits.stagnation or (param.still is not None and param.still <= limits.stagnation):
+        least = share if param.still is None else min(share, param.still)
+        # Only of an optimizer that rounds to nearest a part that is lost proves anything.
+        limit = min(WARNED_FROM, limits.stagnation) if param.optimizer in nearest else limits.stagnation
+        if least <= limit:
             continue
+        limit = limits.stagnation if least > limits.stagnation else limit
         if _is_compensated(param, update) or _is_stochastic(update):
             continue
         lost = param.optimizer in nearest or _is_lost(update)
-        message = lost_updates(param.name, param.dtype, share, limits.stagnation, update.calls)
+        message = lost_updates(param.name, param.dtype, share, limit, update.calls)
         if param.still is not None:
             message += f", and {param.still:.0%} of its elements are what they were at the first"
         if param.optimizer in rising:
@@ -271,9 +275,9 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
                 f"{update.moved:,} moved" + ("" if lost else ", which does not tell how this optimizer rounds")
             )
         lasting = update.calls >= _SEVERAL and update.due >= _MANY and param.optimizer not in rising
-        build = STAGNATION.fail if lasting and lost else STAGNATION.warn
+        build = STAGNATION.fail if lasting and lost and limit == limits.stagnation else STAGNATION.warn
         where = _called(stats, param, Act.OPTIMIZER_STEP)
-        evidence = _evidence(where, share, limits.stagnation, "of the updates", hint)
+        evidence = _evidence(where, share, limit, "of the updates", hint)
         findings.append(build(stats.subject, message, **evidence))
     text = f"the updates of {len(narrow)} parameters change them"
     return _worst(findings) or [STAGNATION.passed(stats.subject, text, sum(update.calls for _, update in narrow))]

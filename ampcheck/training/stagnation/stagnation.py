@@ -21,7 +21,7 @@ from ampcheck.training.stagnation.replays import replay_worst
 from ampcheck.training.stagnation.schedules import rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
-_WARNED_FROM = 0.5
+WARNED_FROM = 0.5
 
 _LEAST = 2
 
@@ -137,7 +137,7 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
         if near := [pair for pair in stopped if pair not in far]:
             yield _stops(stats, near, Verdict.WARN)
     known = (*failed, *stuck)
-    warned = [tensor for tensor in judged if tensor not in known and tensor.share > _WARNED_FROM]
+    warned = [tensor for tensor in judged if tensor not in known and tensor.share > WARNED_FROM]
     if warned:
         yield _lost(stats, warned, Verdict.WARN, limits)
 
@@ -162,7 +162,7 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
 
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
     ranked = _ranked(tensors, lambda tensor: tensor.share)
-    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
+    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else WARNED_FROM
     unit = format_of(worst.dtype).unit_roundoff
     if (plan := worst.plan) is not None:
         since = f"from step {plan.stops:,} on, at learning rates" if plan.stops else "at learning rates"
