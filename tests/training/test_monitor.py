@@ -541,6 +541,31 @@ def test_bfloat16_weights_that_move_pass() -> None:
     assert verdict(seen.run, "stagnation") is Verdict.PASS
 
 
+def _convolutional() -> nn.Module:
+    """Biases before batch norms, whose gradients are rounding errors of zero."""
+    blocks = [nn.Sequential(nn.Conv2d(a, b, 3), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 16), (16, 32))]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).bfloat16()
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, Verdict.PASS), (1e-5, Verdict.FAIL)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gradient_that_is_zero_by_mathematics_proves_no_lost_update(
+    seed: int, rate: float, expected: Verdict
+) -> None:
+    torch.manual_seed(seed)
+    model = _convolutional()
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    with ampcheck.watch(model, optimizer, fail_on="never") as seen:
+        for _ in range(20):
+            x = torch.randn(16, 3, 16, 16)
+            optimizer.zero_grad()
+            labels = (x.mean((1, 2, 3)) > 0).long()
+            nn.functional.cross_entropy(model(x.bfloat16()).float(), labels).backward()
+            optimizer.step()
+
+    assert found(seen.run, "stagnation")[0].verdict is expected
+
+
 def test_the_share_of_unchanged_weights_is_exact() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=1.0)

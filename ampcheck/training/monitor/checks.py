@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from ampcheck.catalog.numerics import COVERAGE, NONFINITE_GRADIENT, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, SCHEDULER_SKIP, STAGNATION
 from ampcheck.core.check import Evidence
 from ampcheck.core.environment import environment
+from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.training.gradients.checks import larger_scale_hint
@@ -252,6 +254,9 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
         "keep the weights in float32 and let autocast compute in 16 bits, or keep float32 master weights; "
         "otherwise stochastic rounding, Kahan summation or a larger learning rate"
     )
+    loudest: dict[str, float] = defaultdict(float)
+    for param, gradient in stats.gradients:
+        loudest[param.optimizer] = max(loudest[param.optimizer], gradient.health.amax)
     findings = []
     for param, update in narrow:
         share = update.unchanged / update.due
@@ -261,7 +266,7 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
         if least <= limit:
             continue
         limit = limits.stagnation if least > limits.stagnation else limit
-        if _is_compensated(param, update) or _is_stochastic(update):
+        if _is_compensated(param, update) or _is_stochastic(update) or _is_noise(param, loudest[param.optimizer]):
             continue
         lost = param.optimizer in nearest or _is_lost(update)
         message = lost_updates(param.name, param.dtype, share, limit, update.calls)
@@ -291,6 +296,13 @@ def _is_lost(update: UpdateSum) -> bool:
 def _is_stochastic(update: UpdateSum) -> bool:
     """Whether elements that rounding to nearest leaves move as often as stochastic rounding moves them."""
     return update.expected >= _MANY / 2 and update.expected / 2 <= update.moved <= 4 * update.expected
+
+
+def _is_noise(param: ParameterStats, loudest: float) -> bool:
+    """Whether the gradient of a vector may be rounding errors alone: that of a bias before a batch norm is zero by
+    mathematics, and only a comparison with float64 could tell. loudest: of the gradients of its optimizer."""
+    quiet = param.gradient is not None and param.gradient.health.amax <= FORMATS[param.dtype].unit_roundoff * loudest
+    return param.vector and quiet
 
 
 def _is_compensated(param: ParameterStats, update: UpdateSum) -> bool:

@@ -140,7 +140,7 @@ class TrainingMonitor:
             key = self._keys[id(tensor)] = len(self._parameters)
             name = self._names.get(id(tensor), f"{steps.name}.params.{key}")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel()))
+            self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel(), vector=tensor.dim() < 2))
             self._alive[key] = steps, tensor
         return key
 

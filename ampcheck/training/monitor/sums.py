@@ -104,7 +104,7 @@ class ParameterStats:
 
     gradient, update: None where none was measured. still: for parameters of fewer bits than float32, the share of the
     updated elements that in the end are what they were at the first measured step. compensated: whether the optimizer
-    keeps what rounding drops.
+    keeps what rounding drops. vector: it has one dimension, as biases and norm weights have.
     """
 
     name: str
@@ -115,6 +115,7 @@ class ParameterStats:
     update: UpdateSum | None = None
     still: float | None = None
     compensated: bool = False
+    vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
