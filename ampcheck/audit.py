@@ -129,6 +129,7 @@ def judge_subject(
     placement = place(device)
     if resolved.kind in (Kind.TRAINING, Kind.CALL):
         default = (resolved.shape.get("steps") if resolved.kind is Kind.TRAINING else None) or STEPS
+        parse_integer(default, f"steps of {resolved.name}")
         if full and steps is None:
             steps = _FULL_STEPS * default
         if resolved.kind is Kind.TRAINING or resolved.trains:

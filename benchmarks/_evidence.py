@@ -63,7 +63,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def write_rows(path: Path, rows: Rows, data: Mapping[str, Any], table: Iterable[str]) -> None:
-    """All rows, with what was made of them. Ends the script where there is none, and leaves the file as it is."""
+    """All rows, with what was made of them. Ends the script where there is none, and does not change the file."""
     if not rows:
         raise SystemExit(f"nothing was measured, so {path} is not written")
     write_evidence(path, {**data, "rows": list(rows.values())}, table, of_rows=True)
@@ -92,11 +92,11 @@ def machine_of(row: Row) -> str:
 
 def options_of(row: Row) -> str:
     """A row's options in words."""
-    told = (
+    facts = (
         (name, value if isinstance(value, (int, float, str)) else ", ".join(value))
         for name, value in row["options"].items()
     )
-    return "; ".join(f"{name}: {value}" for name, value in told)
+    return "; ".join(f"{name}: {value}" for name, value in facts)
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:

@@ -4,7 +4,7 @@
 
 Under emulation the dtypes are the device's and the kernels the CPU's. For products of random matrices of growing inner
 length n the table gives the relative error (Euclidean norm, against float64) of the installed kernel, of a sum in
-float32 that is rounded once, and of a sum that is rounded to 16 bits at every step. `passes over` tells whether a sum
+float32 that is rounded once, and of a sum that is rounded to 16 bits at every step. `passes over` says whether a sum
 whose parts exceed 65504 and whose result is 0 stays finite. On a GPU run it with `--device cuda`; there
 `torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction` lets split sums be added in 16 bits.
 """

@@ -113,7 +113,7 @@ def main() -> None:
                 seen.append(once(name, options.mode, number))
                 print(f"{name} {number + 1}: {seen[-1]['message']}", flush=True)
                 if evidence:
-                    write_evidence(evidence, {"mode": options.mode, **told(kept)}, table(kept))
+                    write_evidence(evidence, {"mode": options.mode, **facts(kept)}, table(kept))
         os.chdir(start)
     print("\n".join(table(kept)))
 
@@ -129,12 +129,12 @@ def found_before(evidence: Path | None, mode: str | None) -> dict[str, list[dict
     return runs
 
 
-def told(kept: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def facts(kept: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return {"shares": [summary(name, seen) for name, seen in kept.items() if seen], "runs": kept}
 
 
 def table(kept: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    rows = told(kept)["shares"]
+    rows = facts(kept)["shares"]
     return markdown_table(rows) if rows else []
 
 

@@ -4,7 +4,7 @@
 
 Each start is a fresh process with cache folders of its own. Steady states of eager, full and regional are paired in
 one job. Evidence is written after each subject. What it holds already of the same size, options and machine is not
-measured again, unless it is named; what it holds of others stays as it is. The machine should be quiet.
+measured again, unless it is named; rows of others are not changed. The machine should be quiet.
 `bench_matrix.py` compares with what is commonly reported.
 """
 

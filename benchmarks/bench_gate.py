@@ -114,7 +114,7 @@ def unit(kind: str, device: str) -> tuple[torch.Tensor, Callable[[], Unit]]:
 
 
 def chain(kind: str, units: int, device: str) -> Step:
-    """A step of `units` equal units of work, with memory of its own; compiled anew where that is its kind."""
+    """A step of `units` equal units of work, with memory of its own; compiled again where that is its kind."""
     x, make = unit(kind, device)
     ones = [make() for _ in range(units)]
 

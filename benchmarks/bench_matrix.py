@@ -3,7 +3,7 @@
     python benchmarks/bench_matrix.py [--device cuda] [--size large] [--only NAME ...] [--budget S] [--json PATH]
 
 Each workload's arms are paired in one job. Evidence is written after each workload. What it holds already of the same
-size, options and machine is not measured again, unless it is named by `--only`; what it holds of others stays as it is.
+size, options and machine is not measured again, unless it is named by `--only`; rows of others are not changed.
 The machine should be quiet. Behind the tables stands a comparison with the speedups that are commonly reported,
 computed from them and from the evidence of `bench_compile_cost.py` beside them. Each arm has a copy of the model.
 """
@@ -230,10 +230,10 @@ def markdown(rows_held: Rows, costs: Iterable[Row]) -> Iterator[str]:
             table = matrix_table(workload)
             yield from ("", f"### {table.title}", "")
             best = workload.best
-            told = "no cell surely pays and is right"
+            text = "no cell surely pays and is right"
             if best is not None and best.ratio is not None:
-                told = f"{best.name}, {shown(best.ratio)}"
-            yield f"Best: {told}. {table.note}"
+                text = f"{best.name}, {shown(best.ratio)}"
+            yield f"Best: {text}. {table.note}"
             yield from ("", f"Measured on {machine_of(row)}; {options_of(row)}", "")
             yield from rows(table_rows(table))
         yield ""
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, metavar="PATH", help="by default matrix_DEVICE.json in reports/evidence")
     parser.add_argument("--costs", type=Path, metavar="PATH", help="evidence of bench_compile_cost.py; found beside it")
-    parser.add_argument("--compare", action="store_true", help="measure nothing; write the tables anew")
+    parser.add_argument("--compare", action="store_true", help="measure nothing; write the tables again")
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in WORKLOADS]:
         parser.error(f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")

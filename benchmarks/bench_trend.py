@@ -13,9 +13,10 @@ the libraries said of the same series included, be kept:
     python benchmarks/bench_trend.py --parts power heights --keep reports/evidence/trend.json --out ...
 
 Every series has one point a day of a ratio near 1.25. A false alarm is a series of 60 points without a step of which
-any step is told: by the detector at any of its 60 days, by a library in one look at all 60; and, of fewer series, at
-any day from the 20th on, which is how a history is read. A step is found where one is told within 3 points of it, by
-the detector and by the libraries alike. The part `heights` repeats the simulation that the detector's heights are from.
+any step is found: by the detector at any of its 60 days, by a library in one look at all 60; and, of fewer series, at
+any day from the 20th on, which is how a history is read. A step is found where one is reported within 3 points of
+it, by the detector and by the libraries alike. The part `heights` repeats the simulation that the detector's heights
+are from.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ POINTS = 60
 LEVEL = 1.25
 SEED = 6
 FIRST_DAY = 20
-NEAR = 3  # points by which a step may be told beside the planted one
+NEAR = 3  # points by which a step may be reported beside the planted one
 FEWER, FEWEST = 2, 20  # of so many series the libraries see one: once, and every day
 AT_FIVE = 300  # series of which the libraries are asked for a step, at most
 PLACED = 500
@@ -88,8 +89,8 @@ def _autoregressive(random: np.random.Generator, shape: tuple[int, int], rho: fl
     return found
 
 
-def first_told(logs: Any, begin: int = 0) -> Any:
-    """After how many points each series is told to have a step, of more than `begin`; -1 for never."""
+def first_detected(logs: Any, begin: int = 0) -> Any:
+    """After how many points each series is found to have a step, of more than `begin`; -1 for never."""
     return first_step(logs, begin)[0]
 
 
@@ -97,23 +98,23 @@ def first_step(logs: Any, begin: int = 0) -> tuple[Any, Any]:
     """The same, and how many points lie behind the step as the alarm has it."""
     from ampcheck.speed.trend.detect import LEAST, WINDOW, alarms
 
-    told, after = np.full(len(logs), -1), np.zeros(len(logs), dtype=int)
+    detected, after = np.full(len(logs), -1), np.zeros(len(logs), dtype=int)
     for count in range(max(LEAST, begin + 1), logs.shape[1] + 1):
         found = alarms(logs[:, max(0, count - WINDOW) : count])
-        new = (told < 0) & (found.after > 0)
-        told, after = np.where(new, count, told), np.where(new, found.after, after)
-    return told, after
+        new = (detected < 0) & (found.after > 0)
+        detected, after = np.where(new, count, detected), np.where(new, found.after, after)
+    return detected, after
 
 
 def found_at(logs: Any, before: int) -> Any:
-    """After how many points the step behind `before` is told, in its place; infinite where it is not."""
+    """After how many points the step behind `before` is found, in its place; infinite where it is not."""
     from ampcheck.speed.trend.detect import WINDOW, _most_likely
 
-    told, after = first_step(logs, before)
-    for row in np.flatnonzero(told > 0):
-        place = _most_likely(logs[row], max(0, told[row] - WINDOW), int(told[row]), int(after[row]))
-        told[row] = told[row] if abs(place - before) <= NEAR else -1
-    return np.where(told > 0, told - before, np.inf)
+    detected, after = first_step(logs, before)
+    for row in np.flatnonzero(detected > 0):
+        place = _most_likely(logs[row], max(0, detected[row] - WINDOW), int(detected[row]), int(after[row]))
+        detected[row] = detected[row] if abs(place - before) <= NEAR else -1
+    return np.where(detected > 0, detected - before, np.inf)
 
 
 def with_step(random: np.random.Generator, count: int, before: int, sd: float, step: float, after: int = 20) -> Any:
@@ -126,7 +127,7 @@ def with_step(random: np.random.Generator, count: int, before: int, sd: float, s
 def false_alarms(count: int, ask: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for name, (kind, logs) in noises(np.random.default_rng(SEED), count).items():
-        row = {"noise": name, "kind": kind, "ampcheck": float((first_told(logs) >= 0).mean())}
+        row = {"noise": name, "kind": kind, "ampcheck": float((first_detected(logs) >= 0).mean())}
         row |= {library: _any(found) for library, found in ask(logs[: count // FEWER]).items()}
         if name in DAILY:
             row |= {f"{library}, daily": value for library, value in daily(logs[: count // FEWEST], ask).items()}
@@ -140,7 +141,7 @@ def _any(found: Any) -> float:
 
 
 def daily(logs: Any, ask: Callable[[Any], dict[str, Any]]) -> dict[str, float]:
-    """The share of series of which a library tells a step when it looks at them each day."""
+    """The share of series in which a library finds a step when it looks at them each day."""
     days = range(FIRST_DAY, POINTS + 1)
     prefixes = np.concatenate([np.where(np.arange(POINTS) < day, logs, np.nan) for day in days])
     found = {name: (each >= 0).any(axis=1).reshape(len(days), len(logs)) for name, each in ask(prefixes).items()}
@@ -148,10 +149,10 @@ def daily(logs: Any, ask: Callable[[Any], dict[str, Any]]) -> dict[str, float]:
 
 
 def keyed(count: int) -> float:
-    """Two machines 6 % apart, each with series of its own as the history keeps them: either tells a step."""
+    """Two machines 6 % apart, each with series of its own as in the history: whether either has a step."""
     random = np.random.default_rng(SEED + 1)
     logs = 0.015 * random.standard_normal((2, count, POINTS // 2))
-    return float(((first_told(logs[0]) >= 0) | (first_told(logs[1] + 0.06) >= 0)).mean())
+    return float(((first_detected(logs[0]) >= 0) | (first_detected(logs[1] + 0.06) >= 0)).mean())
 
 
 def power(count: int, few: int, ask: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -183,21 +184,21 @@ def places(count: int) -> dict[str, float]:
 
     random = np.random.default_rng(SEED + 2)
     logs = with_step(random, count, 40, 0.01, 5)
-    batch, held, exact, width, covered, told = first_told(logs), 0, 0, [], 0, 0
+    batch, held, exact, width, covered, detected = first_detected(logs), 0, 0, [], 0, 0
     for row, expected in zip(logs, batch, strict=True):
         changes = change_points(np.exp(row))
         assert (changes[0].detected + 1 if changes else -1) == expected, "the batch and the detector differ"
         if not changes:
             continue
         change = changes[-1]
-        told += 1
+        detected += 1
         held += change.earliest <= 40 <= change.latest
         exact += change.index == 40
         width.append(change.latest - change.earliest + 1)
         covered += change.low <= 0.95 <= change.high
     shares = {"range holds the commit": held, "exact": exact, "interval holds the size": covered}
     return {
-        **{name: value / told for name, value in shares.items()},
+        **{name: value / detected for name, value in shares.items()},
         "mean commits in the range": float(np.mean(width)),
     }
 
@@ -245,8 +246,8 @@ def _pelt(ruptures: Any, kernel: str, row: Any) -> list[int]:
     gaps = np.diff(row)
     variance = (np.median(np.abs(gaps - np.median(gaps))) / 0.6745) ** 2 / 2
     penalty = 2 * variance * math.log(len(row)) if kernel == "linear" else math.log(len(row))
-    told: list[int] = ruptures.KernelCPD(kernel=kernel, min_size=2).fit(row).predict(pen=penalty)
-    return told[:-1]
+    detected: list[int] = ruptures.KernelCPD(kernel=kernel, min_size=2).fit(row).predict(pen=penalty)
+    return detected[:-1]
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Any:
@@ -264,7 +265,7 @@ def report(data: dict[str, Any]) -> list[str]:
     worst = max(row["ampcheck"] for row in data["false alarms"] if row["kind"] == "promised")
     count = data["series"]
     lines = [
-        f"False alarms: the share of series of {POINTS} points without a step of which one is told. ampcheck looks at "
+        f"False alarms: the share of series of {POINTS} points without a step in which one is found. ampcheck looks at "
         f"{count:,} series of each family, after every point; the libraries at the first {count // FEWER:,} of them, "
         f"once, and at the first {count // FEWEST:,} every day from the 20th on (in brackets).",
         *("", f"At most 1 % is promised of the upper families; found at most {worst:.2%}.", ""),
@@ -279,9 +280,9 @@ def report(data: dict[str, Any]) -> list[str]:
                 lines.append(f"| {row['noise']} | " + " | ".join(shares) + " |")
     lines += [
         "",
-        f"Two machines 6 % apart, told apart by their hardware: {data['keyed']:.2%}.",
+        f"Two machines 6 % apart, separated by their hardware: {data['keyed']:.2%}.",
         "",
-        f"Power: the share of {count:,} steps that is told within so many points after them and within {NEAR} points "
+        f"Power: the share of {count:,} steps that is found within so many points after them and within {NEAR} points "
         "of their place, by the noise's standard deviation (normal) and the points before the step. In brackets "
         f"{', '.join(LIBRARIES)}, asked once with five points after the step, of the first {min(AT_FIVE, count)} "
         "series, by the same criterion.",
@@ -295,19 +296,19 @@ def report(data: dict[str, Any]) -> list[str]:
         shares[0] += f" ({beside})" if beside else ""
         delay = "–" if row["median delay"] is None else f"{row['median delay']:g}"
         lines.append(f"| {row['before']} | {row['step']} % | {row['sd']:.2%} | {' | '.join(shares)} | {delay} |")
-    told = data["places"]
+    detected = data["places"]
     lines += [
         "",
         f"Of {min(PLACED, count)} steps of 5 % with a noise of 1 %, 20 points later: "
-        + "; ".join(f"{k}: {v:.3g}" for k, v in told.items())
+        + "; ".join(f"{k}: {v:.3g}" for k, v in detected.items())
         + ".",
     ]
     lines += heights_text(data["heights"]) if "heights" in data else []
     if len(names) == 1:
         lines += ["", "The libraries were not asked: no interpreter that has them was named (--libraries)."]
     if "kept" in data:
-        told = ", ".join([*data["kept"]["parts"], "what the libraries said"])
-        lines += ["", f"Kept from `{data['kept']['of']}`, as the series are the same: {told}."]
+        detected = ", ".join([*data["kept"]["parts"], "what the libraries said"])
+        lines += ["", f"Kept from `{data['kept']['of']}`, as the series are the same: {detected}."]
     return [*lines, "", "Seconds: " + ", ".join(f"{part} {spent:.0f}" for part, spent in data["seconds"].items()) + "."]
 
 

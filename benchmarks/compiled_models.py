@@ -139,8 +139,8 @@ def main() -> None:
         if name in done or name in options.leave_out:
             continue
         rows.append(row(entry, subject, options.dtype))
-        told = {part: rows[-1].get(part, {}).get("verdicts", rows[-1].get(part)) for part in PARTS}
-        print(name, str(told)[:300], flush=True)
+        facts = {part: rows[-1].get(part, {}).get("verdicts", rows[-1].get(part)) for part in PARTS}
+        print(name, str(facts)[:300], flush=True)
         if options.json:
             write_evidence(options.json, {"rows": rows}, markdown(rows))
     lines = list(markdown(rows))

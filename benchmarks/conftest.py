@@ -1,4 +1,4 @@
-"""Of the speed suites: their size, and a compiler that starts anew in each test."""
+"""Of the speed suites: their size, and a compiler that is reset in each test."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python benchmarks/emulated_against_device.py ../shared/zoo --json reports/evidence/zoo_h200.json
 
 Needs the device. For each model the producers of overflow, flush to zero and silent zeros (check, phase, module) are
-compared, and the share of values that overflow or flush by the coverage of both. Eager mode, float16 unless told.
+compared, and the share of values that overflow or flush by the coverage of both. Eager mode, float16 by default.
 """
 
 from __future__ import annotations

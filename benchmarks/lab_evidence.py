@@ -66,7 +66,7 @@ def markdown(run: Run) -> Iterator[str]:
 
 
 def _of(table: Table, names: list[str]) -> Table:
-    """The overview with the rows of these experiments; any other table as it is."""
+    """The overview with the rows of these experiments; any other table unchanged."""
     if table.check or not names:
         return table
     return replace(table, rows=[row for row in table.rows if row[0] in names])
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--path", help="default: reports/evidence/lab_DEVICE.json")
-    parser.add_argument("--kept", action="store_true", help=f"write anew what {RUN} holds of these experiments")
+    parser.add_argument("--kept", action="store_true", help=f"write again what {RUN} holds of these experiments")
     options = parser.parse_args()
     chosen = [experiment.check for experiment in experiments_of(options.names)]
     if options.kept:

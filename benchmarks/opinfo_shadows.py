@@ -45,7 +45,7 @@ STATUS = [
     "shadow error",  # the call raises only under the shadow
     "mismatch",  # exact differs from float64, and nothing was counted
     "timeout",
-    "no rule (counted)",  # started anew from the real result, by name
+    "no rule (counted)",  # restarted from the real result, by name
     "left the run (counted)",  # for NumPy, and came back as data
     "unverified",  # torch cannot run the call in float64, so nothing proves the rule
     "decision",  # differs from float64 only as far as it follows the real run

@@ -189,7 +189,7 @@ def ran(subject: OptimizerSubject, arm: str, steps: int) -> tuple[dict[str, Any]
 
 
 def without_effect(subject: OptimizerSubject, arm: str) -> list[str]:
-    """The options that leave every bit of the weights as it is, whether they are set or zero."""
+    """The options that change no bit of the weights, whether they are set or zero."""
     with _eagerly():
         try:
             idle = []

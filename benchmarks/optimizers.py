@@ -4,7 +4,7 @@
 
 Each optimizer takes 1,000 steps on the problem of `optimizer_runs.py`, in float64 and in each precision. Then the
 training mapping of each pure run is audited (24 steps), and the verdict stands beside what became of the 1,000. Rows
-that the evidence holds already, of this machine and these versions, are not measured again; `--judge` audits anew.
+that the evidence holds already, of this machine and these versions, are not measured again; `--judge` audits again.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="optimizers whose package or name contains it")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth optimizer, from the Ith on")
-    parser.add_argument("--judge", action="store_true", help="audit anew, also where the runs are kept")
-    parser.add_argument("--write", action="store_true", help="measure nothing; write the tables anew")
+    parser.add_argument("--judge", action="store_true", help="audit again, also where the runs are kept")
+    parser.add_argument("--write", action="store_true", help="measure nothing; write the tables again")
     parser.add_argument(
         "--evidence", type=Path, default=Path("reports/evidence/optimizers.json"), metavar="PATH", help="%(default)s"
     )

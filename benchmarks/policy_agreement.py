@@ -49,12 +49,12 @@ def compared(question: str, device: str, low: torch.dtype, calls: op_samples.Cal
         "calls": len(rows),
         "agree": len(rows) - len(parted),
         "of these both raise": sum(not row.difference and bool(row.one.raised) for row in rows),
-        "kernels part without autocast": [told(row, row.kernel) for row in parted if row.kernel],
-        "disagree": [told(row, row.difference) for row in parted if not row.kernel],
+        "kernels part without autocast": [described(row, row.kernel) for row in parted if row.kernel],
+        "disagree": [described(row, row.difference) for row in parted if not row.kernel],
     }
 
 
-def told(row: op_oracle.Row, why: str) -> dict[str, str]:
+def described(row: op_oracle.Row, why: str) -> dict[str, str]:
     return {"op": row.op, "rule": row.rule, "given": row.given, "how": row.difference, "why": why[:120]}
 
 

@@ -3,9 +3,9 @@
     python benchmarks/searched_functions.py --part 1/2 --resume    # and 2/2 beside it, each on a core of its own
 
 `ampcheck.assert_property` draws inputs from the domain of each function (searched_functions_cases.py), in float16
-and in bfloat16, native, on the CPU. Each row is written as soon as it is there; processes that have a part each share
+and in bfloat16, native, on the CPU. Each row is written when it is known; processes that have a part each share
 one file. `--resume` leaves out what the file holds of the same options and machine; `--write` searches nothing and
-writes the table anew. A crash of ampcheck is a row of its own.
+writes the table again. A crash of ampcheck is a row of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECK_OF = {
     ACCURACY: "property-accuracy",
     DECISION: "property-accuracy",
 }
-"""The check that tells of each kind of problem."""
+"""The check that reports each kind of problem."""
 
 SHORT = 160
 """Characters of an example that the table shows; the JSON has all of them."""
@@ -138,8 +138,8 @@ def markdown(rows: Rows) -> Iterator[str]:
     for dtype in DTYPES:
         of_it = [row for row in held if row["size"] == dtype]
         count = Counter(what for row in of_it for what in set(verdict(row["found"]).split(", ")))
-        told = ", ".join(f"{count[what]} {what}" for what in sorted(count))
-        yield f"{dtype}: {len(of_it)} functions; {told}."
+        text = ", ".join(f"{count[what]} {what}" for what in sorted(count))
+        yield f"{dtype}: {len(of_it)} functions; {text}."
         yield ""
     yield "`nonfinite`: infinite or NaN where the true value fits into the format. `accuracy`: further off than"
     yield "rounding explains. `decision`: another integer or bool. `range`: the true value does not fit, which no code"
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="that each search may take (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="leave out what the evidence holds already")
-    parser.add_argument("--write", action="store_true", help="search nothing; write the table anew")
+    parser.add_argument("--write", action="store_true", help="search nothing; write the table again")
     parser.add_argument("--json", type=Path, default=EVIDENCE, metavar="PATH", help="(default: in reports/evidence)")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in CASES]:

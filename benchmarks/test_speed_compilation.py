@@ -49,7 +49,7 @@ def test_compilation_of_shapes(name: str, speed: Any, ampcheck_device: str, size
         record_property(f"recompilations, dynamic={dynamic}", len(graphs.recompiles))
     assert counted[True] == 1
     assert counted[False] == (1 if name == "fixed" else len(LENGTHS))
-    assert counted[None] == (1 if name == "fixed" else 2), "the second shape tells Dynamo what varies"
+    assert counted[None] == (1 if name == "fixed" else 2), "the second shape shows Dynamo what varies"
     arms = {"eager": step_of(subject, StepConfig(EAGER), device=ampcheck_device)}
     for dynamic in dynamics:
         arms[f"dynamic={dynamic}"] = step_of(subject, StepConfig("default", dynamic=dynamic), device=ampcheck_device)
@@ -58,6 +58,6 @@ def test_compilation_of_shapes(name: str, speed: Any, ampcheck_device: str, size
 
 
 def test_compilation_cold_warm_and_from_artifacts(ampcheck_device: str, size: str) -> None:
-    """Fails where warm caches or artifacts are not used; seconds are told by --ampcheck's report."""
+    """Fails where warm caches or artifacts are not used; --ampcheck's report gives the seconds."""
     target = f"{Path(__file__).with_name('speed_subjects.py')}:deep" + ("" if size == "small" else "_large")
     verify(startup_run(measure_startup(target, SpeedOptions(warm=1), device=ampcheck_device)))

@@ -63,12 +63,12 @@ def row(mode: str, compiled: bool, steps: int) -> dict[str, Any]:
     began = time.perf_counter()
     run = ampcheck.audit(subject)
     taken = time.perf_counter() - began
-    told = {
+    facts = {
         verdict: sorted({finding.check for finding in run.of(ampcheck.Verdict(verdict))})
         for verdict in ("fail", "warn")
     }
     at = [round(losses[number], 4) if number < len(losses) else None for number in (0, 50, 100, steps - 1)]
-    rest = (round(1000 * each, 1), ", ".join(told["fail"]), ", ".join(told["warn"]), round(taken, 1))
+    rest = (round(1000 * each, 1), ", ".join(facts["fail"]), ", ".join(facts["warn"]), round(taken, 1))
     messages = [f"{f.check}: {f.message}" for f in run.findings if f.verdict.value in ("fail", "warn")]
     return {**dict(zip(COLUMNS, (mode, compiled, *at, *rest), strict=True)), "messages": messages}
 

@@ -37,8 +37,10 @@ def heights(count: int, seed: int, at_once: int = 1000) -> list[dict[str, Any]]:
     """The share of series of which the statistic exceeds a height at any of the 60 points: no effect is asked for."""
     rows = []
     for name, series in shapes(np.random.default_rng(seed), count).items():
-        told = np.concatenate([_exceeding(series[k : k + at_once]) for k in range(0, count, at_once)], axis=1)
-        rows.append({"noise": name, "series": count, "alone": float(told[0].mean()), "guarded": float(told[1].mean())})
+        detected = np.concatenate([_exceeding(series[k : k + at_once]) for k in range(0, count, at_once)], axis=1)
+        rows.append(
+            {"noise": name, "series": count, "alone": float(detected[0].mean()), "guarded": float(detected[1].mean())}
+        )
         print(rows[-1], flush=True)
     return rows
 
@@ -47,15 +49,15 @@ def _exceeding(logs: Any) -> Any:
     """Whether each series exceeds a height, without and with the guards: bool [2, series]."""
     from ampcheck.speed.trend.detect import BEFORE, HEIGHTS, LEAST, WINDOW, unguarded_statistics
 
-    told = np.zeros((2, len(logs)), dtype=bool)
+    detected = np.zeros((2, len(logs)), dtype=bool)
     for count in range(LEAST, POINTS + 1):
         windows = logs[:, max(0, count - WINDOW) : count]
         afters = [k for k in HEIGHTS if k + BEFORE <= windows.shape[1]]
         z, bent, alike = map(np.abs, unguarded_statistics(windows, afters))
         wanted = np.array([HEIGHTS[k] for k in afters])
         guarded = np.where(z > bent, z * np.sqrt((1 - alike) / (1 + alike)), 0)
-        told |= np.stack([(z > wanted).any(axis=1), (guarded > wanted).any(axis=1)])
-    return told
+        detected |= np.stack([(z > wanted).any(axis=1), (guarded > wanted).any(axis=1)])
+    return detected
 
 
 def heights_text(rows: Sequence[dict[str, Any]]) -> list[str]:

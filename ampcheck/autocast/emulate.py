@@ -94,7 +94,7 @@ def _probed(device: str, low: torch.dtype, overloads: tuple[str, ...]) -> Policy
 class Emulation:
     """Entered, the CPU follows `policy`.
 
-    policy: the device's. dtype: autocast to it inside; None leaves autocast as it is. observe: called for each call of
+    policy: the device's. dtype: autocast to it inside; None does not change autocast. observe: called for each call of
     an op that has a rule on either device, or is one of `also`. `unavailable` names the ops of the policy that the
     installed PyTorch does not have. `made_before` counts the `torch.autocast` regions for the device that were entered,
     are off, and were made before the emulation: PyTorch does not tell whether that was meant.

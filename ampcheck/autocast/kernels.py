@@ -181,7 +181,7 @@ def is_16_bit(tensor: torch.Tensor) -> bool:
 
 
 def float32_of_16_bit(tensor: torch.Tensor) -> torch.Tensor:
-    """A float16 or bfloat16 tensor in float32; any other as it is."""
+    """A float16 or bfloat16 tensor in float32; any other unchanged."""
     return tensor.float() if is_16_bit(tensor) else tensor
 
 

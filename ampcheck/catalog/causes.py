@@ -103,6 +103,8 @@ def _misused_scaler(cause: Finding, finding: Finding, stopped: bool) -> bool:
         return _in_scaler(finding) and finding.verdict is Verdict.FAIL
     if check == "master-weights":
         return all("float32 parameters" in text for text in (cause.message, finding.message))
+    if check in _LOSSES and _same_line(cause, finding):  # what is clipped or added up is scaled there
+        return True
     if where.phase != "backward":
         return False
     if check in ("overflow", "headroom"):  # the scaler would have skipped the step and backed off

@@ -21,8 +21,8 @@ def add_command(commands: Commands) -> None:
         "init",
         help="write tests, targets, the policy lock and a GitHub workflow for a repository",
         description="Read a repository, try its models in a copy of it, and write tests/test_amp.py, [tool.ampcheck] "
-        "in pyproject.toml, tests/ampcheck.lock.json and .github/workflows/ampcheck.yml. A file that exists is left "
-        "as it is. Exit code 0: done, or nothing to do; 2: usage error, or not confirmed; nothing is written then.",
+        "in pyproject.toml, tests/ampcheck.lock.json and .github/workflows/ampcheck.yml. A file that exists is not "
+        "changed. Exit code 0: done, or nothing to do; 2: usage error, or not confirmed; nothing is written then.",
     )
     init.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="the repository (default: here)")
     init.add_argument("--yes", action="store_true", help="write without asking")

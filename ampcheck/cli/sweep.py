@@ -50,8 +50,8 @@ def add_command(commands: Commands) -> None:
     sweep = commands.add_parser(
         "sweep",
         help=summary,
-        description=f"{summary.capitalize()}. A result is kept as soon as it is there, and used until code or options "
-        f"change: a sweep that is interrupted goes on where it ended. {EXIT_CODES}",
+        description=f"{summary.capitalize()}. Each result is saved when its target is finished, and used until "
+        f"code or options change: a sweep that is interrupted goes on where it ended. {EXIT_CODES}",
     )
     sweep.add_argument(
         "list",

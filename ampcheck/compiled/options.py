@@ -70,7 +70,7 @@ class CompileOptions:
 class GraphLimits:
     """Limits of the checks on graphs.
 
-    max_breaks: graph breaks in one call, each as often as it is met. max_recompiles: compilations after the warm-up
+    max_breaks: graph breaks in one call, counted each time. max_recompiles: compilations after the warm-up
     and, in it, for a value that had varied before. warmup: passes through all calls before the one that is judged.
     modes: also count the graphs that train, eval, no_grad, autocast and inference_mode need.
     """

@@ -48,6 +48,8 @@ _CALLED = {
     "mm": "linear matmul einsum",
     "bmm": "matmul einsum baddbmm",
     "linalg_vector_norm": "norm clip_grad_norm_",
+    "foreach_norm": "clip_grad_norm_",
+    "foreach_mul": "clip_grad_norm_",
     "nll_loss_forward": "cross_entropy",
     "log_softmax": "cross_entropy",
     "embedding_dense": "embedding",

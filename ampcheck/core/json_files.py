@@ -117,7 +117,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_T], data: object, always: frozenset[str] = frozenset()) -> _T:
-    """The dataclass `kind` that `to_plain` and `untag_nonfinite` made `data` of, with each value as it is annotated.
+    """The dataclass `kind` that `to_plain` and `untag_nonfinite` made `data` of, with each value of its annotated type.
 
     always: names of fields that must be there although they have a default. Raises `TypeError`, `KeyError` or
     `ValueError` for data that do not fit.

@@ -28,7 +28,7 @@ _PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a source file as it is now; none where it cannot be read, or is a device or a pipe."""
+    """The current lines of a source file; none where it cannot be read, or is a device or a pipe."""
     if os.path.exists(file) and not os.path.isfile(file):
         return []
     with suppress(ValueError):  # a NUL in the path
@@ -57,7 +57,7 @@ def fingerprint_of(finding: Finding, folder: Path) -> str:
 
 
 def path_in(folder: Path, file: str) -> str:
-    """A file that exists, relative to `folder` and with `/`; any other path as it is."""
+    """A file that exists, relative to `folder` and with `/`; any other path unchanged."""
     if not os.path.exists(file):
         return file
     with suppress(ValueError):  # another drive of Windows

@@ -207,7 +207,8 @@ def load_attribute(target: str) -> Any:
     """The value that `package.module:attribute` or `path/to/file.py:attribute` names."""
     source, _, attribute = target.rpartition(":")
     if not source or not attribute:
-        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}")
+        advice = f": name what to judge in it, as {target}:main" if Path(target).is_file() else ""
+        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}{advice}")
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
         return attrgetter(attribute)(module)

@@ -51,7 +51,7 @@ def measure_graphs() -> Iterator[Graphs]:
 def dynamo_warnings_suppressed() -> Iterator[None]:
     """Make Dynamo log errors alone inside: findings report graph breaks and limits.
 
-    A level that somebody asked for (`TORCH_LOGS`, `torch._logging.set_logs`) stays as it is.
+    A level that somebody asked for (`TORCH_LOGS`, `torch._logging.set_logs`) is not changed.
     """
     importlib.import_module("torch._dynamo")  # its import sets all levels
     log = logging.getLogger("torch._dynamo")

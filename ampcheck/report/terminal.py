@@ -67,7 +67,7 @@ def print_run(
     if not quiet:
         if content.problems or verbose:
             parts.append(Part((tuple(verdict_table(content, width)), ()), _TABLE))
-        elif content.subjects:
+        elif len(content.subjects) > 1:
             judged = f"judged: {'; '.join(short_names(content.subjects).values())}"
             parts.append(
                 Part((lines_of(wrap(judged, width, hanging="  ")), lines_of([one_line(judged, width)])), _SUMMARY)

@@ -173,7 +173,7 @@ class Padding(_Change):
         return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """Outputs without what was added; an output without the dimension as it is."""
+        """Outputs without what was added; an output without the dimension is unchanged."""
         if not -output.dim() <= self.dim < output.dim():
             return output
         return output.narrow(self.dim, 0, max(0, output.shape[self.dim] - self.count))

@@ -224,7 +224,7 @@ def _is_range(domain: object) -> bool:
 
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:
-    """The simplest example, which tells what the model is called with."""
+    """The simplest example, which shows what the model is called with."""
     from hypothesis import HealthCheck, Phase, find, settings
     from hypothesis.errors import HypothesisException, NoSuchExample
 

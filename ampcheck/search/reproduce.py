@@ -39,7 +39,7 @@ _KNOWN = {
 }
 
 
-class _Unwritable(Exception):  # noqa: N818  # a reason, told in the finding
+class _Unwritable(Exception):  # noqa: N818  # a reason, which the finding gives
     """Why the model or an invariance cannot be named in a file."""
 
 

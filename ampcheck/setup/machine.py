@@ -51,7 +51,7 @@ _OPTIONAL = {
 
 
 def examine(*, quick: bool = False) -> Iterator[Fact]:
-    """Each fact as soon as it is known. quick: nothing is compiled."""
+    """Each fact when it is found. quick: nothing is compiled."""
     yield Fact("Python", True, platform.python_version())
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield Fact("PyTorch", True, f"{torch.__version__}, {build}")

@@ -158,7 +158,7 @@ def _locked(copy: Path, tests: Contents, show: Callable[[str], None]) -> tuple[l
 
 
 def _script(repository: Repository, copy: Path, show: Callable[[str], None]) -> tuple[TrainingScript | None, bool]:
-    """The training script that gets a test, and whether its function runs as it is: two steps are tried in the copy."""
+    """The training script that gets a test, and whether its function runs: two steps are tried in the copy."""
     scripts = [script for script in repository.scripts if script.function is not None]
     scripts.sort(key=lambda each: (each.needs != "", not each.source.path.rpartition("/")[2].startswith("train")))
     if not scripts or scripts[0].needs:

@@ -173,7 +173,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRecord:
-    """One comparison as it is stored: in pytest-benchmark's `extra_info`, in the history, in evidence.
+    """One comparison in its stored form: in pytest-benchmark's `extra_info`, in the history, in evidence.
 
     name: the benchmark or target. ratio, low, high: as in `Ratio`, at `confidence`. noise: how far the A/A twin's
     ratio is from 1, at the far end of its interval, as a share. reference_seconds, arm_seconds: of the typical call,

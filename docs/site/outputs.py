@@ -1,7 +1,7 @@
 """Write the output that the documentation shows: `python docs/site/outputs.py [PAGE ...]`.
 
 Every page is run in a folder of its own, and each block below `<!-- output -->` becomes what the snippet before it
-printed. A block that differs in numbers alone is left as it is.
+printed. A block that differs in numbers alone is not changed.
 """
 
 from __future__ import annotations

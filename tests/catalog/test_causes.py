@@ -50,6 +50,13 @@ def test_gradients_that_vanish_follow_from_a_missing_scaler_and_not_from_a_clip_
     assert causes(lost, later) == ["", ""]
 
 
+def test_digits_that_a_clip_of_scaled_gradients_loses_follow_from_the_missing_unscale() -> None:
+    clip = fail("scaler-protocol", where=Where("update", file="train.py", line=8, step=0))
+    lost = fail("precision-loss", where=Where("forward", op="aten::_foreach_mul_", file="train.py", line=8))
+    assert causes(lost, clip) == ["scaler-protocol", ""]
+    assert causes(replace(lost, where=replace(lost.where, line=7)), clip) == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("text", "step", "hint", "follows"),
     [

@@ -410,6 +410,14 @@ def test_a_mistyped_name_is_answered_with_the_nearest_one(
     assert len(done.err) < 200
 
 
+def test_a_file_alone_is_no_target_and_the_advice_says_what_is_missing(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = command(capfd, "audit", "targets.py")
+    assert is_usage_error(done)
+    assert "name what to judge in it, as targets.py:main" in done.err
+
+
 def test_a_mistyped_check_is_reported_before_the_audit(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings(folder, 'severity = { "overflo" = "warn" }')
     (folder / "targets.py").write_text("raise RuntimeError('the target was loaded')")

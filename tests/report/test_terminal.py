@@ -257,9 +257,11 @@ def test_no_failure_is_left_out_where_the_output_is_piped_or_quiet() -> None:
 
 
 def test_a_healthy_run_shows_no_table_of_checks() -> None:
-    text = printed(one(Verdict.PASS, 3))
-    assert "passed: flush 1" in text
-    assert "judged: a" in text
+    names = ("m [float16, eager]", "m [bfloat16, eager]")
+    found = tuple(Finding("flush", Verdict.PASS, name, "m") for name in names)
+    text = printed(Run(findings=found, coverage=Coverage({"ops": 3})))
+    assert "passed: flush 2" in text
+    assert "judged: float16, eager; bfloat16, eager" in text
     assert "───" not in text
     assert "───" in printed(one(Verdict.WARN, 3))
 

@@ -47,7 +47,7 @@ _ABOVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def _rule(policies: Mapping[str, Policy], policy: str, op: str) -> str:
-    """The rule of an op as it is seen below autocast; empty where autocast leaves it alone."""
+    """The rule of an op, as seen below autocast; empty where autocast leaves it alone."""
     if policy not in policies:
         return ""
     return next((rule for name in (op, *_ABOVE.get(op, ())) if (rule := policies[policy].rule(name))), "")

@@ -105,9 +105,9 @@ def measure_accuracy(
 ) -> AccuracyStats:
     """Run the subject shadowed and compiled, and after a failure at the other stages of the compiler.
 
-    device: one that is there. dtype: what autocast casts to; None runs the model as it is. options: of `torch.compile`.
-    backward: whether gradients are judged, where anything requires one. Dynamo is reset. Raises `UsageError` for a
-    subject that cannot be copied.
+    device: one that is there. dtype: what autocast casts to; None runs the model without autocast. options: of
+    `torch.compile`. backward: whether gradients are judged, where anything requires one. Dynamo is reset. Raises
+    `UsageError` for a subject that cannot be copied.
     """
     narrow = dtype or native_format(subject) or torch.float32
     if is_scripted(subject):

@@ -32,7 +32,7 @@ CHECKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One subject in one dtype: under autocast, or as it is when it is `native` (`float32`: as it is, too)."""
+    """One subject in one dtype: under autocast, or unchanged when it is `native` (`float32`: unchanged, too)."""
 
     subject: Subject
     low: torch.dtype

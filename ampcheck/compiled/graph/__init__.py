@@ -1,1 +1,1 @@
-"""Does a compiled model stay in its graphs? What Dynamo tells and what then really runs; see `judge`."""
+"""Does a compiled model stay in its graphs? What Dynamo reports and what then really runs; see `judge`."""

@@ -55,7 +55,7 @@ def recorded(action: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Finder:
-    """Wraps the two functions of `torch.compiler` as soon as it is imported."""
+    """Wraps the two functions of `torch.compiler` when it is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """The spec of `torch.compiler` with a loader that wraps; None for all else."""

@@ -2,8 +2,8 @@
 
 A rule runs once per side, after the real op: `rule(call, side)` returns the companions of the op's results, in the
 structure of `call.out`. Those of arguments that the op writes may be returned as new tensors, or written in place. In
-place of a result `None` means that it restarts from its real values, or, where the op wrote it, that it stays as it is.
-An op without a rule runs on companions as it is.
+place of a result `None` means that it restarts from its real values, or, where the op wrote it, that it is not changed.
+An op without a rule runs on companions unchanged.
 """
 
 from ampcheck.shadow.rules import (  # noqa: F401  # importing a module registers its rules

@@ -1,4 +1,4 @@
-"""Fused attention. The kernels of CUDA have no float64: attention is computed as it is defined."""
+"""Fused attention. The kernels of CUDA have no float64: attention is computed by its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baseline accepts an overflow of this model, which was mended since: `ampcheck baseline --prune` removes the entry.
+"""The baseline accepts an overflow of this model, which was mended since; `ampcheck baseline --prune` removes it.
 
 Run: ampcheck audit failing.py:subject --fast --dtype float16
 """

@@ -1,4 +1,4 @@
-"""A Python counter is a constant of the graph: each call compiles anew.
+"""A Python counter is a constant of the graph: each call compiles again.
 
 Run: ampcheck audit failing.py:subject
 """
