@@ -58,9 +58,9 @@ def largest_input(call: Call) -> float:
     written = {t.untyped_storage()._cdata for t in call.written}
     tensors = [largest_of(t) for t in call.inputs if t.untyped_storage()._cdata not in written]
     arguments = call.op._schema.arguments
-    passed = dict(zip((a.name for a in arguments), call.args, strict=False)) | dict(call.kwargs)
+    passed = {**dict(zip((a.name for a in arguments), call.args, strict=False)), **call.kwargs}
     values = [passed.get(a.name) for a in arguments if str(a.type) != "int"]  # a dimension and a count are no values
-    numbers = [abs(v) for v in values if type(v) in (int, float) and math.isfinite(v)]
+    numbers = [abs(v) for v in values if isinstance(v, (int, float)) and v is not True and math.isfinite(v)]
     return float(max(tensors + numbers, default=0.0))
 
 

@@ -382,7 +382,7 @@ class Judge:
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         if not companions.consumed:
-            self._reached.discard(companions.faults)
+            self._reached.discard(companions.faults, scaled=self.scale != 1)
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

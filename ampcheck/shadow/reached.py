@@ -40,14 +40,13 @@ class Reached:
         for place in places:
             place[name] = max(share, place.get(name, 0.0))
 
-    def discard(self, keys: Collection[Key]) -> None:
-        """Record faults of a tensor that no later op read.
+    def discard(self, keys: Collection[Key], *, scaled: bool) -> None:
+        """Record faults of a tensor that no later op read. scaled: a loss scale is in use.
 
-        Gradients of a skipped step count no more once it is made: where another loss added to them, `zero_grad`
-        discards what is left of them later.
+        Gradients that another loss adds to, and that `zero_grad` discards before a step reads them, do no harm.
         """
         for key in keys:
-            if not self.retried(key):
+            if not (scaled and isinstance(key, tuple) and key[1].phase == "backward"):
                 self.note(key, "a tensor that no later op read")
 
     def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
