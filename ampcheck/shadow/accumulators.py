@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -10,7 +11,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore
+from ampcheck.shadow.companions import Companions, CompanionStore, has_companions
 from ampcheck.torchtools.spacing import spacing
 
 FAR = 0.2
@@ -25,6 +26,15 @@ six writes a step is in the same phase at each."""
 _LOST = 0.9
 _SAMPLE = 256
 _ADDS = frozenset("add sub addcmul addcdiv index_add scatter_add".split())
+
+
+Part: TypeAlias = "tuple[int, torch.Size, tuple[int, ...]]"
+"""A part of a storage: offset, shape and strides."""
+
+Past: TypeAlias = "tuple[int, frozenset[Where]]"
+"""How many writes in a row built on the previous value, and the ops that made it."""
+
+_NEVER: Past = (0, frozenset())
 
 
 class Decay:
@@ -45,11 +55,44 @@ class Decay:
         return self
 
 
-def note_write(call: Call, tensor: torch.Tensor, companions: Companions) -> None:
-    """Book a write to a tensor of at most 16 bits in place, before the count of its writes is brought up to date."""
+def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: CompanionStore) -> None:
+    """Book a write to a tensor: `total += x`, or a copy of what was made of it, as in `totals[i] = totals[i] + x`."""
+    source = call.args[1] if call.name == "copy_" and has_companions(call.args[1]) else None
+    if source is not None and _part(source, companions) == _part(tensor, companions) and _share(source, tensor):
+        return  # `totals[i] += x` copies the part to itself once it is written
     builds = tensor.dtype.itemsize <= 2 and not call.schema.resets
     gain = _gain(call, tensor, read=id(companions) in call.read) if builds else None
     companions.decay = None if gain is None else (companions.decay or Decay()).note(gain)
+    if call.schema.resets:
+        past = _past(store.of(source), source) if source is not None else _NEVER
+    else:
+        updates, sites = _past(companions, tensor)
+        past = updates + 1, sites
+    part = _part(tensor, companions)
+    companions.updates = past[0]
+    if part is None:
+        companions.sites, companions.parts = past[1], {}
+    else:
+        companions.parts[part] = past
+
+
+def _past(companions: Companions, tensor: torch.Tensor) -> Past:
+    """How a tensor was written: as the whole storage, or as a part of one of which parts are written by themselves."""
+    part = _part(tensor, companions)
+    if part is None or not companions.parts:
+        return companions.updates, companions.sites
+    return companions.parts.get(part, _NEVER)
+
+
+def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
+    """The part of the storage that a tensor is; None for all of it."""
+    if tensor.numel() >= companions.numel:
+        return None
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
+def _share(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
 
 
 def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], store: CompanionStore) -> None:
@@ -61,23 +104,21 @@ def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], 
     if result.dtype.itemsize > 2:
         return
     line = where.file, where.line
-    sources = [
-        (c, t)
-        for t, c in zip(call.inputs, before, strict=True)
-        if t.shape == result.shape and any(line == (site.file, site.line) for site in c.sites)
-    ]
+    pairs = [(c, t) for t, c in zip(call.inputs, before, strict=True) if t.shape == result.shape]
+    found = [(c, t, _past(c, t)) for c, t in pairs]
+    sources = [it for it in found if any(line == (site.file, site.line) for site in it[2][1])]
     companions = store.of(result)
-    source, tensor = max(sources, key=lambda pair: (pair[0].updates, where in pair[0].sites), default=(None, None))
-    if source is None or tensor is None:
+    if not sources:
         companions.sites = frozenset([where])
         return
+    source, tensor, (updates, sites) = max(sources, key=lambda it: (it[2][0], where in it[2][1]))
     gain = _gain(call, tensor, read=False)
     companions.decay = None if gain is None else (source.decay or Decay()).note(gain)
-    if where in source.sites:
-        companions.sites, companions.updates = frozenset([where]), source.updates + 1
+    if where in sites:
+        companions.sites, companions.updates = frozenset([where]), updates + 1
     else:
-        companions.sites, companions.updates = source.sites, source.updates
-        if not source.updates:
+        companions.sites, companions.updates = sites, updates
+        if not updates:
             companions.sites |= {where}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
+from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.layouts import values_of, with_values
 from ampcheck.torchtools.source import op_name
 
@@ -214,7 +215,7 @@ class Side:
             return self.lift_dtype(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self.lift(item) for item in value)
-        return self.store.constants.get(value, value) if type(value) is float else value
+        return wide_constant(value) if type(value) is float else value
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""

@@ -22,7 +22,7 @@ from ampcheck.shadow.moves import Moves
 from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
-    from ampcheck.shadow.accumulators import Decay
+    from ampcheck.shadow.accumulators import Decay, Part, Past
 
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
@@ -45,17 +45,17 @@ class Companions:
     coarsest format in the history of the values. whole: every element is a whole number that came from integers.
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
     build on the previous value; sites: the ops that write an accumulator which is no single tensor (`total = total
-    + x`); decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
-    written: an op of this run wrote the values; else they entered as data. depth: roundings to 16 bits on the longest
-    way from data. suspects: by sort, keys of places where something happened that does no harm by itself, see
-    `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory that NumPy may write. settled: a
-    collective wrote the values. alive: the storage; None for companions of one use, of memory that is read in another
-    format.
+    + x`); parts: both, of parts that are written by themselves; decay: what the writes kept of it. used: an op has read
+    the values; consumed: one with floating results. written: an op of this run wrote the values; else they entered as
+    data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys of places where something
+    happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of
+    memory that NumPy may write. settled: a collective wrote the values. alive: the storage; None for companions of one
+    use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "rows",
-        "settled", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "parts",
+        "rows", "settled", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Companions:
         self.trail: object = None
         self.updates = 0
         self.sites: frozenset[Where] = frozenset()
+        self.parts: dict[Part, Past] = {}
         self.decay: Decay | None = None
         self.consumed = self.used = self.settled = False
         self.depth = 0
@@ -146,8 +147,7 @@ _HISTORY = (
 class CompanionStore:
     """The companions of every floating storage that was seen and is alive.
 
-    watches: some memory is watched. by_rows: some matrices are followed by rows. constants: of the format that the run
-    has, and what the companions have instead.
+    watches: some memory is watched. by_rows: some matrices are followed by rows.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -155,7 +155,6 @@ class CompanionStore:
         self._by_storage: dict[int, Companions] = {}
         self.watches = False
         self.by_rows = False
-        self.constants: dict[float, float] = {}
         self._moves = Moves(seed)
 
     def __len__(self) -> int:

@@ -69,7 +69,7 @@ def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> Res
     """How far the shadowed run itself lies from one of its exact results."""
     with _disable_current_modes(), torch.no_grad():
         seen = examine_value(value, reference, whole=key[0] == "gradient")
-        unit = max(reference.unit, roundoff(value.dtype))
+        unit = max(reference.unit, roundoff(value.dtype), JUDGED_UNIT)  # float32 alone loses no digit that matters
         exact, own = _real(reference.exact), _real(value).double()
         norm, size = _norm(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), _norm(exact)
         misplaced = _misplaced(key, own, exact, seen)

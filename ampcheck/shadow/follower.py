@@ -33,9 +33,8 @@ class Follower:
             companions = self._store.to_write(tensor)
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
-            note_write(call, tensor, companions)
+            note_write(call, tensor, companions, self._store)
             companions.consumed = companions.used = False
-            companions.updates = 0 if schema.resets else companions.updates + 1
         now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):

@@ -1,51 +1,43 @@
 """Numbers that code takes from the format it runs in, as `torch.finfo(x.dtype).eps`.
 
 In float32 the same code takes another number: the companions do as well, so that an eps of 0.0078, which is bfloat16's,
-is a difference to be judged and not a constant that they share.
+is a difference to be judged and no constant that they share. The same number in code that reads no `finfo` is a choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import sys
+from types import FrameType
 
 import torch
 
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.source import is_users
 
-_SMALLEST = frozenset(("eps", "tiny", "smallest_normal", "resolution"))
+_WIDE = torch.finfo(torch.float32)
+_SMALLEST = ("eps", "tiny", "resolution")
 """What differs between formats and is meant to be negligible. The largest number is a mask, or a range to be kept."""
 
+_CONSTANTS = {
+    constant: wide
+    for low in (torch.finfo(torch.float16), torch.finfo(torch.bfloat16))
+    for own, other in ((getattr(low, name), getattr(_WIDE, name)) for name in _SMALLEST)
+    for constant, wide in ((own, other), (-own, -other), (1.0 - own, 1.0 - other), (own - 1.0, other - 1.0))
+    if constant != wide
+}
 
-@contextmanager
-def watched_formats(constants: dict[float, float]) -> Iterator[None]:
-    """Let `constants` map each number that the code takes from a format of 16 bits to that of float32."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        wide = original(torch.float32)
+def wide_constant(number: float) -> float:
+    """What the code of an op that runs would have in float32 in place of a number that it takes from its format."""
+    return _CONSTANTS[number] if number in _CONSTANTS and _asks_formats() else number
 
-        class Format:
-            """A `torch.finfo` that notes what is read of it."""
 
-            def __init__(self, info: Any) -> None:
-                self._info = info
-
-            def __getattr__(self, name: str) -> Any:
-                value = getattr(self._info, name)
-                if name in _SMALLEST:
-                    own = getattr(wide, name)
-                    constants.update({value: own, 1.0 - value: 1.0 - own, -value: -own, value - 1.0: own - 1.0})
-                return value
-
-            def __repr__(self) -> str:
-                return repr(self._info)
-
-        def finfo(*args: Any, **kwargs: Any) -> Any:
-            info = original(*args, **kwargs)
-            return Format(info) if info.bits <= 16 else info
-
-        return finfo
-
-    with replaced(torch, "finfo", make):
-        yield
+def _asks_formats() -> bool:
+    """Whether the innermost function of the user's code, or a function of PyTorch that it calls, reads a `finfo`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if "finfo" in frame.f_code.co_names:
+            return True
+        if is_users(frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return False

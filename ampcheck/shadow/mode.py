@@ -22,7 +22,6 @@ from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_es
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
-from ampcheck.shadow.format_constants import watched_formats
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reference import Reference
@@ -114,9 +113,8 @@ class Shadow(TorchDispatchMode):
     def __enter__(self) -> Shadow:
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
-        formats = watched_formats(self.store.constants)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
-        for context in (self._scopes.watched(), escapes, threads, formats, *eager):
+        for context in (self._scopes.watched(), escapes, threads, *eager):
             self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.compare import Key, Result, ResultError, compare_results, result_of
+from ampcheck.shadow.compare import Key, Result, ResultError, compare_results, compare_shadowed, result_of
 from ampcheck.shadow.freedom import Freedom
 
 U32, U16 = 2.0**-24, 2.0**-11
@@ -154,3 +154,11 @@ def test_what_the_data_do_not_determine_is_wrong_where_it_lies_far_from_its_spre
     row = noise[1].clone()
     row[3] = 1e6
     assert compared(ill, row).at_fault
+
+
+def test_digits_of_float32_alone_are_no_loss_of_low_precision() -> None:
+    with Shadow() as shadow:
+        value = torch.linspace(1, 2, 64) * 3.0
+    reference = shadow.reference(value)
+    assert not compare_shadowed(("output", "", 0), value * 1.001, reference).beyond(2.0)
+    assert compare_shadowed(("output", "", 0), value * 1.02, reference).beyond(2.0)
