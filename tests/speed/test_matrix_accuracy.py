@@ -37,7 +37,7 @@ def lossy() -> Subject:
 def test_numbers_that_16_bits_ruin_are_wrong_in_16_bits_alone() -> None:
     judge = Judge(lossy(), trains=True)
 
-    assert judge.of(EAGER, "float32").verdict is Verdict.WARN, "it loses digits there too, and is what users have"
+    assert judge.of(EAGER, "float32").verdict is Verdict.PASS, "the digits that float32 loses are no loss of 16 bits"
     assert judge.of(EAGER, "bfloat16").verdict is Verdict.FAIL
 
 

@@ -45,11 +45,11 @@ def test_the_report_counts_the_series_that_each_of_them_saw(bench: Any) -> None:
     assert "Of 40 steps of 5 %" in text
 
 
-def test_a_step_told_in_another_place_is_not_found_by_the_detector_either(bench: Any) -> None:
+def test_a_step_in_another_place_is_not_found_by_the_detector_either(bench: Any) -> None:
     logs = bench.with_step(np.random.default_rng(0), 4, 40, 0.003, 10)
     assert np.isfinite(bench.found_at(logs, 40)).all()
     assert not np.isfinite(bench.found_at(logs, 35)).any(), "told where it is, 5 points beside the place asked for"
-    assert (bench.first_told(logs, 35) > 0).all()
+    assert (bench.first_detected(logs, 35) > 0).all()
 
 
 @pytest.mark.slow
