@@ -14,13 +14,14 @@ import torch
 from ampcheck.torchtools.source import is_users
 
 _WIDE = torch.finfo(torch.float32)
-_SMALLEST = ("eps", "tiny", "resolution")
-"""What differs between formats and is meant to be negligible. The largest number is a mask, or a range to be kept."""
+_SMALLEST = {"eps": ("eps",), "tiny": ("tiny", "smallest_normal")}
+"""What differs between formats and is meant to be negligible, with the names under which code reads it. The largest
+number is a mask, or a range to be kept; a resolution is a round number that is chosen for other reasons, too."""
 
 _CONSTANTS = {
-    constant: wide
+    constant: (wide, names)
     for low in (torch.finfo(torch.float16), torch.finfo(torch.bfloat16))
-    for own, other in ((getattr(low, name), getattr(_WIDE, name)) for name in _SMALLEST)
+    for own, other, names in ((getattr(low, name), getattr(_WIDE, name), names) for name, names in _SMALLEST.items())
     for constant, wide in ((own, other), (-own, -other), (1.0 - own, 1.0 - other), (own - 1.0, other - 1.0))
     if constant != wide
 }
@@ -28,14 +29,17 @@ _CONSTANTS = {
 
 def wide_constant(number: float) -> float:
     """What the code of an op that runs would have in float32 in place of a number that it takes from its format."""
-    return _CONSTANTS[number] if number in _CONSTANTS and _asks_formats() else number
+    wide, names = _CONSTANTS.get(number, (number, ()))
+    return wide if names and _asks_formats(names) else number
 
 
-def _asks_formats() -> bool:
-    """Whether the innermost function of the user's code, or a function of PyTorch that it calls, reads a `finfo`."""
+def _asks_formats(names: tuple[str, ...]) -> bool:
+    """Whether the innermost function of the user's code, or a function of PyTorch that it calls, reads `finfo` and an
+    attribute of such a name."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if "finfo" in frame.f_code.co_names:
+        read = frame.f_code.co_names
+        if "finfo" in read and any(name in read for name in names):
             return True
         if is_users(frame.f_code.co_filename):
             return False
