@@ -4,14 +4,16 @@
 
 Each step runs in a process of its own within a limit, writes its evidence into the folder, and adds a row to
 `steps.json`. A later call of the same commit runs the steps that have not passed; `--minutes` is the time of all steps
-of a call, and a step that cannot finish in what is left is not begun. `--dry-run` rehearses every step on the CPU in
-tiny sizes, in a folder that is removed, and ends with 1 if a step fails.
+of a call, and a step whose limit is longer than what is left is not begun. `--dry-run` rehearses every step on the CPU
+in tiny sizes, in a folder that is removed, and ends with 1 if a step fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,19 +105,28 @@ class Outcome:
     tail: list[str]
 
 
-def run(step: Step, arguments: Sequence[str], commit: str, limit: float) -> Outcome:
+def run(step: Step, arguments: Sequence[str], commit: str, limit: float, *, rehearsed: bool) -> Outcome:
     """Run a step to its end, or for `limit` seconds."""
     begin = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", stdin=subprocess.DEVNULL, timeout=limit, check=False,
-        )  # fmt: skip
-        ended, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as error:
-        ended, output = -1, error.stdout.decode(errors="replace") if error.stdout else ""
-    if "pytest" in arguments and ended == 5:
-        ended = 0  # no test was selected
+        output, _ = process.communicate(timeout=limit)
+        ended = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with its children, which would run beside the next step
+        output, _ = process.communicate()
+        ended = -1
+    if rehearsed and "pytest" in arguments and ended == 5:
+        ended = 0  # no test runs without a GPU
     command = "python " + " ".join(arguments)
     seconds = round(time.monotonic() - begin, 1)
     return Outcome(step.name, command, commit, seconds, ended, output.strip().splitlines()[-12:])
@@ -141,11 +152,11 @@ def run_all(options: argparse.Namespace, folder: Path, device: str, models: str)
         left = options.minutes - (time.monotonic() - begin) / 60
         if (options.only and step.name not in options.only) or (step.name in outcomes and not outcomes[step.name].exit):
             continue
-        if left < min(1, step.minutes):
+        if left < step.minutes:
             print(f"{step.name}: not begun, {left:.1f} minutes are left; run the command again to go on", flush=True)
             continue
         arguments = step.arguments(folder, device, models, options.dry_run)
-        outcome = outcomes[step.name] = run(step, arguments, commit, 60 * min(left, step.minutes))
+        outcome = outcomes[step.name] = run(step, arguments, commit, 60 * step.minutes, rehearsed=options.dry_run)
         print(f"{step.name}: exit {outcome.exit} after {outcome.seconds:.0f} s", flush=True)
         if outcome.exit:
             print("\n".join(f"    {line}" for line in outcome.tail), flush=True)

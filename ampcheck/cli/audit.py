@@ -57,8 +57,10 @@ def _audit(options: argparse.Namespace) -> int:
             print("ampcheck: interrupted; the report says what was judged until then", file=sys.stderr, flush=True)
             runs.append(error.run)
             printed, interrupted = error.printed, True
+        finally:
+            if profile is not None:
+                profile.end()
         if profile is not None:
-            profile.end()
             print(*profile.lines(), sep="\n", end="\n\n", flush=True)
         if not runs:  # rank 0 reports the findings of all ranks
             return 0

@@ -99,7 +99,7 @@ class Where:
     def part(self) -> str:
         """What of the source line is meant where it is not the code that stands there: the op of a backward pass has
         the line of its forward op."""
-        return "in its backward pass" if self.phase == "backward" and self.op else ""
+        return "in the backward pass" if self.phase == "backward" and self.op else ""
 
     def __str__(self) -> str:
         parts = [self.phase, self.module, self.op]

@@ -38,8 +38,9 @@ def listed(items: Iterable[str], limit: int = 5) -> str:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """`did you mean overflow?`: the name nearest to a mistyped one; empty where none is near."""
-    near = get_close_matches(name.lower(), list(names), 1)
-    return f"did you mean {near[0]}?" if near else ""
+    by_lower = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), by_lower, 1)
+    return f"did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def is_number(value: object) -> bool:

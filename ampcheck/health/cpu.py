@@ -14,7 +14,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,11 +28,11 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-
 _COMPILE_SECONDS = 120
 
 
-def pack(tensor: torch.Tensor, plan: Plan) -> ctypes.Array[ctypes.c_double]:
+def pack(tensor: torch.Tensor, plan: Plan) -> Sequence[float]:
     """Return the packed vector of a dense tensor whose dtype is ``plan.carrier``. Its strides may be permuted."""
-    function, limits, histogram, vector = _prepared(plan)
-    out = vector()
-    function(tensor.data_ptr(), tensor.numel(), limits, len(limits), histogram, out)
+    function, limits, histogram, zeros = _prepared(plan)
+    out = array("d", zeros)
+    function(tensor.data_ptr(), tensor.numel(), limits, len(limits), histogram, out.buffer_info()[0])
     return out
 
 
@@ -44,14 +45,14 @@ def unavailable() -> str | None:
 @functools.lru_cache(maxsize=256)
 def _prepared(
     plan: Plan,
-) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int, type[ctypes.Array[ctypes.c_double]]]:
+) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int, bytes]:
     kernels, codes = _library(), plan.code_limits
     if isinstance(kernels, str):
         raise UsageError(f"The fast CPU path needs its kernel; {kernels}.")
     function = kernels[f"measure_{plan.format.name}"]
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     function.argtypes, function.restype = [pointer, integer, pointer, integer, integer, pointer], None
-    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram), ctypes.c_double * plan.width
+    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram), bytes(8 * plan.width)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,12 +12,12 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.health import cpu, oracle
-from ampcheck.health.plan import Floats, Plan, carrier_of, plan_for
+from ampcheck.health.plan import Plan, carrier_of, plan_for
 from ampcheck.health.stats import TensorHealth, Unmeasured
 from ampcheck.health.subnormals import flushed_here
 from ampcheck.health.values import values_of
 
-Packed: TypeAlias = "torch.Tensor | Floats"
+Packed: TypeAlias = "torch.Tensor | Sequence[float]"
 Pack: TypeAlias = Callable[[torch.Tensor, Plan], Packed]
 """Statistics of a dense tensor whose dtype is its own carrier, in the order of the plan."""
 
@@ -40,7 +40,7 @@ class PendingHealth:
         """Return the record, after waiting for the device."""
         return self.unpack(self.packed.tolist() if isinstance(self.packed, torch.Tensor) else self.packed)
 
-    def unpack(self, values: Floats) -> TensorHealth:
+    def unpack(self, values: Sequence[float]) -> TensorHealth:
         """Return the record for ``values``, the packed vector read from its device."""
         return self.plan.unpack(values, self.dtype, self.numel, self.unstored)
 

@@ -11,11 +11,9 @@ Differences of counts give the record, so that no implementation depends on the 
 from __future__ import annotations
 
 import bisect
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
@@ -24,9 +22,6 @@ from ampcheck.health.stats import TensorHealth
 from ampcheck.health.subnormals import subnormals_kept
 
 _COUNTS = 4
-
-Floats: TypeAlias = "Sequence[float] | ctypes.Array[ctypes.c_double]"
-"""A packed vector in the memory of this process."""
 
 
 def carrier_of(dtype: torch.dtype) -> torch.dtype:
@@ -73,7 +68,7 @@ class Plan:
             normal = bisect.bisect_left(range(inf), self.smallest_normal, key=carrier.decode)
         return (1, normal, inf, inf + 1)
 
-    def unpack(self, packed: Floats, dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
+    def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
         """Return the record of ``numel`` elements, given their packed vector.
 
         ``unstored`` of them are zeros that the vector does not count.

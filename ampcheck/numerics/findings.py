@@ -25,7 +25,7 @@ def op_text(where: Where) -> str:
 def source_text(stats: NumericsStats, where: Where) -> str:
     """`` in `sigma = 1 - alpha` ``: the text of the source line, empty where it is not known."""
     text = stats.sources.get((where.file, where.line), "")
-    part = "the backward pass of " if where.phase == "backward" else ""
+    part = "the backward pass at " if where.phase == "backward" else ""
     return f" in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
 
 

@@ -24,7 +24,7 @@ from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 from ampcheck.shadow.compare import LOST, PRECISION, ResultError
 
-KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.DECISION)
+KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
 """Faults by which digits are lost."""
 
 _STORIES = {
@@ -44,6 +44,7 @@ _HINTS = {
     ),
     faults.ABSORPTION: "accumulate in float32 and cast the result",
     faults.DRIFT: "accumulate in float32 and cast the result",
+    faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
     faults.DECISION: "compute the scores that are decided upon in float32",
 }
 
@@ -107,7 +108,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
             f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64, limit "
             f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; "
-            f"{fault.note if fault.kind == faults.DRIFT and fault.note else _STORIES[fault.kind]}; {range_text(fault)}"
+            f"{_story(fault)}; {range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
@@ -117,6 +118,11 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         verdict, who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
         unit="relative error", hint=hint,
     )  # fmt: skip
+
+
+def _story(fault: Fault) -> str:
+    named = fault.kind == faults.CONSTANT or (fault.kind == faults.DRIFT and fault.note)
+    return fault.note if named else _STORIES[fault.kind]
 
 
 def _misplaced(stats: NumericsStats) -> list[Finding]:

@@ -55,7 +55,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         f"{range_text(fault)}"
     )
     top = format_of_values(fault.dtype).max
-    if fault.exact_amax > top and fault.where.phase == "backward" and fault.dtype == "float16":
+    if fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
         hint = (
             "every gradient grows with the loss: let torch.amp.GradScaler lower the loss scale (here "
             f"{stats.scale:g}), divide the loss, keep this op in float32, or use {wider(fault.dtype)}; float16 ends at "

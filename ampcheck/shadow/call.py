@@ -113,7 +113,8 @@ class Call:
     those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
     before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
     sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
-    whose values another has read since they were written.
+    whose values another has read since they were written. constants: numbers that it takes from its format, and those
+    that float32 has instead.
     """
 
     op: torch._ops.OpOverload
@@ -127,6 +128,7 @@ class Call:
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
     read: frozenset[int] = frozenset()
+    constants: dict[float, float] = field(default_factory=dict)
     sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
@@ -207,20 +209,28 @@ class Side:
         return self.dtype if dtype.is_floating_point else self._complex if dtype.is_complex else dtype
 
     def lift(self, value: Any) -> Any:
-        """An argument of the call as this side has it: companions for tensors, lifted dtypes and constants of formats,
-        all else unchanged."""
+        """A value as this side has it: companions for tensors, lifted dtypes, all else unchanged."""
         if isinstance(value, torch.Tensor):
             return self.of(value) if value.is_floating_point() or value.is_complex() else value
         if isinstance(value, torch.dtype):
             return self.lift_dtype(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self.lift(item) for item in value)
-        return wide_constant(value) if type(value) is float else value
+        return value
+
+    def _argument(self, call: Call, value: Any) -> Any:
+        """An argument of the call as this side has it: a constant of a 16-bit format is that of float32."""
+        if type(value) is not float:
+            return self.lift(value)
+        wide = wide_constant(value)
+        if wide != value:
+            call.constants[value] = wide
+        return wide
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""
-        args: list[Any] = [self.lift(value) for value in call.args]
-        kwargs = {name: self.lift(value) for name, value in call.kwargs.items()}
+        args: list[Any] = [self._argument(call, value) for value in call.args]
+        kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
         for position, name in call.schema.writes:
             if position < len(args):
                 args[position] = _scratch(args[position])

@@ -28,6 +28,8 @@ def kind_of(
     """The kind of a fault, one of the constants of `ampcheck.shadow.faults`. masks: the op may make a mask."""
     if seen.lost:
         return faults.MASK if seen.masked and masks else faults.OVERFLOW
+    if call.constants:
+        return faults.CONSTANT
     if seen.flushed > 0.5:
         return faults.ZERO if seen.emptied else faults.FLUSH
     if accumulates:
@@ -72,8 +74,9 @@ def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore)
 def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Collection[Companions]) -> bool:
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
+    lost = ~tensor.isfinite() & store.exact(tensor).isfinite()
     results = alone(call, tensor, store, _Mended(store, mended))
-    return any(bool(result.to(tensor.dtype).isfinite().all()) for result in results)
+    return any(bool(result.to(tensor.dtype)[lost].isfinite().all()) for result in results)
 
 
 def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:

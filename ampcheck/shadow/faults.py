@@ -18,6 +18,7 @@ ROUNDING = "rounding"
 CANCELLATION = "cancellation"
 ABSORPTION = "absorption"
 DRIFT = "drift"
+CONSTANT = "constant of the format"
 DECISION = "decision"
 
 

@@ -321,6 +321,9 @@ class Judge:
         kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
         coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
         fault = self._place(kind, tensor, seen, where, index, call)
+        if kind == faults.CONSTANT:
+            number, wide = next(iter(call.constants.items()))
+            return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
         return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
     def _decision(
@@ -372,7 +375,9 @@ class Judge:
         self._reached.note(suspect.key, reaches)
 
     def _note_scaler(self, call: Call, inherited: frozenset[Key]) -> None:
-        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale."""
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale, and its scale."""
+        inverse = float(call.args[2])
+        self.scale = 1 / inverse if inverse else float("inf")
         shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
         if bool(call.written[-1]):
             self._reached.skip(shapes, inherited)

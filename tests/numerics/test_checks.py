@@ -203,7 +203,7 @@ def test_an_overflow_of_a_backward_pass_names_the_loss_scale_as_a_cure() -> None
     fault = Fault(faults.OVERFLOW, place, "float16", LOSSY, (4, 16), 1e6, 0.0, 1e6, reaches={"gradient w": 1.0})
     stats = replace(HEALTHY, faults=(fault,), sources={("model.py", 3): "y = x.float()"}, scale=128.0)
     (finding,) = _findings(stats, "overflow")
-    assert "_to_copy in the backward pass of `y = x.float()`" in finding.message
+    assert "_to_copy in the backward pass at `y = x.float()`" in finding.message
     assert "torch.amp.GradScaler lower the loss scale (here 128)" in finding.hint
     forward = replace(stats, faults=(replace(fault, where=replace(place, phase="forward")),))
     (finding,) = _findings(forward, "overflow")

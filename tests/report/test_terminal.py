@@ -282,5 +282,5 @@ def test_a_backward_pass_is_not_shown_as_the_forward_code_of_its_line() -> None:
     where = Where("backward", op="aten::_to_copy", file="m.py", line=2)
     finding = Finding("overflow", Verdict.FAIL, "m", "message", where, excerpt=excerpt_of(source, 2, where.op))
     text = printed(Run(findings=(finding,)))
-    assert "^^^^^^^^^^^ in its backward pass" in text
-    assert "in its backward pass" not in printed(Run(findings=(replace(finding, where=Where("forward", op=where.op)),)))
+    assert "^^^^^^^^^^^ in the backward pass" in text
+    assert "in the backward pass" not in printed(Run(findings=(replace(finding, where=Where("forward", op=where.op)),)))

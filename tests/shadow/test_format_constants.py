@@ -66,3 +66,27 @@ def test_an_eps_of_the_format_that_is_small_for_the_values_passes(low: torch.dty
 def test_the_same_number_by_itself_is_a_choice(low: torch.dtype) -> None:
     number = torch.finfo(low).eps
     assert not _lost(lambda x: x / (x.norm(dim=-1, keepdim=True) + number), QUIET.to(low))
+
+
+def _masked_and_damped(x: Tensor) -> Tensor:
+    return (x * 0.01).masked_fill(x > 3, torch.finfo(x.dtype).min)
+
+
+def _leaky(x: Tensor) -> Tensor:
+    return torch.nn.functional.leaky_relu(x, 0.001).clamp(max=torch.finfo(x.dtype).max)
+
+
+@pytest.mark.parametrize("run", [_masked_and_damped, _leaky])
+@pytest.mark.parametrize("low", LOW)
+def test_a_round_number_beside_a_mask_of_the_format_is_a_choice(
+    run: Callable[[Tensor], Tensor], low: torch.dtype
+) -> None:
+    assert not _lost(run, torch.linspace(-4, 2, 16).to(low))
+
+
+def test_the_finding_says_which_number_the_code_takes_and_which_float32_has() -> None:
+    with Shadow() as shadow:
+        result = _normalised(QUIET.bfloat16())
+    assert result.isfinite().all()
+    (fault,) = {fault.note for fault in shadow.faults if fault.reaches}
+    assert fault == "the code takes 0.00781 from its format, where float32 takes 1.19e-07"

@@ -51,6 +51,9 @@ _SIGNIFICANT = 64.0
 _FEWER = 16
 """How many times fewer they are then: the size of a step is known to a small factor."""
 
+_NOISE = 8.0
+"""Unit roundoffs of the loudest gradient of its module that may be left of a sum that is zero."""
+
 _LASTING = 10
 """Skipped steps in a row that are no search for a scale any more: 2**10 is most of where GradScaler starts."""
 
@@ -245,7 +248,14 @@ def _skipped_too_often(stats: MonitorStats) -> tuple[float, float] | None:
 
 
 def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
-    narrow = [(param, update) for param in stats.parameters if (update := param.update) is not None and update.due]
+    loudest: dict[str, float] = defaultdict(float)
+    for param, gradient in stats.gradients:
+        loudest[_module(param)] = max(loudest[_module(param)], gradient.health.amax)
+    narrow = [
+        (param, update)
+        for param in stats.parameters
+        if (update := param.update) is not None and update.due and not _is_noise(param, loudest[_module(param)])
+    ]
     if not narrow:
         return []
     rising = {o.name for o in stats.optimizers if o.rates and o.rates[-1] > o.rates[0] * (1 + 1e-6)}
@@ -254,9 +264,6 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
         "keep the weights in float32 and let autocast compute in 16 bits, or keep float32 master weights; "
         "otherwise stochastic rounding, Kahan summation or a larger learning rate"
     )
-    loudest: dict[str, float] = defaultdict(float)
-    for param, gradient in stats.gradients:
-        loudest[param.optimizer] = max(loudest[param.optimizer], gradient.health.amax)
     findings = []
     for param, update in narrow:
         share = update.unchanged / update.due
@@ -266,7 +273,7 @@ def _stagnation(stats: MonitorStats, limits: Limits) -> list[Finding]:
         if least <= limit:
             continue
         limit = limits.stagnation if least > limits.stagnation else limit
-        if _is_compensated(param, update) or _is_stochastic(update) or _is_noise(param, loudest[param.optimizer]):
+        if _is_compensated(param, update) or _is_stochastic(update):
             continue
         lost = param.optimizer in nearest or _is_lost(update)
         message = lost_updates(param.name, param.dtype, share, limit, update.calls)
@@ -298,11 +305,15 @@ def _is_stochastic(update: UpdateSum) -> bool:
     return update.expected >= _MANY / 2 and update.expected / 2 <= update.moved <= 4 * update.expected
 
 
+def _module(param: ParameterStats) -> str:
+    return param.name.rpartition(".")[0]
+
+
 def _is_noise(param: ParameterStats, loudest: float) -> bool:
     """Whether the gradient of a vector may be rounding errors alone: that of a bias before a batch norm is zero by
-    mathematics, and only a comparison with float64 could tell. loudest: of the gradients of its optimizer."""
-    quiet = param.gradient is not None and param.gradient.health.amax <= FORMATS[param.dtype].unit_roundoff * loudest
-    return param.vector and quiet
+    mathematics, and only a comparison with float64 could tell. loudest: of the gradients of its module."""
+    limit = _NOISE * FORMATS[param.dtype].unit_roundoff * loudest
+    return param.vector and param.gradient is not None and param.gradient.health.amax <= limit
 
 
 def _is_compensated(param: ParameterStats, update: UpdateSum) -> bool:

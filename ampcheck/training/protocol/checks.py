@@ -160,7 +160,7 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     narrow = autocast or (passes if stats.format == "float16" or steps_half else [])
     if not narrow or Act.SCALE in uses or (uses and (stats.lost == 0.0 or not autocast)):
         return []
-    if stats.lost == 0.0 and not stats.damage and all(event.factor >= _LOSS_SCALE for event in narrow):
+    if not stats.lost and not stats.damage and all(event.factor >= _LOSS_SCALE for event in narrow):
         return []
     message = "float16 autocast needs a GradScaler" if autocast else "gradients in float16 need a loss scale"
     message += f"; {len(narrow)} backward passes ran on losses that no GradScaler scaled"

@@ -61,6 +61,7 @@ class Recorder:
         self._inside_scaler = False
         self._scaling = False
         self._low: dict[str, None] = {}
+        self._unpacks = False
         self._rounded = RoundedWeights()
 
     def name_parts(self) -> None:
@@ -93,6 +94,7 @@ class Recorder:
             *((owner, name, self._clip) for name in clips for owner in owners(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
+            (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
             (torch, "save", self._save),
         ]
         with ExitStack() as stack:
@@ -273,7 +275,7 @@ class Recorder:
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
-        facts["factor"] = max(map(factor_of, outputs), default=1.0)
+        facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
         for name in touched if self._after_backward else ():
@@ -307,6 +309,10 @@ class Recorder:
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
             self._low[_short(dtype)] = None
         return original(region)
+
+    def _enter_hooks(self, original: _Function, hooks: object) -> object:
+        self._unpacks = True  # reading what a node saved would run the user's hooks, as those of a checkpoint
+        return original(hooks)
 
     def _clip(
         self, original: _Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object
