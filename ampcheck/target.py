@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
     """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
 
-    Random numbers are seeded while it is loaded. trains: a function that steps an optimizer and returns no subject is
-    the subject, a training loop; it is ended as soon as it steps more often than a training loop is observed.
+    Random numbers are seeded while it is loaded. trains: see `load_subject`.
     """
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
@@ -27,31 +26,7 @@ def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
 
     placement = place(device)
     with placement.entered(), seeded(placement.device), _as_script(target):
-        return load_subject(target, call=_call_and_count if trains else None)
-
-
-def _call_and_count(function: Callable[[], object]) -> tuple[object, bool]:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    from ampcheck.training.judge import STEPS
-    from ampcheck.training.stopping import EnoughSteps, Stopper
-
-    stopper, steps = Stopper(), 0
-
-    def count(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps > STEPS:
-            stopper.stop()
-
-    hook = register_optimizer_step_post_hook(count)
-    try:
-        with stopper.running():
-            return function(), steps > 0
-    except EnoughSteps:
-        return None, True
-    finally:
-        hook.remove()
+        return load_subject(target, trains=trains)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
 from ampcheck.core.text import did_you_mean, listed
@@ -137,17 +137,13 @@ def name_of_target(target: str) -> str:
     return split_member(target)[1] or target
 
 
-FactoryCall: TypeAlias = "Callable[[Callable[[], object]], tuple[object, bool]]"
-"""Calls a factory; returns its value, and whether it stepped an optimizer."""
-
-
-def load_subject(target: str, *, call: FactoryCall | None = None) -> Subject:
+def load_subject(target: str, *, trains: bool = False) -> Subject:
     """The subject that `package.module:factory`, `path/to/file.py:factory` or `path/to/file.py:collection[name]` names.
 
     A factory is called without arguments; a value that is a subject is used unchanged. collection: see
-    `load_collection`; its members are factories or subjects. call: with it, a function that returns nothing, or that
-    steps an optimizer and returns no subject, is no factory but the subject, a training loop. Raises `UsageError` if
-    the target cannot be imported, the factory raises, or its result has no known shape.
+    `load_collection`; its members are factories or subjects. trains: a function that returns nothing, by its code, is
+    no factory but the subject, as it trains. Raises `UsageError` if the target cannot be imported, the factory raises,
+    or its result has no known shape.
     """
     collection, name = split_member(target)
     if name:
@@ -157,26 +153,27 @@ def load_subject(target: str, *, call: FactoryCall | None = None) -> Subject:
         value: object = members[name]
     else:
         value = load_attribute(target)
-    function, stepped = value, False
-    if call is not None and callable(function) and _returns_nothing(function):
+    function = value
+    if trains and callable(function) and _returns_nothing(function):
         return Subject(function, name=target, trains=True)
     if callable(function) and not isinstance(function, Subject):
         try:
-            value, stepped = (function(), False) if call is None else call(function)
-            value = require_ran(value, f"the factory {target}")
+            value = require_ran(function(), f"the factory {target}")
         except BaseException as error:  # the user's code may raise anything
             raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
-        if value is None and not stepped:
+        if value is None:
             raise UsageError(
                 f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
                 f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
             )
     try:
         subject = as_subject(value, name_of_target(target))
-    except UsageError:
-        if not stepped:
+    except UsageError as error:
+        if not (trains and callable(function)):
             raise
-        return Subject(function, name=target, trains=True)
+        called = f"{target.rpartition(':')[2]}()"
+        advice = f"if it trains, name a function that calls it and returns nothing: def train(): {called}"
+        raise UsageError(f"{error}; {advice}") from error
     return subject if subject.name != "subject" else replace(subject, name=name_of_target(target))
 
 

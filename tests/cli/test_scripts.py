@@ -45,23 +45,40 @@ def audited(*options: str) -> Run:
     return Run.load("run.json")
 
 
-@pytest.mark.parametrize("steps", [2, 40])
-def test_a_function_that_trains_and_returns_its_model_is_judged_as_a_training_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+@pytest.mark.parametrize("steps", [2, 100])
+def test_a_factory_may_train_its_model_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.chdir(tmp_path)
     script = SCRIPT.replace("default=3", f"default={steps}")
-    Path("train.py").write_text(script + "        print('step')\n    return model\n")
-    assert audited().coverage.seen["steps"] == min(steps, 24)
-
-
-def test_a_factory_that_trains_its_model_first_remains_a_factory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(SCRIPT + "    return model, (torch.ones(2, 4),)\n")
+    Path("train.py").write_text(script + "    return model, (torch.ones(2, 4),)\n")
     subjects = {finding.subject for finding in audited("--fast").findings}
     assert "train.py:main [float16, eager]" in subjects
+
+
+ONCE = "    import os\n    os.mkdir('run')  # fails in a second run\n"
+
+
+@pytest.mark.parametrize("steps", [2, 40])
+def test_a_function_that_trains_and_returns_its_model_runs_once_and_the_advice_makes_it_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = SCRIPT.replace("default=3", f"default={steps}").replace("    model =", ONCE + "    model =")
+    Path("train.py").write_text(script + "    return model\n")
+    assert main(["audit", "train.py:main"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "found Linear" in said
+    advised = "def train(): main()"
+    assert f"if it trains, name a function that calls it and returns nothing: {advised}" in said
+    Path("run").rmdir()
+    Path("train.py").write_text(Path("train.py").read_text() + f"\n\n{advised}\n")
+    assert main(["audit", "train.py:train", "--json", "run.json"]) in (0, 1)
+    assert Run.load("run.json").coverage.seen["steps"] == min(steps, 24)
+
+
+def test_a_function_that_trains_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT.replace("    model =", ONCE + "    model ="))
+    assert audited().coverage.seen["steps"] == 3
 
 
 def test_random_numbers_are_equal_in_each_run_of_a_target(
