@@ -307,12 +307,12 @@ def same_loss(first: float, second: float) -> bool:
 class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
     """A shadow that keeps the exact values of numbers that leave the run.
 
-    numbers: the last ones, with their exact values. exactly: give the run the exact values, and let it compare
-    by them. A scaler still skips the steps that overflow.
+    numbers: the last ones, with their exact values. exactly: give the run the exact values, let it compare by them, and
+    let weights go on with theirs after a step. A scaler still skips the steps that overflow.
     """
 
     def __init__(self, *, judge: bool = True, exactly: bool = False) -> None:
-        super().__init__(judge=judge)
+        super().__init__(judge=judge, renews=not exactly)
         self.numbers: list[tuple[float, float]] = []
         self._exactly = exactly
 
