@@ -152,10 +152,8 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    limits, still = (
-        context.limits,
-        [updates.name for updates in stats.tensors if updates.share > context.limits.stagnation],
-    )
+    limits = context.limits
+    still = [updates.name for updates in stats.tensors if updates.share > limits.stagnation]
     findings = [*check_stagnation(stats, limits), *check_rounded(context.seen.events, context.loop.name, limits, still)]
     return _run(findings, coverage=stats.coverage, tables=stagnation_tables(stats))
 

@@ -1,4 +1,5 @@
-"""Promise: float32 weights that are rounded to 16 bits between steps are found, where updates get lost by it."""
+"""Promise: float32 weights that are rounded to 16 bits between steps are found, where updates get lost by it; weights
+that a clamp or a restored state sets to 16-bit numbers are not, and no weight breaks the user's step."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_loops import mlp
 
 import ampcheck
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.training.protocol.events import Act, Event, Rounded
-from ampcheck.training.protocol.rounded import check_rounded
+from ampcheck.training.protocol.rounded import RoundedWeights, check_rounded
 
 STEPS = 6
 Change = Callable[[nn.Module, int], Any]
@@ -76,17 +78,86 @@ def rounded_by_hand(model: nn.Module, number: int) -> None:
         parameter.data = parameter.data.bfloat16().float()
 
 
+def matrices_cast_and_back(model: nn.Module, number: int) -> None:
+    """As CLIP's convert_weights does for an evaluation: the matrices alone, through `.data`."""
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data = parameter.data.half()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+
+
 def nothing(model: nn.Module, number: int) -> None:
     pass
+
+
+class Scaled(nn.Module):
+    """Inputs times a weight: a gate for each, or a single scale."""
+
+    def __init__(self, start: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(start)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def scaled(start: torch.Tensor, rate: float) -> Callable[[], tuple[nn.Module, Any]]:
+    def make() -> tuple[nn.Module, Any]:
+        model = Scaled(start.clone())
+        return model, torch.optim.Adam(model.parameters(), rate)
+
+    return make
+
+
+def layer_norm(rate: float) -> Callable[[], tuple[nn.Module, Any]]:
+    def make() -> tuple[nn.Module, Any]:
+        model = nn.LayerNorm(16, bias=False)
+        return model, torch.optim.SGD(model.parameters(), rate)
+
+    return make
+
+
+def clamped_at(bound: float) -> Change:
+    """The loss pulls the weight below the bound in each step."""
+
+    def clamp(model: nn.Module, number: int) -> None:
+        with torch.no_grad():
+            model.weight.clamp_(min=bound)
+
+    return clamp
+
+
+class Restored:
+    """Weights that are loaded again after steps: the start of each task in MAML, or a step that is rejected."""
+
+    def __init__(self, accepted: int = 0) -> None:
+        self.accepted, self.state = accepted, {}
+
+    def after(self, make: Callable[[], tuple[nn.Module, Any]]) -> Callable[[], tuple[nn.Module, Any]]:
+        def made() -> tuple[nn.Module, Any]:
+            model, optimizer = make()
+            self.state = copy.deepcopy(model.state_dict())
+            return model, optimizer
+
+        return made
+
+    def __call__(self, model: nn.Module, number: int) -> None:
+        if number % (self.accepted + 1) == self.accepted:
+            model.load_state_dict(self.state)
 
 
 ways = pytest.mark.parametrize("judged", [of_blocks, of_monitors])
 
 
 @ways
-@pytest.mark.parametrize(("between", "dtype"), [(cast_and_back, "float16"), (rounded_by_hand, "bfloat16")])
-def test_a_cast_between_steps_that_undoes_them_is_named_at_the_step(judged, between, dtype):
-    (finding,) = judged(adam, between)
+@pytest.mark.parametrize("make", [adam, from_checkpoint(1e-5)], ids=["new", "weights of a checkpoint"])
+@pytest.mark.parametrize(
+    ("between", "dtype"),
+    [(cast_and_back, "float16"), (matrices_cast_and_back, "float16"), (rounded_by_hand, "bfloat16")],
+)
+def test_a_cast_between_steps_that_undoes_them_is_named_at_the_step(judged, make, between, dtype):
+    (finding,) = judged(make, between)
     assert finding.verdict is Verdict.FAIL
     assert f"were rounded to {dtype} before the next step" in finding.message
     assert finding.code == "optimizer.step()"
@@ -119,6 +190,91 @@ def test_the_loss_of_updates_is_real():
 )
 def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
     assert not judged(make, between)
+
+
+@ways
+@pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
+@pytest.mark.parametrize("accepted", [0, 1], ids=["each step", "each second step"])
+@pytest.mark.parametrize(
+    "make",
+    [layer_norm, from_checkpoint, lambda rate: scaled(torch.tensor([1.0, -0.5, 0.25, 2.0] * 4), rate)],
+    ids=["LayerNorm", "weights of a checkpoint", "16-bit numbers"],
+)
+def test_weights_that_are_restored_after_a_step_are_no_finding(judged, make, accepted, rate):
+    restored = Restored(accepted)
+    assert not judged(restored.after(make(rate)), restored)
+
+
+@ways
+@pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
+@pytest.mark.parametrize("start", [1.0, 1.00001], ids=["at the bound", "near it"])
+@pytest.mark.parametrize("shape", [(16,), ()], ids=["gate", "scalar"])
+@pytest.mark.parametrize("bound", [1.0, 4.0])
+def test_weights_that_are_clamped_are_no_finding(judged, bound, shape, start, rate):
+    assert not judged(scaled(torch.full(shape, bound * start), rate), clamped_at(bound))
+
+
+def test_a_weight_that_changes_its_shape_between_steps_does_not_break_them():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.125)
+    with ampcheck.watch(optimizer, fail_on="never") as seen:
+        for size in range(5, 9):
+            weight.sum().backward()
+            optimizer.step()
+            weight.grad, weight.data = None, torch.ones(size)
+    assert not stagnation(seen)
+
+
+class NoOps(torch.Tensor):
+    """A tensor whose class has an optimizer's ops and no others."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.eq, torch.Tensor.ne, torch.Tensor.__eq__, torch.Tensor.__ne__, torch.Tensor.reshape):
+            raise NotImplementedError(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def around_a_step(weight: torch.Tensor) -> list[Rounded]:
+    optimizer, weights = torch.optim.SGD([weight], 0.125), RoundedWeights()
+    found = []
+    with torch.no_grad():
+        for _ in range(3):
+            found += weights.before(optimizer, {})
+            weights.after(optimizer)
+    return found
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        pytest.param(lambda: nn.Parameter(torch.ones(4).as_subclass(NoOps)), id="a subclass"),
+        pytest.param(lambda: nn.Parameter(torch.ones(4, device="meta")), id="no memory"),
+        pytest.param(lambda: nn.Parameter(torch.ones(0)), id="no elements"),
+        pytest.param(lambda: torch.ones(4).to_sparse().requires_grad_(), id="sparse"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_passed_by(weight):
+    assert not around_a_step(weight())
+
+
+def test_nothing_is_read_while_a_cuda_graph_captures(monkeypatch):
+    ops = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            ops.append(func)
+            return func(*args, **(kwargs or {}))
+
+    weight = nn.Parameter(torch.ones(4))
+    with Seen():
+        around_a_step(weight)
+        assert ops
+        ops.clear()
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        around_a_step(weight)
+    assert not ops
 
 
 @pytest.mark.parametrize(("lost", "found"), [(95, True), (50, False), (0, False)])

@@ -32,7 +32,7 @@ class Act(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A float32 weight whose values became 16-bit numbers between two steps.
+    """A float32 weight that was cast to 16 bits, and back, between two steps.
 
     dtype: their format. moved: elements that the first of the two steps changed; lost: those of them that had their
     value of before that step again.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.core.text import listed
-from ampcheck.torchtools.storage import local
+from ampcheck.torchtools.storage import is_transformed, local, placements
 from ampcheck.training.protocol.events import Event, Rounded
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -21,6 +22,9 @@ _NARROW = (torch.bfloat16, torch.float16)
 _SAMPLE = 256
 """Elements that tell a float32 weight from a rounded one, but for a few that the rest must tell."""
 
+_BOUNDS = 2
+"""A weight that is clamped takes at most so many values that it had neither before nor after its step."""
+
 _ROUNDS = 2
 """A checkpoint that is loaded rounds weights once."""
 
@@ -28,41 +32,75 @@ _LISTED = 3
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A weight before a step, all of whose values are 16-bit numbers. changed: the elements that the step changed."""
+class _Values:
+    """All elements of a weight whose values before a step are 16-bit numbers of `dtype`.
 
-    parameter: torch.Tensor
+    before: in `dtype`. changed: whether the step changed an element. after: what a cast to `dtype` makes of the weight
+    after the step.
+    """
+
     dtype: torch.dtype
-    values: torch.Tensor
+    before: torch.Tensor
     changed: torch.Tensor | None = None
+    after: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """A weight around a step.
+
+    before, after: its first elements, in float32. was_cast: whether a cast was recognized before an earlier step.
+    values: None where the weight was no 16-bit weight before the step.
+    """
+
+    shape: torch.Size
+    device: torch.device
+    was_cast: bool
+    before: torch.Tensor
+    values: _Values | None
+    after: torch.Tensor | None = None
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        return weight.shape == self.shape and weight.device == self.device
 
 
 class RoundedWeights:
-    """Compares the weights before each step with those before and after the last one."""
+    """Compares the weights before each step with those before and after the last one.
+
+    A clamp, or a restored state, can also undo a step and leave 16-bit numbers (1.0, 0.5). A weight was cast where each
+    element is the rounded value of what the step left, and, at least once, some took values that neither a clamp nor
+    the state before the step explains.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self._steps: MutableMapping[torch.Tensor, _Step] = WeakTensorKeyDictionary()
 
     def before(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[Rounded]:
         """Each weight that was rounded since the last step. names: of weights, by their `id`."""
-        for parameter in _wide(optimizer):
-            values, kept = local(parameter.detach()), self._kept.pop(id(parameter), None)
-            dtype = next((dtype for dtype in _NARROW if _fits(values, dtype)), None)
-            if dtype is None:
+        for parameter in _parameters(optimizer):
+            last = self._steps.pop(parameter, None)
+            if (weight := _readable(parameter)) is None:
                 continue
-            if kept is not None and kept.changed is not None and kept.dtype is dtype:
-                moved = int(kept.changed.count_nonzero())
-                lost = int((kept.changed & (values == kept.values)).count_nonzero())
-                if moved:
-                    name = names.get(id(parameter), "?")
-                    yield Rounded(name, str(dtype).removeprefix("torch."), moved, lost)
-            self._kept[id(parameter)] = _Kept(parameter, dtype, values.clone())
+            dtype = next((dtype for dtype in _NARROW if _fits(weight, dtype)), None)
+            was_cast = False
+            if last is not None and last.is_of(weight):
+                was_cast = last.was_cast or (dtype is not None and _is_cast(last, weight, dtype))
+                if was_cast and last.values is not None and last.values.dtype is dtype:
+                    yield from _rounded(last.values, weight, names.get(id(parameter), "?"))
+            values = None if dtype is None else _Values(dtype, weight.to(dtype))
+            self._steps[parameter] = _Step(weight.shape, weight.device, was_cast, _first(weight).clone(), values)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note which elements the step changed."""
-        for parameter in _wide(optimizer):
-            if (kept := self._kept.get(id(parameter))) is not None:
-                kept.changed = local(parameter.detach()) != kept.values
+        """Note what the step left."""
+        for parameter in _parameters(optimizer):
+            step = self._steps.pop(parameter, None)
+            weight = None if step is None else _readable(parameter)
+            if step is None or weight is None or not step.is_of(weight):
+                continue
+            step.after = _first(weight).clone()
+            if (values := step.values) is not None:
+                values.changed, values.after = weight != values.before, weight.to(values.dtype)
+            self._steps[parameter] = step
 
 
 def check_rounded(
@@ -92,14 +130,49 @@ def check_rounded(
     return [STAGNATION.fail(subject, message, **shown)]
 
 
-def _wide(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.dtype is torch.float32 and parameter.layout is torch.strided and parameter.numel():
-                yield parameter
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _fits(values: torch.Tensor, dtype: torch.dtype) -> bool:
+def _readable(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The elements in float32 that this process has; None where they cannot be read, as while a CUDA graph captures."""
+    if type(parameter) not in (torch.Tensor, torch.nn.Parameter) and not placements(parameter):
+        return None  # a subclass may lack any of the ops
+    if parameter.dtype is not torch.float32 or parameter.layout is not torch.strided or is_transformed():
+        return None
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if initialized and torch.cuda.is_current_stream_capturing():
+        return None
+    weight = local(parameter)
+    if type(weight) is not torch.Tensor or weight.is_meta or not weight.numel():
+        return None
+    return weight if weight.untyped_storage().nbytes() else None  # FSDP frees the memory of weights out of use
+
+
+def _first(weight: torch.Tensor) -> torch.Tensor:
+    return weight.reshape(-1)[:_SAMPLE]
+
+
+def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether all values are numbers of a 16-bit dtype, and not all zero."""
-    sample = values.reshape(-1)[:_SAMPLE]
-    return all(bool((part.to(dtype) == part).all()) for part in (sample, values)) and bool(values.any())
+    return all(bool((part.to(dtype) == part).all()) for part in (_first(weight), weight)) and bool(weight.any())
+
+
+def _is_cast(last: _Step, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether only a cast explains the first elements: all are rounded, to more new values than a clamp has bounds."""
+    if last.after is None:
+        return False
+    values = _first(weight)
+    if not bool((last.after.to(dtype) == values).all()):
+        return False
+    new = values[(values != last.after) & (values != last.before)]
+    return len(set(new.tolist())) > _BOUNDS
+
+
+def _rounded(last: _Values, weight: torch.Tensor, name: str) -> Iterator[Rounded]:
+    """What was lost of the last step, where each element is the rounded value of what it left."""
+    if last.changed is None or last.after is None or not bool((weight == last.after).all()):
+        return
+    if moved := int(last.changed.count_nonzero()):
+        lost = int((last.changed & (weight == last.before)).count_nonzero())
+        yield Rounded(name, str(last.dtype).removeprefix("torch."), moved, lost)
