@@ -67,7 +67,7 @@ def factor_of(loss: torch.Tensor) -> float:
     if node is None or node.name() != "MulBackward0" or None not in {following for following, _ in node.next_functions}:
         return 1.0
     factors = [value for value in (node._saved_self, node._saved_other) if value is not None]  # type: ignore[attr-defined]
-    if len(factors) != 1 or factors[0].numel() != 1 or factors[0].is_complex():
+    if len(factors) != 1 or factors[0].numel() != 1 or factors[0].is_complex() or factors[0].is_meta:
         return 1.0
     with _disable_current_modes():  # to them a number that became a tensor is no tensor
         return float(factors[0])

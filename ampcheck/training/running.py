@@ -8,7 +8,7 @@ step of the last optimizer; the next one begins with the next forward or backwar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType, ModuleType
 from typing import Any
@@ -56,14 +56,17 @@ class RunningLoop(TrainingLoop):
         self.reached = Reached()
 
     def look(self, frame: FrameType | None, end: int) -> None:
-        """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`."""
+        """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`.
+
+        Another part under the name of a variable further in, as a `model` in a function that the loop calls, counts too.
+        """
         roots: dict[str, Any] = {}
         while frame is not None and id(frame) != end and not frame.f_globals.get("__name__", "").startswith(_RUNNERS):
             if is_users(frame.f_code.co_filename):
                 variables = {**frame.f_locals, **globals_of(frame.f_code, frame.f_globals)}
                 for name, value in variables.items():
                     if not name.startswith("__") and _lives_on(value):
-                        roots.setdefault(name, value)
+                        _add(roots, name, value)
             frame = frame.f_back
         reached = reach(roots)
         inside = {id(part) for module in reached.modules.values() for part in module.modules()}
@@ -74,10 +77,14 @@ class RunningLoop(TrainingLoop):
 
     def note(self, name: str, part: object) -> None:
         """Remember a part that was called, for where no variable leads to it."""
-        if any(part is known for known in self._called.values()):
-            return
-        number = sum(known.partition("#")[0] == name for known in self._called)
-        self._called[f"{name}#{number + 1}" if number else name] = part
+        _add(self._called, name, part)
+
+
+def _add(parts: MutableMapping[str, Any], name: str, part: object) -> None:
+    """Add a part that is not there yet, under a name that no other has."""
+    of_name = [known for known in parts if known.partition("#")[0] == name]
+    if not any(parts.get(known) is part for known in of_name):
+        parts[f"{name}#{len(of_name) + 1}" if of_name else name] = part
 
 
 class TrainingWatch:

@@ -311,3 +311,20 @@ def test_what_follows_weights_that_are_nan_is_traced_to_the_step_that_made_them_
     (loss,) = [f for f in found if f.check == "loss-dtype"]
     assert "its backward overflows" in loss.code
     assert not [f.check for f in found if "/=" in f.code]
+
+
+def test_a_module_that_the_step_builds_under_the_name_of_the_model_replaces_nothing() -> None:
+    def regularizer() -> torch.Tensor:
+        model = torch.nn.Linear(4, 1)  # the name of the model of the loop, in another function
+        return model(torch.ones(1, 4)).square().mean()
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with ampcheck.watch(fail_on="never") as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            regularizer()
+    assert not seen.run.of(ampcheck.Verdict.FAIL)
