@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import TYPE_CHECKING
 
 from ampcheck.core.settings import Target
@@ -18,15 +19,38 @@ if TYPE_CHECKING:
 def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
     """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
 
-    Random numbers are seeded while it is loaded. trains: see `load_subject`.
+    Random numbers are seeded while it is loaded. trains: see `load_subject`; of a target that trains for long while
+    it is loaded, standard error says early that its training is not judged.
     """
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
     from ampcheck.torchtools.seeds import seeded
 
     placement = place(device)
-    with placement.entered(), seeded(placement.device), _as_script(target):
+    noted = _long_training_noted(target) if trains else nullcontext()
+    with placement.entered(), seeded(placement.device), _as_script(target), noted:
         return load_subject(target, trains=trains)
+
+
+@contextmanager
+def _long_training_noted(target: str) -> Iterator[None]:
+    """Hours of training may end in a value that is no subject: what to do instead is said after the first steps."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from ampcheck.training.loop import STEPS
+
+    steps = count(1)
+
+    def note(*_: object) -> None:
+        if next(steps) == STEPS + 1:
+            text = "trains while it is loaded, unobserved and to its end; to judge its training, interrupt it and name"
+            print(f"ampcheck: {target} {text} a function that trains and returns nothing", file=sys.stderr, flush=True)
+
+    hook = register_optimizer_step_post_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -31,9 +31,9 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="TARGET",
         help="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
-        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains, such as train.py:main, is "
-        "judged while it runs. Random numbers are seeded before each target. Default: the targets in [tool.ampcheck] "
-        "of pyproject.toml, or else the built-in demo",
+        "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
+        "train.py:main, is judged while it runs. Random numbers are seeded before each target. Default: the targets in "
+        "[tool.ampcheck] of pyproject.toml, or else the built-in demo",
     )
     add_audit_options(command)
 

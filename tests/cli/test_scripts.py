@@ -66,6 +66,7 @@ def test_a_function_that_trains_and_returns_its_model_runs_once_and_the_advice_m
     Path("train.py").write_text(script + "    return model\n")
     assert main(["audit", "train.py:main"]) == 2
     said = " ".join(capsys.readouterr().err.split())
+    assert ("to judge its training, interrupt it" in said) == (steps > 24)
     assert "found Linear" in said
     advised = "def train(): main()"
     assert f"if it trains, name a function that calls it and returns nothing: {advised}" in said
