@@ -58,7 +58,7 @@ class RunningLoop(TrainingLoop):
     def look(self, frame: FrameType | None, end: int) -> None:
         """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`.
 
-        Another part under the name of a variable further in, as a `model` in a function that the loop calls, counts too.
+        Another part under the name of a variable further in, as a `model` of a function that it calls, counts too.
         """
         roots: dict[str, Any] = {}
         while frame is not None and id(frame) != end and not frame.f_globals.get("__name__", "").startswith(_RUNNERS):
