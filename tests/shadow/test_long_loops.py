@@ -64,7 +64,7 @@ def _yardstick() -> float:
 
 
 def growth(name: str, steps: int) -> tuple[int, int, float]:
-    """Objects and bytes that a block adds after a tenth of its steps, and its cost in the last over that in the first."""
+    """Objects and bytes that a block adds after a tenth of its steps; its cost in the last tenth over the first."""
     part = steps // 10
     resident, objects, costs = list[int](), list[int](), list[float]()
     start = time.thread_time()
