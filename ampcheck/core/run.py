@@ -97,8 +97,8 @@ class Where:
 
     @property
     def part(self) -> str:
-        """What of the source line is meant where it is not the code that stands there: the op of a backward pass has
-        the line of its forward op."""
+        """A note to the source line: an op of a backward pass has the line of its forward op, or of the hook that runs.
+        Empty for other ops."""
         return "in the backward pass" if self.phase == "backward" and self.op else ""
 
     def __str__(self) -> str:

@@ -29,7 +29,9 @@ _BY_KIND = {
     kinds.ACCURACY: "use the stable form (log1p, expm1, logsumexp, a two-pass variance), or compute this part in "
     "float32",
     kinds.DECISION: "decide upon float32 values",
-    kinds.COMPILED: "reproduce with torch.compile(model, backend='aot_eager') to tell Inductor from tracing",
+    kinds.COMPILED: (
+        "run torch.compile(model, backend='aot_eager'): if the error remains, tracing makes it, otherwise Inductor"
+    ),
 }
 
 

@@ -566,6 +566,24 @@ def test_a_gradient_that_is_zero_by_mathematics_proves_no_lost_update(
     assert found(seen.run, "stagnation")[0].verdict is expected
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["model", "optimizer alone"])
+def test_a_vector_with_a_quiet_gradient_that_does_not_move_is_found(named: bool) -> None:
+    """Adam moves it as far as the others, however small its gradient is beside that of another module."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"loud": nn.Linear(32, 64, bias=False), "quiet": nn.RMSNorm(32)}).bfloat16()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with ampcheck.watch(*([model] if named else []), optimizer, fail_on="never") as seen:
+        for _ in range(20):
+            x = torch.randn(16, 32).bfloat16()
+            optimizer.zero_grad()
+            (model["loud"](x).float().square().sum() + model["quiet"](x).float().sin().mean()).backward()
+            optimizer.step()
+    quiet, loud = model["quiet"].weight.grad, model["loud"].weight.grad
+    assert quiet.abs().max() < 2**-8 * loud.abs().max()
+    assert (model["quiet"].weight == 1).all()
+    assert any(f.verdict is Verdict.FAIL for f in found(seen.run, "stagnation"))
+
+
 def test_the_share_of_unchanged_weights_is_exact() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=1.0)

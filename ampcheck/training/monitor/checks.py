@@ -306,12 +306,14 @@ def _is_stochastic(update: UpdateSum) -> bool:
 
 
 def _module(param: ParameterStats) -> str:
-    return param.name.rpartition(".")[0]
+    """The module of a parameter; its own name where it has no module, or no model was handed over to name it."""
+    unnamed = param.name.startswith(f"{param.optimizer}.params.")
+    return ("" if unnamed else param.name.rpartition(".")[0]) or param.name
 
 
 def _is_noise(param: ParameterStats, loudest: float) -> bool:
     """Whether the gradient of a vector may be rounding errors alone: that of a bias before a batch norm is zero by
-    mathematics, and only a comparison with float64 could tell. loudest: of the gradients of its module."""
+    mathematics, which a loop without a reference cannot show. loudest: of the gradients of its module."""
     limit = _NOISE * FORMATS[param.dtype].unit_roundoff * loudest
     return param.vector and param.gradient is not None and param.gradient.health.amax <= limit
 

@@ -20,7 +20,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 """In this order: values of bfloat16 fit into float16 where they are neither large nor small."""
 
 _SAMPLE = 256
-"""Elements that tell a float32 weight from a rounded one, but for a few that the rest must tell."""
+"""Elements that are read first: a float32 weight that is not rounded shows it among them."""
 
 _BOUNDS = 2
 """A weight that is clamped takes at most so many values that it had neither before nor after its step."""
