@@ -1,8 +1,8 @@
 """Sampled statistics of compiled graphs, without a recompilation.
 
 Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: plain, and with its statistics as one
-more output. A flag that Dynamo does not see decides at each call which of the two runs. Nothing is read from the device
-before `read`.
+more output. A flag that Dynamo does not see decides at each call which of the two runs. For a few calls it is compiled
+once and its statistics are computed beside it (`aside`). Nothing is read from the device before `read`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import fx
 
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import GraphAccumulators
-from ampcheck.telemetry.graph_variants import GraphVariants, runs_once, written_inputs
+from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
+from ampcheck.telemetry.op_by_op import OpByOp
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
 from ampcheck.telemetry.sites import Level, of_unknown_size, select_sites, split_source
 from ampcheck.telemetry.statistics import append_statistics
@@ -27,8 +28,6 @@ from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, i
 
 _ADDRESSES = 100_000
 """Addresses of saved tensors that are remembered to attribute backward calls to forward calls."""
-
-_OTHER_STRIDES = "graphs whose outputs have other strides when they are measured"
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class _Graph:
     phase: str
     accumulators: GraphAccumulators
     owners: Owners
-    variants: GraphVariants
+    variants: GraphVariants | OpByOp
     saved: tuple[int, ...]
     calls: Counter[int] = field(default_factory=Counter)
     owner_at: dict[int, Owner | None] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class Telemetry:
     roots: the modules whose parameters identify the owner of a call; graphs that run with none of their parameters are
     not measured, unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by
     the same modules), the first among them. aside: results come from the plain graphs in the measured calls as well,
-    which then run twice.
+    beside which their ops run one by one (`OpByOp`): nothing more is compiled, and a measured call takes longer.
     """
 
     def __init__(
@@ -132,11 +131,13 @@ class Telemetry:
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
         if not self.on:  # a backward of a forward inside the block that is compiled after it
             return lowered.compiled()
+        single_run = runs_once(lowered.module)
+        beside = self.aside and not single_run
         lean, full = lowered.copied(), lowered.copied()
         written = written_inputs(lowered.module)
         sites, layouts = {}, []
         try:
-            for module in (lean, full):
+            for module in (full,) if beside else (lean, full):
                 sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
                 layouts += [append_statistics(module, sites, full=module is full)] if sites else []
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
@@ -147,19 +148,21 @@ class Telemetry:
         if not layouts:
             self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
-        single_run = runs_once(lowered.module)
-        plain = lowered.compiled()
-        try:
-            later = lowered.later(full)
-            run_lean, strides = lowered.variant(lean)
-        except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
-            self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
-            return plain
-        if strides and lowered.strides() and strides[:-1] != lowered.strides():
-            self._unseen[_OTHER_STRIDES] += 1
-            return plain
-        variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run, self.aside)
-        accumulators = GraphAccumulators(tuple(sites.values()), *layouts)
+        plain, later = lowered.compiled(), lowered.later(full)
+        variants: GraphVariants | OpByOp
+        if beside:
+            variants = OpByOp(plain, full, later, written)
+        else:
+            try:
+                run_lean, strides = lowered.variant(lean)
+            except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
+                self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
+                return plain
+            if strides and lowered.strides() and strides[:-1] != lowered.strides():
+                self._unseen[OTHER_STRIDES] += 1
+                return plain
+            variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run)
+        accumulators = GraphAccumulators(tuple(sites.values()), layouts[0], layouts[-1])
         owners = Owners(self._names, lowered.sources)
         graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
         self._graphs.append(graph)
@@ -191,9 +194,7 @@ class Telemetry:
         variants = [graph.variants for graph in self._graphs]
         differences = [difference for v in variants if (difference := v.difference()) is not None]
         unseen = Counter(self._unseen)
-        unseen.update(f"graphs whose full statistics could not be compiled: {v.failure}" for v in variants if v.failure)
-        unseen.update(_OTHER_STRIDES for v in variants if v.other_strides)
-        unseen.update(v.single_run for v in variants if v.single_run)
+        unseen.update(text for v in variants for text in v.unseen())
         silent = "instrumented graphs that never ran for a watched module"
         unseen.update(silent for graph in self._graphs if not graph.calls)
         return TelemetryStats(
