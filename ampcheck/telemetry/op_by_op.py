@@ -7,7 +7,8 @@ no kernel would. Results come from the compiled graph alone: what its own kernel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,15 @@ from torch import fx
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.telemetry.graph_variants import copied_inputs
-from ampcheck.telemetry.sites import CASTS, MOVES
+from ampcheck.telemetry.sites import CASTS, MOVES, Site
+from ampcheck.telemetry.statistics import Layout, counted, thresholds
 from ampcheck.torchtools.interception import Runnable
 from ampcheck.torchtools.restore import save_random_state
 
 _NARROW = (torch.float16, torch.bfloat16)
+
+_BELOW = ("tiny", "kept", "finite")
+"""Counts of elements below their threshold; the others include it."""
 
 _MOVES = MOVES - {torch.ops.aten.view.dtype}
 """Ops that take values of any dtype; one that reinterprets bits takes only its own."""
@@ -30,18 +35,23 @@ _LOOPS = [tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Ta
 
 
 class OpByOp:
-    """A compiled graph, and the same graph with its full statistics, whose ops run one by one.
+    """A compiled graph, and the same graph uncompiled, whose ops run one by one while its sites are measured.
 
-    measured: the graph with the packed statistics as its last output. compile: compiles it, for a graph with an op that
-    has no kernel of its own. written: inputs that the graph writes to.
+    compile: compiles the graph with the packed statistics of `layout_of(sites)` as its last output, for a graph with an
+    op that has no kernel of its own. written: inputs that the graph writes to.
     """
 
     def __init__(
-        self, plain: Runnable, measured: fx.GraphModule, compile: Callable[[], Runnable], written: frozenset[int]
+        self,
+        plain: Runnable,
+        module: fx.GraphModule,
+        sites: Mapping[fx.Node, Site],
+        compile: Callable[[], Runnable],
+        written: frozenset[int],
     ) -> None:
         self.plain, self._written = plain, written
         self._compile: Callable[[], Runnable] | None = compile
-        self._statistics: Callable[[list[Any]], torch.Tensor] | None = _Registers(measured).statistics
+        self._statistics: Callable[[list[Any]], torch.Tensor] | None = _Registers(module, sites).statistics
         self.failure = ""
 
     def run(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
@@ -88,22 +98,67 @@ class OpByOp:
         return [f"graphs whose statistics could not be computed: {self.failure}"] if self.failure else []
 
 
+def layout_of(sites: Mapping[fx.Node, Site]) -> Layout:
+    """The contents of the vector that `OpByOp` adds: all statistics, site by site."""
+    shapes = [node.meta["val"].shape for node in sites]
+    numels = [math.prod(shape) if all(isinstance(n, int) for n in shape) else None for shape in shapes]
+    entries = (
+        (number, name)
+        for number, (site, numel) in enumerate(zip(sites.values(), numels, strict=True))
+        for name in _names(site, numel is None)
+    )
+    return Layout(tuple(entries), tuple(numels))
+
+
+def _names(site: Site, unknown_size: bool) -> tuple[str, ...]:
+    return "amax", "smallest", *counted(site, full=True), *(("nan",) if unknown_size else ())
+
+
+def _measured(value: torch.Tensor, site: Site, unknown_size: bool) -> torch.Tensor:
+    """The statistics of a value in the order of `_names`, float64; see `Layout`."""
+    magnitude, limits = value.float().abs(), thresholds(site)
+    tests = {
+        name: magnitude < limits[name] if name in _BELOW else magnitude <= limits[name]
+        for name in counted(site, full=True)
+    }
+    above = magnitude > limits["zero" if site.cast else "lost"]
+    smallest = torch.where(above, magnitude, math.inf).amin()
+    amax = torch.where(tests["finite" if site.cast else "kept"], magnitude, 0.0).amax()
+    if unknown_size:
+        tests["nan"] = magnitude.isnan()
+    return torch.stack([amax.double(), smallest.double(), *(test.count_nonzero().double() for test in tests.values())])
+
+
 class _Registers(fx.Interpreter):
     """Runs a graph op by op. Values of 16 bits stay in float32 until an op reads them that is no part of a loop."""
 
+    def __init__(self, module: fx.GraphModule, sites: Mapping[fx.Node, Site]) -> None:
+        super().__init__(module)
+        unknown = [numel is None for numel in layout_of(sites).numels]
+        self._sites = {node: (site, size) for (node, site), size in zip(sites.items(), unknown, strict=True)}
+        self._packed: list[torch.Tensor] = []
+
     def statistics(self, inputs: Sequence[Any]) -> torch.Tensor:
-        """The last output of the graph."""
+        """The statistics of all sites in one float64 vector."""
+        self._packed = []
         try:
             with torch.no_grad(), torch._C._DisableAutocast():
-                packed: torch.Tensor = self.run(*inputs, enable_io_processing=False)
-            return packed
+                self.run(*inputs, enable_io_processing=False)
+                return torch.cat(self._packed)
         finally:
             self.env = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """The value of a node: in float32 where a fused kernel holds a 16-bit value in a register."""
+        """The value of a node, measured where it is a site."""
         if n.op == "output":
-            return self.env[n.args[0][-1]]  # type: ignore[index]
+            return None
+        value = self._value(n)
+        if n in self._sites:
+            self._packed.append(_measured(value, *self._sites[n]))
+        return value
+
+    def _value(self, n: fx.Node) -> Any:
+        """The value of a node: in float32 where a fused kernel holds a 16-bit value in a register."""
         if n.op != "call_function" or n.target in _MOVES:
             return super().run_node(n)
         value, tags = n.meta.get("val"), getattr(n.target, "tags", ())

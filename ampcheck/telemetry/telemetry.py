@@ -19,10 +19,10 @@ from torch import fx
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
-from ampcheck.telemetry.op_by_op import OpByOp
+from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
 from ampcheck.telemetry.sites import Level, of_unknown_size, select_sites, split_source
-from ampcheck.telemetry.statistics import append_statistics
+from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
@@ -135,23 +135,30 @@ class Telemetry:
         beside = self.aside and not single_run
         lean, full = lowered.copied(), lowered.copied()
         written = written_inputs(lowered.module)
-        sites, layouts = {}, []
         try:
-            for module in (full,) if beside else (lean, full):
-                sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
-                layouts += [append_statistics(module, sites, full=module is full)] if sites else []
+            sites = select_sites(lean.graph, self.level, lowered.phase, lowered.sources)
+            if sites and beside:
+                layouts = [layout_of(sites)]
+            elif sites:
+                layouts = [append_statistics(lean, sites, full=False), self._append_all(lowered, full)]
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
             self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
             return lowered.compiled()
         if unknown := of_unknown_size(lowered.module.graph):
             self._unseen["values whose size depends on data"] += unknown
-        if not layouts:
+        if not sites:
             self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
         plain, later = lowered.compiled(), lowered.later(full)
         variants: GraphVariants | OpByOp
         if beside:
-            variants = OpByOp(plain, full, later, written)
+
+            def compile() -> Runnable:
+                entries = self._append_all(lowered, full).entries
+                order, run = [entries.index(entry) for entry in layouts[0].entries], later()
+                return lambda inputs: (run(inputs)[-1][order],)
+
+            variants = OpByOp(plain, lean, sites, compile, written)
         else:
             try:
                 run_lean, strides = lowered.variant(lean)
@@ -183,6 +190,11 @@ class Telemetry:
             return outputs
 
         return run
+
+    def _append_all(self, lowered: LoweredGraph, module: fx.GraphModule) -> Layout:
+        """Append the full statistics to a copy of a graph."""
+        sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
+        return append_statistics(module, sites, full=True)
 
     def read(self, subject: str = "") -> TelemetryStats:
         """The statistics so far. Waits for the device."""
