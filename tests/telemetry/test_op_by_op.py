@@ -33,7 +33,7 @@ class Accumulator:
 
 
 def graph_of(build: Callable[[fx.Graph, fx.Node], fx.Node]) -> tuple[fx.GraphModule, fx.Node]:
-    """A graph of one float32 input, and the node that `build` returns; nodes have the dtypes that PyTorch gives them."""
+    """A graph of one float32 input and the node that `build` returns; nodes have the dtypes that PyTorch gives them."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(4)
