@@ -16,6 +16,8 @@ from ampcheck.torchtools.restore import save_random_state
 _INCOMPLETE_CALLS = 3
 """Calls with incomplete lean statistics after which a graph is always measured in full."""
 
+OTHER_STRIDES = "graphs whose outputs have other strides when they are measured"
+
 _COMPARED_BYTES = 1 << 30
 """Results of more bytes are not kept twice to compare them: that memory may not be there."""
 
@@ -28,8 +30,7 @@ class GraphVariants:
     whether measuring changes a result.
 
     written: inputs that every variant writes to. donated: inputs whose memory only the plain variant reuses.
-    single_run: why the graph may run only once on the same inputs, "" where it may run again. aside: results always
-    come from the plain graph, and the statistics from a second run.
+    single_run: why the graph may run only once on the same inputs, "" where it may run again.
     """
 
     def __init__(
@@ -40,11 +41,10 @@ class GraphVariants:
         written: frozenset[int] = frozenset(),
         donated: frozenset[int] = frozenset(),
         single_run: str = "",
-        aside: bool = False,
     ) -> None:
         self.plain, self._lean, self._compile_full = plain, lean, full
         self._written, self._donated = written, donated
-        self.single_run, self.aside = single_run, aside
+        self.single_run = single_run
         self._full: Runnable | None = None
         self._differences: list[torch.Tensor] | None = None
         self._incomplete = 0
@@ -55,8 +55,6 @@ class GraphVariants:
 
     def run(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         """Run with statistics; returns the graph's own outputs."""
-        if self.aside and not self.single_run:
-            return self._run_aside(inputs, call, accumulator)
         if self._differences is None and not self.single_run:
             return self._run_compared(inputs, call, accumulator)
         if self.other_strides:
@@ -68,7 +66,7 @@ class GraphVariants:
             return outputs[:-1]
         again, restore = None, save_random_state()
         if not self.single_run and not _on_device(inputs):  # else the copies only cost memory
-            again = _copied(inputs, self._written)
+            again = copied_inputs(inputs, self._written)
         outputs = self._lean(inputs)
         packed = _own(outputs[-1])
         if accumulator.is_incomplete(packed):
@@ -81,17 +79,6 @@ class GraphVariants:
                 return outputs[:-1]
         accumulator.add(call, packed, full=False)
         return outputs[:-1]
-
-    def _run_aside(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
-        restore = save_random_state()
-        packed = _own(self._lean(_copied(inputs, self._written))[-1])
-        restore()
-        full = self._full_variant() if accumulator.is_incomplete(packed) else None
-        if full is not None:
-            packed = _own(full(_copied(inputs, self._written))[-1])
-            restore()
-        accumulator.add(call, packed, full=full is not None)
-        return self.plain(inputs)
 
     def _full_variant(self) -> Runnable | None:
         if self._full is None and not self.failure:
@@ -109,6 +96,11 @@ class GraphVariants:
         """The largest relative difference that measuring made to an output; None where both have not run."""
         return None if self._differences is None else max(map(float, self._differences), default=0.0)
 
+    def unseen(self) -> list[str]:
+        """What was not measured, and why."""
+        failed = f"graphs whose full statistics could not be compiled: {self.failure}" if self.failure else ""
+        return [text for text in (failed, OTHER_STRIDES if self.other_strides else "", self.single_run) if text]
+
     def _run_compared(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         """Run the plain variant twice, then the measured one. An output of which two plain runs differ already (sums by
         atomic additions) is not compared."""
@@ -118,7 +110,7 @@ class GraphVariants:
             return self.run(inputs, call, accumulator)
         plain: list[list[Any]] = []
         for _ in range(2):
-            copies = _copied(inputs, self._written | self._donated)
+            copies = copied_inputs(inputs, self._written | self._donated)
             plain.append([_own(value) if isinstance(value, torch.Tensor) else value for value in self.plain(copies)])
             restore()
             if sum(value.nbytes for value in plain[0] if isinstance(value, torch.Tensor)) > _COMPARED_BYTES:
@@ -172,7 +164,7 @@ _PURE = frozenset(
 )
 
 
-def _copied(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
+def copied_inputs(inputs: Sequence[Any], changed: frozenset[int]) -> list[Any]:
     """The inputs for a run after which there is another: those that it changes are copied."""
     return [_copy(value) if number in changed else value for number, value in enumerate(inputs)]
 

@@ -1,8 +1,8 @@
 """Sampled statistics of compiled graphs, without a recompilation.
 
 Every graph that Inductor compiles while a `Telemetry` watches is compiled twice: plain, and with its statistics as one
-more output. A flag that Dynamo does not see decides at each call which of the two runs. Nothing is read from the device
-before `read`.
+more output. A flag that Dynamo does not see decides at each call which of the two runs. For a few calls it is compiled
+once and its statistics are computed beside it (`aside`). Nothing is read from the device before `read`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from torch import fx
 
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import GraphAccumulators
-from ampcheck.telemetry.graph_variants import GraphVariants, runs_once, written_inputs
+from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
+from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
 from ampcheck.telemetry.sites import Level, of_unknown_size, select_sites, split_source
-from ampcheck.telemetry.statistics import append_statistics
+from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 
 _ADDRESSES = 100_000
 """Addresses of saved tensors that are remembered to attribute backward calls to forward calls."""
-
-_OTHER_STRIDES = "graphs whose outputs have other strides when they are measured"
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class _Graph:
     phase: str
     accumulators: GraphAccumulators
     owners: Owners
-    variants: GraphVariants
+    variants: GraphVariants | OpByOp
     saved: tuple[int, ...]
     calls: Counter[int] = field(default_factory=Counter)
     owner_at: dict[int, Owner | None] = field(default_factory=dict)
@@ -92,7 +91,7 @@ class Telemetry:
     roots: the modules whose parameters identify the owner of a call; graphs that run with none of their parameters are
     not measured, unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by
     the same modules), the first among them. aside: results come from the plain graphs in the measured calls as well,
-    which then run twice.
+    beside which their ops run one by one (`OpByOp`): nothing more is compiled, and a measured call takes longer.
     """
 
     def __init__(
@@ -132,34 +131,45 @@ class Telemetry:
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
         if not self.on:  # a backward of a forward inside the block that is compiled after it
             return lowered.compiled()
+        single_run = runs_once(lowered.module)
+        beside = self.aside and not single_run
         lean, full = lowered.copied(), lowered.copied()
         written = written_inputs(lowered.module)
-        sites, layouts = {}, []
         try:
-            for module in (lean, full):
-                sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
-                layouts += [append_statistics(module, sites, full=module is full)] if sites else []
+            sites = select_sites(lean.graph, self.level, lowered.phase, lowered.sources)
+            if sites and beside:
+                layouts = [layout_of(sites)]
+            elif sites:
+                layouts = [append_statistics(lean, sites, full=False), self._append_all(lowered, full)]
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
             self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
             return lowered.compiled()
         if unknown := of_unknown_size(lowered.module.graph):
             self._unseen["values whose size depends on data"] += unknown
-        if not layouts:
+        if not sites:
             self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
-        single_run = runs_once(lowered.module)
-        plain = lowered.compiled()
-        try:
-            later = lowered.later(full)
-            run_lean, strides = lowered.variant(lean)
-        except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
-            self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
-            return plain
-        if strides and lowered.strides() and strides[:-1] != lowered.strides():
-            self._unseen[_OTHER_STRIDES] += 1
-            return plain
-        variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run, self.aside)
-        accumulators = GraphAccumulators(tuple(sites.values()), *layouts)
+        plain, later = lowered.compiled(), lowered.later(full)
+        variants: GraphVariants | OpByOp
+        if beside:
+
+            def compile() -> Runnable:
+                entries = self._append_all(lowered, full).entries
+                order, run = [entries.index(entry) for entry in layouts[0].entries], later()
+                return lambda inputs: (run(inputs)[-1][order],)
+
+            variants = OpByOp(plain, lean, sites, compile, written)
+        else:
+            try:
+                run_lean, strides = lowered.variant(lean)
+            except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
+                self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
+                return plain
+            if strides and lowered.strides() and strides[:-1] != lowered.strides():
+                self._unseen[OTHER_STRIDES] += 1
+                return plain
+            variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run)
+        accumulators = GraphAccumulators(tuple(sites.values()), layouts[0], layouts[-1])
         owners = Owners(self._names, lowered.sources)
         graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
         self._graphs.append(graph)
@@ -181,6 +191,11 @@ class Telemetry:
 
         return run
 
+    def _append_all(self, lowered: LoweredGraph, module: fx.GraphModule) -> Layout:
+        """Append the full statistics to a copy of a graph."""
+        sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
+        return append_statistics(module, sites, full=True)
+
     def read(self, subject: str = "") -> TelemetryStats:
         """The statistics so far. Waits for the device."""
         sites: dict[object, SiteStats] = {}
@@ -191,9 +206,7 @@ class Telemetry:
         variants = [graph.variants for graph in self._graphs]
         differences = [difference for v in variants if (difference := v.difference()) is not None]
         unseen = Counter(self._unseen)
-        unseen.update(f"graphs whose full statistics could not be compiled: {v.failure}" for v in variants if v.failure)
-        unseen.update(_OTHER_STRIDES for v in variants if v.other_strides)
-        unseen.update(v.single_run for v in variants if v.single_run)
+        unseen.update(text for v in variants for text in v.unseen())
         silent = "instrumented graphs that never ran for a watched module"
         unseen.update(silent for graph in self._graphs if not graph.calls)
         return TelemetryStats(

@@ -120,34 +120,6 @@ def test_results_too_large_to_be_held_twice_are_not_compared(monkeypatch: pytest
     assert "too large" in variants.single_run
 
 
-def test_results_of_a_run_beside_are_those_of_the_plain_graph() -> None:
-    seen: list[float] = []
-
-    class Accumulator:
-        def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
-            seen.append(float(packed[0]))
-
-        def is_incomplete(self, packed: torch.Tensor) -> bool:
-            return False
-
-    def plain(inputs: list[Any]) -> Sequence[Any]:
-        return (inputs[0].add_(torch.rand(1)),)
-
-    def lean(inputs: list[Any]) -> Sequence[Any]:
-        out = inputs[0].add_(torch.rand(1))
-        return out * 1.5, out.double()[:1]
-
-    variants = GraphVariants(plain, lean, lambda: lean, written=frozenset((0,)), aside=True)
-    torch.manual_seed(1)
-    expected = torch.ones(4) + torch.rand(1)
-    torch.manual_seed(1)
-    given = torch.ones(4)
-    (out,) = variants.run([given], 0, Accumulator())
-    assert torch.equal(out, expected)
-    assert torch.equal(given, expected), "what the graph writes to is written once"
-    assert seen == [float(expected[0])], "measured with equal inputs and random numbers"
-
-
 class Registry(nn.Module):
     """Finds its parts by a `__getattr__` of its own, as models of some libraries do."""
 
