@@ -5,6 +5,7 @@ statistics      the reductions that are appended to the graph, and the layout of
 owners          the modules that a call of a graph runs with: blocks that share a graph
 accumulators    sums of the packed results over the calls of a graph
 graph_variants  the plain graph and its variants with statistics
+op_by_op        the plain graph alone, and its statistics from its ops, run one by one
 telemetry       instrumentation and sampling
 stats           the frozen record: one site, all sites
 checks          pure functions from the record to findings
