@@ -8,6 +8,7 @@ import pkgutil
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import ampcheck
 
 PACKAGE = Path(ampcheck.__file__).parent
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "jinja2", "rich", "hypothesis", "triton")
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy", "triton")
 LIGHT = (
     "ampcheck",
     "ampcheck.core.errors",
@@ -33,9 +35,9 @@ FILES = [
 ]
 
 
-def heavy_imports(statement: str, folder: Path | None = None) -> set[str]:
+def heavy_imports(statement: str, folder: Path | None = None, heavy: Collection[str] = HEAVY) -> set[str]:
     """The heavy packages that a fresh interpreter, started in `folder`, has imported after `statement`."""
-    program = f"{statement}\nimport sys; print(*set({HEAVY}).intersection(sys.modules))"
+    program = f"{statement}\nimport sys; print(*set({heavy}).intersection(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
@@ -59,6 +61,13 @@ def test_importing_the_package_and_its_plugin_imports_nothing_heavy() -> None:
 
 def test_using_the_record_imports_nothing_heavy() -> None:
     assert heavy_imports("import ampcheck; ampcheck.Run().to_json(); ampcheck.__version__; dir(ampcheck)") == set()
+
+
+def test_an_eager_audit_imports_no_part_of_the_compiler() -> None:
+    """Dynamo takes a second to import, SymPy half of one."""
+    subject = "from torch import nn, ones; subject = (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (ones(2, 4),))"
+    run = "import ampcheck; run = ampcheck.audit(subject, compile=False); assert run.coverage.seen['gradients']"
+    assert heavy_imports(f"{subject}\n{run}", heavy=COMPILER) == set()
 
 
 def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:

@@ -10,11 +10,11 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.kernels import float32_of_16_bit, is_16_bit
 from ampcheck.core.errors import brief, message_of
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.unsupported import machine_error
 
@@ -46,16 +46,14 @@ def lacks_kernel(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _NO_KERNEL.search(message_of(error)) is not None
 
 
-class MissingKernels(TorchDispatchMode):
+class MissingKernels(DispatchMode):
     """Where the CPU has no 16-bit kernel, run the op in float32 and round its results, as the other device's would.
 
     `ran` counts these runs by op. Ops that write into their arguments raise as they do without.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ran: Counter[str] = Counter()
 
     def __torch_dispatch__(

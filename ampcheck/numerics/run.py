@@ -18,6 +18,7 @@ from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.numerics.losses import computed_in
 from ampcheck.shadow.compare import Key
+from ampcheck.torchtools.backward import backward
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
@@ -177,7 +178,7 @@ def run_call(
     # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
     first = torch.full_like(total, plan.scale)
     with preserve(outcome.left):
-        torch.autograd.backward(total, first, inputs=list(leaves.values()))
+        backward(total, first, leaves.values())
     _receive_gradients(leaves, outcome, receive, "")
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import once_imported, replaced
 
 
 class Escaped(Protocol):
@@ -54,12 +54,15 @@ def watched_escapes(escaped: Escaped, entered: Callable[[torch.Tensor], None]) -
         yield
 
 
-@contextmanager
-def eager_flex_attention() -> Iterator[None]:
+def eager_flex_attention() -> AbstractContextManager[None]:
     """Let `flex_attention` call its op directly: under a dispatch mode it cannot compile itself, and raises."""
+    return once_imported("torch.nn.attention.flex_attention", _called_directly)
+
+
+@contextmanager
+def _called_directly(module: ModuleType) -> Iterator[None]:
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    module = sys.modules.get("torch.nn.attention.flex_attention")
-    if module is None or not hasattr(module, name):
+    if not hasattr(module, name):
         yield
         return
     before = getattr(module, name)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
@@ -30,6 +30,7 @@ from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.dynamo import in_eager_mode
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -51,7 +52,7 @@ _WATCHED = 1 << 24
 _LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
 
 
-class Shadow(TorchDispatchMode):
+class Shadow(DispatchMode):
     """Carry float64 companions along with every floating tensor of the run, and record the ops that are at fault.
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
@@ -73,8 +74,6 @@ class Shadow(TorchDispatchMode):
     place of the op that raised, None where the last op succeeded.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(
         self,
         model: torch.nn.Module | None = None,
@@ -84,7 +83,7 @@ class Shadow(TorchDispatchMode):
         renews: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     _pop_mode,
@@ -20,16 +19,15 @@ from torch.utils._python_dispatch import (
 
 from ampcheck.shadow.call import floating_values, op_schema
 from ampcheck.shadow.companions import CompanionStore
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 OTHER_THREADS = "ops of other threads"
 OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
 
 
-class OtherThread(TorchDispatchMode):
+class OtherThread(DispatchMode):
     """Counts the ops of another thread, and forgets the companions of what they write."""
-
-    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -37,7 +35,7 @@ class OtherThread(TorchDispatchMode):
         return True
 
     def __init__(self, watch: _Threads) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._watch = watch
 
     def __torch_dispatch__(
@@ -104,7 +102,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def watched_threads(shadow: TorchDispatchMode, store: CompanionStore, counts: Counter[str]) -> Iterator[None]:
+def watched_threads(shadow: DispatchMode, store: CompanionStore, counts: Counter[str]) -> Iterator[None]:
     """Count the ops of threads that are started inside, also by such threads, into `counts`."""
     threads = _Threads(store, counts)
 

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import UsageError
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import once_imported, replaced
 
 # Settings and caches ---------------------------------------------------------------------------------------------
 
@@ -79,24 +79,19 @@ def reset() -> None:
 def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
     """Whatever is compiled runs in eager mode inside, also under `fullgraph=True`; `called` is called at each call.
 
-    Dynamo is not asked, so that the caches of what was compiled before and the stance of the user stay as they are. An
-    older Dynamo (before 2.6) meets the mode, remembers that it skipped code, and is reset on the way out.
+    Dynamo is not asked, so that the caches of what was compiled before and the stance of the user stay as they are; it
+    is not imported either, which takes a second.
     """
-    eval_frame = importlib.import_module("torch._dynamo.eval_frame")  # the first op under a mode imports it as well
-    if not hasattr(eval_frame, "_callback_from_stance"):
-        try:
-            yield
-        finally:
-            reset()
-        return
-    in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", lambda: False)
-    count_frames = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
 
-    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def choose_eager(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        eval_frame = sys.modules["torch._dynamo.eval_frame"]
+        count_frames = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
+
         def choose(callback: Any) -> Any:
             exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
-            if callback is None or callback is False or exports:  # `torch.compiler.disable`, and every op of a mode
+            if callback is None or callback is False or exports:  # `torch.compiler.disable`, or a graph is exported
                 return original(callback)
+            in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", lambda: False)
             if not in_operator():
                 called()
             if count_frames is not None:
@@ -105,7 +100,10 @@ def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
 
         return choose
 
-    with replaced(eval_frame, "_callback_from_stance", make):
+    def replace(module: types.ModuleType) -> AbstractContextManager[None]:
+        return replaced(module.eval_frame, "_callback_from_stance", choose_eager)
+
+    with once_imported("torch._dynamo", replace):
         yield
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.core.run import Where
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name, short_path, users_frame
 
@@ -105,7 +105,7 @@ class OpEvent:
     outputs: tuple[torch.dtype, ...] = ()
 
 
-class Trace(TorchDispatchMode):
+class Trace(DispatchMode):
     """Record every op that runs inside, below autocast and autograd; `events` lists them in order.
 
     model: the module whose paths events have; without one, they have the source line only. In backward an op
@@ -113,10 +113,8 @@ class Trace(TorchDispatchMode):
     exception. `failed` then is the op that raised. Ops inside higher-order ops are not recorded.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, model: torch.nn.Module | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.events: list[OpEvent] = []
         self.failed: OpEvent | None = None
         self._scopes = Scopes(model)

@@ -1,12 +1,17 @@
-"""Wrappers in the place of functions, which several listeners may share."""
+"""Wrappers in the place of functions, which several listeners may share; also of modules not imported as yet."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
+
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class _Patch:
@@ -54,3 +59,49 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Iterator[N
                     setattr(owner, name, patch.original)
                 if _patches.get((owner, name)) is patch:
                     del _patches[owner, name]
+
+
+@contextmanager
+def once_imported(name: str, enter: Callable[[ModuleType], AbstractContextManager[object]]) -> Iterator[None]:
+    """Inside, `enter(module)` is entered: at once where the module is imported, else as soon as it is.
+
+    The code of the module then runs outside of any dispatch mode, as if it had been imported before.
+    """
+    with ExitStack() as stack:
+        if name in sys.modules:
+            stack.enter_context(enter(sys.modules[name]))
+        else:
+            finder = _Finder(name, lambda module: stack.enter_context(enter(module)))
+            sys.meta_path.insert(0, finder)
+            stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _Finder:
+    """Finds one module by the other finders of `sys.meta_path`, and calls `imported` with it."""
+
+    def __init__(self, name: str, imported: Callable[[ModuleType], object]) -> None:
+        self._name, self._imported, self._asks = name, imported, False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of the module, whose loader calls; None for others."""
+        if name != self._name or self._asks:
+            return None
+        self._asks = True  # another block may wait for the same module
+        try:
+            specs = (finder.find_spec(name, path, target) for finder in tuple(sys.meta_path))
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._asks = False
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                with _disable_current_modes():
+                    load(module)
+                self._imported(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

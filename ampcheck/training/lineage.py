@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.forms import Form, Operand, combined, itself, mixed
@@ -80,7 +81,7 @@ class VanishedConstant:
     option: str = ""
 
 
-class Lineage(TorchDispatchMode):
+class Lineage(DispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
@@ -93,10 +94,8 @@ class Lineage(TorchDispatchMode):
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, *additions: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ops = 0
         self.active = True
         self.draws = self._after_backward = False

@@ -304,7 +304,7 @@ def same_loss(first: float, second: float) -> bool:
     return first == second or (math.isnan(first) and math.isnan(second))
 
 
-class LoopShadow(Shadow):  # type: ignore[no-untyped-call]
+class LoopShadow(Shadow):
     """A shadow that keeps the exact values of numbers that leave the run.
 
     numbers: the last ones, with their exact values. exactly: give the run the exact values, let it compare by them, and

@@ -839,3 +839,38 @@ def test_a_loss_must_be_one_number() -> None:
         ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen,
     ):
         seen.step(torch.ones(3))
+
+
+@pytest.mark.parametrize("way", ["plain", "scaler", "no gradient now and then"])
+def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_end(way: str) -> None:
+    """Statistics of several steps are added up together, or those of one where they are read."""
+
+    def record(*, reads: bool) -> MonitorStats:
+        subject = loop(torch.optim.SGD, scaler(init_scale=2.0**16, growth_interval=7) if way == "scaler" else None)
+        with ampcheck.watch(subject.model, subject.optimizer, subject.scaler, fail_on="never") as seen:
+            for number in range(40):
+                subject.model[0].requires_grad_(way != "no gradient now and then" or number % 5 != 3)
+                subject.step(math.inf if number in (9, 21) and way != "scaler" else 1e-8)
+                if number == 21 and way != "scaler":
+                    with torch.no_grad():
+                        [parameter.fill_(0.5) for parameter in subject.model.parameters()]
+                if reads:
+                    assert seen.stats.training is not None
+        assert seen.stats.training is not None
+        return seen.stats.training
+
+    once, often = record(reads=False), record(reads=True)
+    assert len(once.gradients) == 4
+    for left, right in zip(once.parameters, often.parameters, strict=True):
+        assert left.gradient is not None and right.gradient is not None
+        for name in ("calls", "bad", "first", "vanished", "subnormal", "cut"):
+            assert getattr(left.gradient, name) == getattr(right.gradient, name)
+        assert left.gradient.health.histogram == right.gradient.health.histogram
+        for name in ("amax", "amin", "nans", "infs", "zeros", "numel"):
+            assert getattr(left.gradient.health, name) == getattr(right.gradient.health, name)
+        assert left.update is not None and right.update is not None
+        assert (left.update.calls, left.update.poisoned) == (right.update.calls, right.update.poisoned)
+        assert left.update.update == pytest.approx(right.update.update, rel=1e-12)
+        assert left.update.weight == pytest.approx(right.update.weight, rel=1e-12)
+    if way != "scaler":
+        assert once.parameters[3].gradient.first == 9  # of two steps

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path, function_context, in_optimizer
@@ -23,6 +22,7 @@ from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.source import op_name
 
 Op = torch._ops.OpOverload
@@ -236,10 +236,8 @@ class Recorder:
             rerun.pending = []
 
 
-class OpsMode(TorchDispatchMode):
+class OpsMode(DispatchMode):
     """Records ops of the thread that enters it. Compiled code runs compiled under it, and is seen only in part."""
-
-    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -247,7 +245,7 @@ class OpsMode(TorchDispatchMode):
         return True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import op_name, users_line
@@ -96,7 +97,7 @@ class _Reduction:
         return self.root is None or dist.get_rank() == ranks[self.root]
 
 
-class CollectiveMode(TorchDispatchMode):
+class CollectiveMode(DispatchMode):
     """Records every sum over processes inside: `all_reduce`, `reduce_scatter`, `reduce`, however it is called.
 
     DDP's reducer and its communication hooks, FSDP2, functional collectives and those inside DTensor's own ops are all
@@ -105,10 +106,8 @@ class CollectiveMode(TorchDispatchMode):
     add nothing up; `inside` is set by the caller: how many modules' forwards are running.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[Call] = []
         self.others: Counter[str] = Counter()
         self.inside = 0

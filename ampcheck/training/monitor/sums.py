@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ _NOTES = 8
 """Columns besides the packed statistics: elements, those that are not stored, and the counts of `GradientSum`."""
 
 _CHUNK = 1024
+
+_WAITING = 4 * 2**20
+"""Bytes of statistics that wait to be added up: many small ops on each of them would cost more than they do."""
 
 _NORMAL, _SMALLEST = (
     int(math.log2(getattr(FORMATS["float16"], end))) for end in ("smallest_normal", "smallest_subnormal")
@@ -282,29 +286,50 @@ class GradientSums:
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._sizes: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
         self._masks: dict[float, torch.Tensor] = {}
+        self._alike: tuple[Any, Any, Any] = (), (), None
+        self._waiting: list[tuple[int, torch.Tensor]] = []  # steps with the same parameters, sizes and loss scale
 
     def add(
         self, keys: Sequence[int], pending: Sequence[PendingHealth], step: int, scale: torch.Tensor | float = 1.0
     ) -> None:
         """Gradients of one step. keys: of their parameters; scale: the loss scale that they were divided by."""
-        index = self._rows.index(tuple(keys))
         sizes = tuple((health.numel, health.unstored) for health in pending)
+        known = float(scale) if not isinstance(scale, torch.Tensor) or scale.device.type == "cpu" else None
+        alike = tuple(keys), sizes, known
+        if alike != self._alike:
+            self._add_up()
+        packed = _matrix(pending)
+        self._alike = alike
+        self._waiting.append((step, packed))
+        if known is None or len(self._waiting) * packed.nbytes >= _WAITING:
+            self._add_up(None if known is not None else scale)
+
+    def _add_up(self, unknown_scale: torch.Tensor | float | None = None) -> None:
+        """Add the steps that wait. unknown_scale: the loss scale, where only its device knows it."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        keys, sizes, scale = self._alike
+        index = self._rows.index(keys)
         if sizes not in self._sizes:
             if len(self._sizes) > _CHUNK:
                 self._sizes.clear()  # sparse gradients store another number of elements each time
             self._sizes[sizes] = torch.tensor(sizes, dtype=torch.float64, device=self._device)
-        size, packed, total = self._sizes[sizes], _matrix(pending), self._rows.values[index]
-        bad = size[:, 0] - size[:, 1] > packed[:, _FINITE]
-        first = bad & (total[:, self._plan.width + 3] == 0)
-        vanished = (packed[:, _AMAX] == 0) & ~bad
-        counts = packed[:, _BINS:]
-        below = counts @ self._mask(scale)
-        least = below[:, 2:].gather(1, (below[:, 2:] > 0).int().argmax(1, keepdim=True)).squeeze(1)
-        cut = (below[:, 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(1))
-        notes = torch.stack((torch.ones_like(least), bad, first * step, vanished, below[:, 0], cut), 1)
-        summed = total + torch.cat((packed, size, notes), 1)
-        summed[:, _AMAX] = torch.maximum(total[:, _AMAX], packed[:, _AMAX])
-        summed[:, _AMAX + 1] = torch.minimum(total[:, _AMAX + 1], packed[:, _AMAX + 1])
+        size, total = self._sizes[sizes], self._rows.values[index]
+        packed = torch.stack([matrix for _, matrix in waiting])  # [steps, parameters, width]
+        bad = size[:, 0] - size[:, 1] > packed[..., _FINITE]
+        steps = torch.stack([size.new_full((), step) for step, _ in waiting])
+        first = steps[bad.int().argmax(0)] * (bad.any(0) & (total[:, self._plan.width + 3] == 0))
+        vanished = (packed[..., _AMAX] == 0) & ~bad
+        counts = packed[..., _BINS:]
+        below = counts @ self._mask(scale if unknown_scale is None else unknown_scale)
+        least = below[..., 2:].gather(-1, (below[..., 2:] > 0).int().argmax(-1, keepdim=True)).squeeze(-1)
+        cut = (below[..., 1] == 0) & (least >= _FEW) & (least >= _ABRUPT * counts.sum(-1))
+        notes = (torch.ones_like(least), bad, torch.zeros_like(least), vanished, below[..., 0], cut)
+        summed = total + torch.cat((packed.sum(0), size * len(waiting), torch.stack(notes, -1).sum(0)), 1)
+        summed[:, self._plan.width + 4] += first
+        summed[:, _AMAX] = torch.maximum(total[:, _AMAX], packed[..., _AMAX].amax(0))
+        summed[:, _AMAX + 1] = torch.minimum(total[:, _AMAX + 1], packed[..., _AMAX + 1].amin(0))
         self._rows.values[index] = summed
 
     def _mask(self, scale: torch.Tensor | float) -> torch.Tensor:
@@ -324,6 +349,7 @@ class GradientSums:
 
     def read(self) -> dict[int, GradientSum]:
         """The sums by key. Waits for the device."""
+        self._add_up()
         sums, width = {}, self._plan.width
         for key, row in self._rows.read():
             numel, unstored, calls, *counts = map(int, row[width:])

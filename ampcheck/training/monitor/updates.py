@@ -29,7 +29,11 @@ CHUNK = 64 * 2**20
 _WIDE = 4
 """Bytes of an element from which on the change of a parameter is computed in its own format."""
 
-_COUNTS = 4
+_NORMS, _COUNTS = 4, 4
+"""Columns of the sums: calls, squares of two norms, calls with a norm that is not finite; and those of `_unchanged`."""
+
+_STEPS = 32
+"""Steps whose norms wait to be added up together: many small ops on each of them would cost more than they do."""
 
 
 def plain_optimizer(value: object) -> torch.optim.Optimizer:
@@ -143,7 +147,7 @@ class Updates:
 
     def __init__(self, unseen: Counter[str]) -> None:
         self._unseen = unseen
-        self._rows: dict[torch.device, Rows] = {}
+        self._sums: dict[torch.device, _Sums] = {}
         self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the values, and which elements were due since
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -158,17 +162,15 @@ class Updates:
             else:
                 self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
         for device, changed in devices.items():
-            none = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
-            narrow = [after.dtype.is_floating_point and after.dtype.itemsize < _WIDE for _, _, after in changed]
-            counts = [
-                self._unchanged(*parts) if is_narrow else none for parts, is_narrow in zip(changed, narrow, strict=True)
-            ]
-            norms = _norms([(before, after) for _, before, after in changed]).double()
-            calls, poisoned = torch.ones_like(norms[:, :1]), ~norms[:, 1:].isfinite()
-            row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned, torch.stack(counts)), 1)
-            rows = self._rows.setdefault(device, Rows(torch.zeros_like(row[0])))
-            index = rows.index(tuple(entry.key for entry, _, _ in changed))
-            rows.values[index] += row
+            if device not in self._sums:
+                self._sums[device] = _Sums(device)
+            counts = {
+                number: self._unchanged(entry, before, after)
+                for number, (entry, before, after) in enumerate(changed)
+                if after.dtype.is_floating_point and after.dtype.itemsize < _WIDE
+            }
+            norms = _norms([(before, after) for _, before, after in changed])
+            self._sums[device].add(tuple(entry.key for entry, _, _ in changed), norms, counts)
 
     def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
         """The share of the updated elements that are what they were at the first measured step. Waits for them."""
@@ -185,8 +187,8 @@ class Updates:
     def read(self) -> dict[int, UpdateSum]:
         """The sums by key. Waits for the device."""
         sums = {}
-        for rows in self._rows.values():
-            for key, (calls, update, weight, poisoned, due, unchanged, expected, moved) in rows.read():
+        for device_sums in self._sums.values():
+            for key, (calls, update, weight, poisoned, due, unchanged, expected, moved) in device_sums.read():
                 if calls:
                     counts = int(poisoned), int(due), int(unchanged), expected, int(moved)
                     sums[key] = UpdateSum(int(calls), update**0.5, weight**0.5, *counts)
@@ -217,6 +219,42 @@ class Updates:
         return torch.cat((counted, expected_moves(before, after, gradient, entry.group, entry.state) * entry.alive))
 
 
+class _Sums:
+    """Sums over steps for the parameters on one device; the norms of some steps wait to be added up together."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._rows = Rows(torch.zeros(_NORMS + _COUNTS, dtype=torch.float64, device=device))
+        self._keys: tuple[int, ...] = ()
+        self._waiting: list[torch.Tensor] = []
+
+    def add(self, keys: tuple[int, ...], norms: torch.Tensor, counts: Mapping[int, torch.Tensor]) -> None:
+        """One step. norms: as `_norms` has them; counts: of narrow parameters, by their place in `keys`."""
+        if keys != self._keys:
+            self._add_up()
+        self._keys = keys
+        self._waiting.append(norms)
+        if len(self._waiting) == _STEPS:
+            self._add_up()
+        for number, count in counts.items():
+            self._rows.index(keys)
+            self._rows.values[keys[number], _NORMS:] += count
+
+    def read(self) -> Iterator[tuple[int, list[float]]]:
+        """Each row with its key. Waits for the device."""
+        self._add_up()
+        return self._rows.read()
+
+    def _add_up(self) -> None:
+        if not self._waiting:
+            return
+        norms = torch.stack(self._waiting).double()  # [steps, parameters, 2]
+        self._waiting = []
+        calls, poisoned = torch.ones_like(norms[..., :1]), ~norms[..., 1:].isfinite()
+        row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned), -1).sum(0)
+        index = self._rows.index(self._keys)
+        self._rows.values[index, :_NORMS] += row
+
+
 def _counts(due: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """[2]: how many are due, and how many of them kept their value. A sum would take eight bytes for each element."""
     same = old == new
@@ -234,7 +272,7 @@ def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     norms: dict[int, torch.Tensor] = {}
     if wide:
         torch._foreach_sub_(was, now)
-        both = torch.stack([torch.stack(torch._foreach_norm(values)) for values in (was, now)], 1).float()
+        both = torch.stack(torch._foreach_norm(was + now)).view(2, -1).T.float()
         if len(wide) == len(pairs):
             return both
         norms = dict(zip(wide, both, strict=True))

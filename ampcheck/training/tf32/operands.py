@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.catalog.training import TF32
 from ampcheck.core.check import LISTED
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap
@@ -87,14 +87,12 @@ class _Origin:
         return self.values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-class OperandMode(TorchDispatchMode):
+class OperandMode(DispatchMode):
     """Follows float32 tensors through views of their bits into products.
 
     Only integer views are followed: values that were in a 16-bit dtype have it as their dtype. Ops inside compiled code
     are not seen.
     """
-
-    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -102,7 +100,7 @@ class OperandMode(TorchDispatchMode):
         return True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._origins = StorageMap[_Origin]()
         self._products = 0
         self._measured = 0

@@ -1,0 +1,84 @@
+"""Dispatch modes of ampcheck import no compiler, and no compiler compiles them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.torchtools import modes
+from ampcheck.torchtools.modes import DispatchMode
+
+pytestmark = pytest.mark.skipif(not modes._KNOWN, reason="this PyTorch wraps every dispatch mode")
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Unprotected(TorchDispatchMode):
+    """A mode without the wrapper of PyTorch, and without the note on its code."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Protected(DispatchMode):
+    """The same mode as ampcheck writes it."""
+
+    ignore_compile_internals = Unprotected.ignore_compile_internals
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def compiled_functions(mode: TorchDispatchMode, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that Dynamo compiles of a compiled function that enters the mode."""
+    from torch._dynamo import convert_frame
+
+    names, convert = list[str](), convert_frame.ConvertFrameAssert.__call__
+
+    def note(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(frame.f_code.co_name)
+        return convert(self, frame, *args, **kwargs)
+
+    monkeypatch.setattr(convert_frame.ConvertFrameAssert, "__call__", note)
+
+    def enters(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        with mode:
+            torch._dynamo.graph_break()
+            return double(x) + 0  # the sum runs in eager mode, while Dynamo waits for functions
+
+    torch._dynamo.reset()
+    try:
+        result = torch.compile(enters, backend="eager")(torch.ones(2))
+    finally:
+        torch._dynamo.reset()
+    assert result.tolist() == [2, 2]
+    return names
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_dynamo_compiles_what_runs_inside_a_mode_and_not_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = compiled_functions(Protected(), monkeypatch)
+    assert "double" in names
+    assert "__torch_dispatch__" not in names
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_mode_without_protection_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail."""
+    assert "__torch_dispatch__" in compiled_functions(Unprotected(), monkeypatch)
