@@ -1,85 +1,154 @@
-"""Confirm the repros of reports/found over seeds and devices' autocast lists, and record what ampcheck says of each.
+"""Confirm defects in `reports/found/` over seeds and autocast lists, and record what ampcheck says of each.
 
-    python confirm.py FOLDER...
+    python benchmarks/found_confirm.py FOLDER...     # folders of reports/found; writes finding.json in each
 
-A repro gives `inputs(seed)`, `f(*inputs)`, `DTYPE`, `AUTOCAST`, `LIMIT`. Each is compared with float64 on the same inputs.
+For repros that define `inputs(seed)`, `f(*inputs)`, `PACKAGE`, `DTYPE` and `AUTOCAST`. Each runs for five seeds under
+the autocast list of the CPU and that of CUDA (emulated), or in its own dtype, and is compared with float64 on the same
+inputs; beside it stand what rounding the inputs to DTYPE changes in float64, and what float32 gives.
 """
-import json, runpy, sys, warnings, contextlib, io, subprocess, time
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
+from typing import Any
+
 import torch
-from ampcheck import audit, emulate, Subject
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
+from torch import Tensor, nn
 
-def vec(o):
-    if torch.is_tensor(o): return o.detach().double().reshape(-1)
-    return torch.cat([vec(x) for x in o])
+from ampcheck import audit, emulate
 
-def error(got, exact):
-    a, b = vec(got), vec(exact)
-    if not torch.isfinite(b).all(): return "exact is not finite"
-    if not torch.isfinite(a).all(): return "nonfinite"
-    return float((a - b).norm() / b.norm().clamp_min(1e-300))
+FOUND = Path(__file__).resolve().parent.parent / "reports" / "found"
+SEEDS = range(5)
 
-def to(args, dtype): return [a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
 
-class Call(torch.nn.Module):
-    def __init__(self, f): super().__init__(); self.f = f
-    def forward(self, *args): return self.f(*args)
+class Call(nn.Module):
+    """The function of a repro as a module, so that its forward and backward are audited."""
 
-def confirm(folder):
-    ns = runpy.run_path(str(folder / "repro.py"), run_name="repro")
-    f, inputs, dtype, auto = ns["f"], ns["inputs"], ns["DTYPE"], ns["AUTOCAST"]
-    out = {"seeds": {}}
-    for device in ("cpu", "cuda") if auto else ("none",):
-        ctx = (lambda: contextlib.nullcontext()) if not auto else (lambda: torch.autocast("cpu", dtype=dtype)) if device == "cpu" else (lambda: emulate("cuda", dtype))
-        errs, rounded, single = [], [], []
-        for seed in range(5):
-            try:
-                with ctx(): args = inputs(seed); got = f(*args)
-            except Exception as e:
-                errs.append(f"{type(e).__name__}: {e}"[:120]); continue
-            errs.append(error(got, f(*to(args, torch.float64))))
-            single.append(error(f(*to(args, torch.float32)), f(*to(args, torch.float64))))
-            rounded.append(error(f(*to(to(args, dtype), torch.float64)), f(*to(args, torch.float64))))
-        out["seeds"][device] = {"error": errs, "rounding_of_inputs_alone": rounded, "float32": single}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        runs = {}
-        for device in ("cpu", "cuda") if auto else ("cpu",):
-            try:
-                with (torch.autocast("cpu", dtype=dtype) if auto and device == "cpu" else emulate("cuda", dtype) if auto else contextlib.nullcontext()):
-                    args = inputs(0)
-                args = tuple(a.detach() if torch.is_tensor(a) else a for a in args)
-                run = audit((Call(f), args), autocast=True if auto else None, dtype=dtype, device=device, compile=False, name=folder.name)
-                runs[device] = [x for x in run.to_json()["findings"] if x["verdict"] in ("fail", "warn")]
-            except Exception as e:
-                runs[device] = [{"check": "", "verdict": "raised", "message": f"{type(e).__name__}: {e}"[:300]}]
-    out["findings"] = runs
-    return out, ns
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
 
-def repro(folder):
-    printed = io.StringIO()
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+def error(got: Tensor, exact: Tensor) -> float | str:
+    """Norm of the difference over the norm of `exact`, or `nonfinite`."""
+    if not torch.isfinite(exact).all():
+        return "float64 is not finite"
+    if not torch.isfinite(got).all():
+        return "nonfinite"
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+def to(args: Sequence[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
+    """The floating inputs, cast to each of `dtypes` in turn."""
+    for dtype in dtypes:
+        args = [arg.to(dtype) if arg.is_floating_point() else arg for arg in args]
+    return list(args)
+
+
+def entered(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Autocast of `device` to `dtype`, emulated for CUDA; nothing for `none`."""
+    if device == "none":
+        return nullcontext()
+    return torch.autocast("cpu", dtype=dtype) if device == "cpu" else emulate(device, dtype)
+
+
+def over_seeds(repro: dict[str, Any], device: str) -> dict[str, list[float | str]]:
+    """Errors of each seed: of the run, of rounding the inputs alone, and of float32."""
+    function, dtype = repro["f"], repro["DTYPE"]
+    rows: dict[str, list[float | str]] = {"error": [], "rounding_of_inputs_alone": [], "float32": []}
+    for seed in SEEDS:
+        try:
+            with entered(device, dtype):
+                args = repro["inputs"](seed)
+                got = function(*args)
+        except RuntimeError as raised:  # an op that the CPU lacks in 16 bits
+            rows["error"].append(f"{raised}"[:100])
+            continue
+        exact = function(*to(args, torch.float64))
+        rows["error"].append(error(got.detach(), exact.detach()))
+        rounded = function(*to(args, dtype, torch.float64))
+        rows["rounding_of_inputs_alone"].append(error(rounded.detach(), exact.detach()))
+        rows["float32"].append(error(function(*to(args, torch.float32)).detach(), exact.detach()))
+    return rows
+
+
+def findings(repro: dict[str, Any], device: str, name: str) -> list[dict[str, Any]]:
+    """What ampcheck reports as failed, warned or undecided."""
+    dtype, autocast = repro["DTYPE"], repro["AUTOCAST"]
     try:
-        with contextlib.redirect_stdout(printed): runpy.run_path(str(folder / "repro.py"), run_name="__main__")
-    except SystemExit as end: return int(end.code or 0), printed.getvalue()
-    except Exception as e: return 2, f"{type(e).__name__}: {e}"
+        with entered(device if autocast else "none", dtype):
+            args = tuple(arg.detach() for arg in repro["inputs"](0))
+        run = audit(
+            (Call(repro["f"]), args),
+            autocast=True if autocast else None,
+            dtype=dtype if autocast else None,
+            device="cpu" if device == "none" else device,
+            compile=False,
+            name=name,
+        )
+    except RuntimeError as raised:
+        return [{"check": "", "verdict": "raised", "message": f"{raised}"[:300]}]
+    kept = [found for found in run.to_json()["findings"] if found["verdict"] not in ("pass", "skip")]
+    return [{key: value for key, value in found.items() if value not in ("", [], {}, None)} for found in kept]
+
+
+def executed(script: Path) -> tuple[int, str]:
+    """Exit code and output of a repro, run in this process."""
+    printed = StringIO()
+    try:
+        with redirect_stdout(printed):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0), printed.getvalue()
     return 0, printed.getvalue()
 
-def main():
+
+def confirm(folder: Path) -> dict[str, Any]:
+    """Run, judge, and write `finding.json`."""
+    repro = runpy.run_path(str(folder / "repro.py"), run_name="repro")
+    devices = ("cpu", "cuda") if repro["AUTOCAST"] else ("none",)
+    code, printed = executed(folder / "repro.py")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    outcome = {
+        "command": f"python benchmarks/found_confirm.py {folder.name}",
+        "ampcheck": commit.stdout.strip(),
+        "torch": torch.__version__,
+        "package": f"{repro['PACKAGE']} {version(repro['PACKAGE'])}",
+        "repro_exit": code,
+        "repro_prints": printed.strip().splitlines(),
+        "seeds": {device: over_seeds(repro, device) for device in devices},
+        "findings": {device: findings(repro, device, folder.name) for device in devices},
+    }
+    text = json.dumps(outcome, indent=1)
+    text = re.sub(r"/[^\s\"']*?site-packages/", "", text).replace(f"{FOUND.parent.parent}/", "")
+    (folder / "finding.json").write_text(text + "\n", encoding="utf-8")
+    return outcome
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     for name in sys.argv[1:]:
-        folder = Path(name); t = time.process_time()
-        out, ns = confirm(folder)
-        exit_code, printed = repro(folder)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        out = {"command": f"python benchmarks/found_confirm.py {folder.name}", "ampcheck": commit, "torch": torch.__version__, "package": f"{ns['PACKAGE']} {version(ns['PACKAGE'])}", "repro_exit": exit_code, "repro_prints": printed.strip().splitlines(), **out}
-        def slim(x):
-            return {k: v for k, v in x.items() if v not in ("", [], {}, None)}
-        out["findings"] = {d: [slim(x) for x in fs] for d, fs in out["findings"].items()}
-        (folder / "finding.json").write_text(json.dumps(out, indent=1) + "\n")
-        print("==", folder.name, "exit", exit_code, printed.strip()[-200:])
-        for d, s in out["seeds"].items(): print("   ", d, [e if isinstance(e, str) else f"{e:.2g}" for e in s["error"]], "rounding", [e if isinstance(e, str) else f"{e:.1g}" for e in s["rounding_of_inputs_alone"]][:2], "f32", [e if isinstance(e, str) else f"{e:.1g}" for e in s["float32"]][:2])
-        for d, fs in out["findings"].items():
-            print("    ampcheck", d, [(x["check"], x["verdict"], (x.get("code") or "")[:60], x.get("where", {}).get("phase", "") if isinstance(x.get("where"), dict) else "") for x in fs][:5] or "NOTHING", round(time.process_time() - t, 1), flush=True)
-if __name__ == "__main__": main()
+        outcome = confirm(FOUND / Path(name).name)
+        print(Path(name).name, "exit", outcome["repro_exit"], *outcome["repro_prints"][-1:], flush=True)
+        for device, rows in outcome["seeds"].items():
+            shown = [each if isinstance(each, str) else f"{each:.2g}" for each in rows["error"]]
+            found = [f"{each['check']} {each['verdict']}" for each in outcome["findings"][device]]
+            print(f"  {device}: errors {', '.join(shown)}; ampcheck: {', '.join(found) or 'nothing'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
