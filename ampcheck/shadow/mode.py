@@ -372,7 +372,7 @@ class Shadow(TorchDispatchMode):
 
 def _is_composite(func: torch._ops.OpOverload) -> bool:
     """Whether an op is nothing but calls of others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
 
 
 @contextmanager
