@@ -205,11 +205,15 @@ class Shadow(DispatchMode):
             return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
         if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
+            return self._composed(func, "CompositeImplicitAutograd", args, kwargs)
         schema = op_schema(func)
         if schema.view:
             return self._call(func, args, kwargs)
         if schema.namespace == "fsdp":
-            return self._composed(func, args, kwargs)
+            device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+            return self._composed(func, device.upper(), args, kwargs)
         call = Call(func, schema, args, kwargs)
         if communicates(schema):
             return self._communicate(call)
@@ -298,12 +302,11 @@ class Shadow(DispatchMode):
                     self.store.lift(tensor)
         return out
 
-    def _composed(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op that calls others, such as those that copy shards to and from the buffers of FSDP2."""
-        device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+    def _composed(self, func: torch._ops.OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
-            return func._op_dk(getattr(DispatchKey, device.upper()), *args, **kwargs)
+            return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -364,6 +367,11 @@ class Shadow(DispatchMode):
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
+
+
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether an op is nothing but calls of others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
 
 
 @contextmanager

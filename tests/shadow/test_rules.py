@@ -394,6 +394,19 @@ def test_what_inference_mode_makes_is_followed_outside_of_it() -> None:
     assert torch.allclose(shadow.exact(z), wide * 1.1 + wide * 1.1, rtol=1e-15)
 
 
+def test_inference_mode_is_followed_as_gradients_are() -> None:
+    def variance(x: torch.Tensor) -> torch.Tensor:
+        x = x.to(torch.float16).t().reshape(-1)  # a cast and a reshape that copy
+        return ((x * x).mean() - x.mean() ** 2).float() + torch.softmax(x, 0).double().max()
+
+    x = data(4, 6) + 3
+    with Shadow() as shadow:
+        with torch.inference_mode():
+            y = variance(x)
+        z = variance(x)
+    assert shadow.exact(y) == shadow.exact(z) != y
+
+
 def test_what_cannot_be_followed_inside_is_counted() -> None:
     x = data(4)
     with Shadow() as shadow:
