@@ -1,4 +1,4 @@
-"""The defects of public libraries in `reports/found/`: what ampcheck says of each repro, the table, and which are mended.
+"""The defects of public libraries in `reports/found/`: what ampcheck says of each repro, the table, what was mended.
 
 A folder holds `repro.py` (exit code 1 while the library is broken, 0 once it is mended), `report.md` (a title, then
 lines `Package:`, `Way:`, `Severity:`) and `finding.json`, which `record` writes.
@@ -157,7 +157,7 @@ def table() -> Iterator[str]:
     yield "`finding.json` is what ampcheck says of the run."
     for title, part in (("", counted), ("Documented limitations", [row for row in rows if row not in counted])):
         if part:
-            yield from ("", f"## {title}" if title else "", "" if title else "")
+            yield from ("", *([f"## {title}", ""] if title else []))
             yield "| package | way | severity | what | ampcheck says |"
             yield "|---|---|---|---|---|"
         for _, folder, known in sorted(part, key=lambda row: (row[2]["package"].lower(), row[0], row[1].name)):
