@@ -165,5 +165,5 @@ def first_that_runs(value: Any) -> tuple[Any, ...] | None:
 def floating(result: Any) -> list[Tensor]:
     leaves = torch.utils._pytree.tree_leaves(result)
     if not leaves or any(not isinstance(leaf, Tensor) for leaf in leaves):
-        leaves = [leaf for leaf in (vars(result).values() if hasattr(result, "__dict__") else leaves)]
+        leaves = list(vars(result).values()) if hasattr(result, "__dict__") else leaves
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()]

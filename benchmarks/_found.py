@@ -7,11 +7,13 @@ lines `Package:`, `Way:`, `Severity:`) and `finding.json`, which `record` writes
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import runpy
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -67,13 +69,11 @@ def record(folder: Path, device: str = "cpu") -> dict[str, Any]:
 
     Casts to float64 inside the repro follow the same values, so its reference is never at fault.
     """
-    import torch
-
     from ampcheck import audit
     from ampcheck.core.run import Verdict
 
     sys.argv = [str(folder / "repro.py")]
-    outcome: dict[str, Any] = {"exit": 0}
+    outcome: dict[str, Any] = {"exit": None}  # None where it raises
 
     def repro() -> None:
         printed = StringIO()
@@ -82,9 +82,10 @@ def record(folder: Path, device: str = "cpu") -> dict[str, Any]:
                 runpy.run_path(str(folder / "repro.py"), run_name="__main__")
         except SystemExit as end:
             outcome["exit"] = end.code or 0
+        else:
+            outcome["exit"] = 0
         outcome["printed"] = printed.getvalue().strip().splitlines()[-6:]
 
-    torch.manual_seed(0)
     run = audit(repro, device=device, name=folder.name)
     findings = [f for f in run.to_json()["findings"] if f["verdict"] in (Verdict.FAIL.value, Verdict.WARN.value)]
     return {"device": device, **outcome, "findings": findings}
@@ -101,21 +102,24 @@ def packages_in(folder: Path) -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
+def _recorded(folder: Path, device: str, send: Any) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        send.send(record(folder, device))
+    except BaseException as error:  # noqa: BLE001  # a record says what ended it
+        send.send({"device": device, "error": f"{type(error).__name__}: {error}"[:500]})
+
+
 def write_record(folder: Path) -> str:
     """Write `finding.json` of a folder, under the CPU's policy of autocast and the emulated one of CUDA."""
     runs = []
     for device in ("cpu", "cuda"):
-        code = (
-            f"import json, _found, pathlib; print(json.dumps(_found.record(pathlib.Path({str(folder)!r}), {device!r})))"
-        )
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), env.get("PYTHONPATH"))))
-        command = [sys.executable, "-W", "ignore", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=3 * SECONDS, env=env, check=False)
-        lines = done.stdout.strip().splitlines()
-        runs.append(
-            json.loads(lines[-1]) if done.returncode == 0 and lines else {"device": device, "error": done.stderr[-500:]}
-        )
+        receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=_recorded, args=(folder, device, send))
+        process.start()
+        known = receive.poll(2 * SECONDS)
+        runs.append(receive.recv() if known else {"device": device, "error": f"no end after {2 * SECONDS} s"})
+        process.kill()
     data = {
         "command": f"python benchmarks/hunt.py --record {folder.name}",
         "packages": packages_in(folder),
@@ -126,11 +130,13 @@ def write_record(folder: Path) -> str:
         text = text.replace(f"{place}/", "")
     text = re.sub(r"/[\w./+-]*?/site-packages/", "", text)
     (folder / "finding.json").write_text(text + "\n", encoding="utf-8")
-    return "; ".join(
-        f"{run['device']}: exit {run.get('exit', '?')}, "
-        + (", ".join(sorted({f["check"] for f in run["findings"]})) or "nothing" if "findings" in run else run["error"])
-        for run in runs
-    )
+    said = []
+    for run in runs:
+        checks = sorted({f["check"] for f in run.get("findings", ())})
+        said.append(
+            f"{run['device']}: " + run.get("error", f"exit {run.get('exit')}, {', '.join(checks) or 'nothing'}")
+        )
+    return "; ".join(said)
 
 
 def _checks(folder: Path) -> str:

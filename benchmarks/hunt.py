@@ -17,6 +17,7 @@ import argparse
 import fnmatch
 import json
 import multiprocessing
+import random
 import signal
 import sys
 import warnings
@@ -26,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import _found
+import numpy as np
 import torch
 from _callables import PROFILES, builder, callables, first_that_runs, floating
-from torch import Tensor, nn
+from torch import Tensor
 
 from ampcheck import audit, emulate
 from ampcheck.core.run import Verdict
@@ -72,7 +74,8 @@ class Call:
 
     def run(self, dtype: torch.dtype | None, autocast: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Results and the gradients of the inputs. dtype: None for float32."""
-        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
         call, module = self.build()
         if module is not None and dtype is not None and not autocast:
             module.to(dtype)
@@ -108,9 +111,9 @@ def once(call: Call, way: str) -> dict[str, Any] | None:
     """How one call in one way differs from float32, and what ampcheck says of it; None where it does not."""
     low, autocast, device = WAYS[way]
     try:
-        wide = call.run(None, False)
-        if not all(t.isfinite().all() for part in wide for t in part):
-            return None
+        wide, again = call.run(None, False), call.run(None, False)
+        if not all(t.isfinite().all() for part in wide for t in part) or not all(map(torch.equal, wide[0], again[0])):
+            return None  # not finite in float32 either, or another result at each call
     except Exception:  # noqa: BLE001  # these values are none that the callable takes
         return None
     try:

@@ -42,6 +42,7 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _NO_FAULTS: frozenset[Key] = frozenset()
@@ -361,10 +362,23 @@ class Shadow(TorchDispatchMode):
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
+            if op_schema(func).composed:
+                with _autocast_of_caller():
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
+
+
+@contextmanager
+def _autocast_of_caller() -> Iterator[None]:
+    """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
+    with torch._C._RestorePythonTLSSnapshot():
+        entered = torch._C._dispatch_tls_local_exclude_set()
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - (_AUTOCAST - entered)):
+        yield
 
 
 @contextmanager
