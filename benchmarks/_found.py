@@ -112,7 +112,7 @@ def _recorded(folder: Path, device: str, send: Any) -> None:
 
 def write_record(folder: Path) -> str:
     """Write `finding.json` of a folder, under the CPU's policy of autocast and the emulated one of CUDA."""
-    runs = []
+    runs: list[dict[str, Any]] = []
     for device in ("cpu", "cuda"):
         receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
         process = multiprocessing.get_context("fork").Process(target=_recorded, args=(folder, device, send))

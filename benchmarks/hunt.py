@@ -86,7 +86,7 @@ class Call:
             out = floating(call(*given))
         total = sum(t.float().mean() for t in out if t.requires_grad)
         if isinstance(total, Tensor):
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
         return [t.detach() for t in out], [v.grad for v in given if isinstance(v, Tensor) and v.grad is not None]
 
 

@@ -89,7 +89,8 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     writes += _UNSAID.get(name, ())
     short = name if namespace == "aten" else schema.name
     view = torch.Tag.inplace_view in op.tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+    overload: str = op.name()  # type: ignore[no-untyped-call]
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
     return OpSchema(
         name=short,
         namespace=namespace,

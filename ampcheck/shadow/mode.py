@@ -374,7 +374,7 @@ class Shadow(TorchDispatchMode):
 @contextmanager
 def _autocast_of_caller() -> Iterator[None]:
     """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
-    with torch._C._RestorePythonTLSSnapshot():
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         entered = torch._C._dispatch_tls_local_exclude_set()
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - (_AUTOCAST - entered)):

@@ -14,7 +14,7 @@ with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
 wide = scheduler.add_noise(latents.double(), noise.double(), step) - latents.double()
 velocity64 = scheduler.get_velocity(latents.double(), noise.double(), step)
 print(
-    f"autocast bfloat16 gives noise of {low.std():.4f} at step 0, velocity of {(velocity - noise).std():.4f} beside noise"
+    f"autocast bfloat16 gives noise of {low.std():.4f} at step 0, velocity {(velocity - noise).std():.4f} beside noise"
 )
 print(f"float64 gives {wide.std():.4f} and {(velocity64 - noise).std():.4f}")
 sys.exit(int(abs(low.std() - wide.std()) > 0.2 * wide.std()))
