@@ -146,28 +146,37 @@ def every_way(name: str, value: Any, send: Any) -> None:
                 send.send({"name": name, "way": way, "profile": profile, **found})
 
 
-def hunted(packages: list[str], pattern: str) -> Iterator[dict[str, Any]]:
-    """The candidates of packages, in the order of their callables; each callable in a forked process."""
+def hunted(package: str, pattern: str) -> Iterator[dict[str, Any]]:
+    """The candidates of a package, in the order of its callables; each callable in a forked process."""
     context = multiprocessing.get_context("fork")
-    for package in packages:
-        ran = skipped = 0
-        for name, value in callables(package):
-            if not fnmatch.fnmatch(name, pattern) or builder(value) is None:
-                continue
-            receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=every_way, args=(name, value, send), daemon=True)
-            process.start()
-            send.close()
-            try:
-                while True:
-                    message = receive.recv()
-                    if "ran" in message:
-                        ran, skipped = ran + message["ran"], skipped + (not message["ran"])
-                    else:
-                        yield message
-            except EOFError:
-                process.join()
-        print(f"{package}: {ran} callables ran, {skipped} take other arguments", file=sys.stderr, flush=True)
+    ran = skipped = 0
+    for name, value in callables(package):
+        if not fnmatch.fnmatch(name, pattern) or builder(value) is None:
+            continue
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=every_way, args=(name, value, send), daemon=True)
+        process.start()
+        send.close()
+        try:
+            while True:
+                message = receive.recv()
+                if "ran" in message:
+                    ran, skipped = ran + message["ran"], skipped + (not message["ran"])
+                else:
+                    yield message
+        except EOFError:
+            process.join()
+    print(f"{package}: {ran} callables ran, {skipped} take other arguments", file=sys.stderr, flush=True)
+
+
+def ranked(candidates: list[dict[str, Any]]) -> Iterator[str]:
+    """The candidates of a callable in one way as one entry, the ways by rank."""
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in sorted(candidates, key=lambda candidate: list(WAYS).index(candidate["way"])):
+        grouped.setdefault((one["name"], one["way"]), []).append(one)
+    for (name, way), group in grouped.items():
+        yield f"{way:<24}{name}: " + "; ".join(f"{one['profile']} {one['what']}" for one in group)
+        yield from (f"    {text}" for text in group[0]["says"][:2])
 
 
 def main() -> int:
@@ -189,18 +198,14 @@ def main() -> int:
         for folder in _found.folders(options.names):
             print(f"{folder.name}: {_found.write_record(folder)}", flush=True)
     else:
-        candidates = []
-        for candidate in hunted(options.names, options.only):
-            candidates.append(candidate)
-            if options.json:
-                with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(candidate) + "\n")
-        grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for one in sorted(candidates, key=lambda c: list(WAYS).index(c["way"])):
-            grouped.setdefault((one["name"], one["way"]), []).append(one)
-        for (name, way), group in grouped.items():
-            print(f"{way:<24}{name}: " + "; ".join(f"{one['profile']} {one['what']}" for one in group))
-            print(*(f"    {text}" for text in group[0]["says"][:2]), sep="\n")
+        for package in options.names:
+            candidates = []
+            for candidate in hunted(package, options.only):
+                candidates.append(candidate)
+                if options.json:
+                    with options.json.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(candidate) + "\n")
+            print("\n".join(ranked(candidates)), flush=True)
     return 0
 
 
