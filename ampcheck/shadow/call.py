@@ -62,7 +62,7 @@ class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
     `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
     the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
-    pivots. title: as `op_name` has it."""
+    pivots. composed: its kernel calls other ops, on which autocast acts. title: as `op_name` has it."""
 
     name: str
     namespace: str
@@ -77,6 +77,7 @@ class OpSchema:
     exact: bool
     keeps: bool
     checks: bool
+    composed: bool
 
 
 @cache
@@ -87,12 +88,14 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
     writes += _UNSAID.get(name, ())
     short = name if namespace == "aten" else schema.name
+    view = torch.Tag.inplace_view in op.tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+    overload: str = op.name()  # type: ignore[no-untyped-call]
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
     return OpSchema(
         name=short,
         namespace=namespace,
         title=op_name(op),
-        view=torch.Tag.inplace_view in op.tags
-        or any(r.alias_info and not r.alias_info.is_write for r in schema.returns),
+        view=view,
         writes=tuple(writes),
         random=torch.Tag.nondeterministic_seeded in op.tags,
         moves=short in MOVES,
@@ -102,6 +105,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
         exact=short in MOVES or short in _EXACT,
         keeps=short in _KEEPS,
         checks=short.lstrip("_").startswith("linalg_") or (namespace != "aten" and len(schema.returns) > 1),
+        composed=composite and not view and short not in MOVES and short not in _UNSET,
     )
 
 

@@ -43,6 +43,7 @@ _ABOVE = (
     | DispatchKeySet(DispatchKey.ADInplaceOrView)
 )
 """What companions are computed below of, together with autograd."""
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _NO_FAULTS: frozenset[Key] = frozenset()
@@ -363,6 +364,9 @@ class Shadow(DispatchMode):
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
+            if op_schema(func).composed:
+                with _autocast_of_caller():
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
@@ -372,6 +376,16 @@ class Shadow(DispatchMode):
 def _is_composite(func: torch._ops.OpOverload) -> bool:
     """Whether an op is nothing but calls of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
+
+
+@contextmanager
+def _autocast_of_caller() -> Iterator[None]:
+    """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        entered = torch._C._dispatch_tls_local_exclude_set()
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - (_AUTOCAST - entered)):
+        yield
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ampcheck import emulate
 from ampcheck.shadow import Shadow
 
 
@@ -271,3 +272,21 @@ def test_any_program_is_followed_in_float64_and_left_as_it_is(names: list[str], 
     known = reference.isfinite()
     assert distance(shadow.exact(value)[known], reference[known]) <= 1e-12 * 10 ** len(names)
     assert not shadow.unruled
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_autocast_acts_on_the_ops_that_an_op_calls(device: str, enabled: bool) -> None:
+    """`affine_grid_generator` calls `bmm`, which autocast runs in 16 bits: under a shadow as without one."""
+    theta = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+
+    def grid() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            return F.affine_grid(theta, [1, 1, 8, 512], align_corners=False)
+
+    with emulate("cuda") if device == "cuda" else contextlib.nullcontext():
+        plain = grid()
+        with Shadow():
+            shadowed = grid()
+    assert plain.dtype == (torch.bfloat16 if enabled else torch.float32)
+    torch.testing.assert_close(shadowed, plain, rtol=0, atol=0)

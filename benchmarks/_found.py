@@ -1,0 +1,203 @@
+"""The defects of public libraries in `reports/found/`: what ampcheck says of each repro, the table, what was mended.
+
+A folder holds `repro.py` (exit code 1 while the library is broken, 0 once it is mended), `report.md` (a title, then
+lines `Package:`, `Way:`, `Severity:`) and `finding.json`, which `record` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+FOUND = Path(__file__).resolve().parent.parent / "reports" / "found"
+WAYS = ("autocast", "bfloat16", "half", "documented")
+"""Ways by rank: autocast with default arguments, bfloat16 weights, pure half, and what the library documents."""
+SECONDS = 240
+
+
+def folders(names: list[str] | None = None) -> list[Path]:
+    """The folders of all defects, or of those whose names start with one of `names`."""
+    every = sorted(path.parent for path in FOUND.glob("*/repro.py"))
+    return [path for path in every if not names or path.name.startswith(tuple(Path(name).name for name in names))]
+
+
+def about(folder: Path) -> dict[str, str]:
+    """What the head of `report.md` says: title, package, way, severity."""
+    text = (
+        (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").is_file() else f"# {folder.name}"
+    )
+    head = re.findall(r"^[-*| ]*(package|way|severity)[*| ]*:[*| ]*(.+?)[| ]*$", text, re.MULTILINE | re.IGNORECASE)
+    known = {"package": folder.name.partition("-")[0], "way": "?", "severity": "?"}
+    known |= {key.lower(): value for key, value in reversed(head)}
+    return {"title": text.lstrip("# ").partition("\n")[0].strip(), **known}
+
+
+def rank(way: str) -> int:
+    """The place of a way in WAYS; a description may say more, such as `autocast float16, defaults`."""
+    return next((place for place, name in enumerate(WAYS) if re.search(name, way, re.IGNORECASE)), len(WAYS))
+
+
+def check(folder: Path) -> tuple[str, str]:
+    """Run a repro on the installed release: `broken`, `mended`, `absent` or `error`, and its last line."""
+    command = [sys.executable, "-W", "ignore", str(folder / "repro.py")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
+    except subprocess.TimeoutExpired:
+        return "error", f"no end after {SECONDS} s"
+    last = (done.stderr if "Traceback" in done.stderr else done.stdout).strip().rpartition("\n")[2]
+    if "Traceback" in done.stderr or done.returncode not in (0, 1):
+        return ("absent" if last.startswith(("ModuleNotFoundError", "ImportError")) else "error"), last
+    return ("broken" if done.returncode else "mended"), last
+
+
+def record(folder: Path, device: str = "cpu") -> dict[str, Any]:
+    """What ampcheck says of the run of a repro as it stands, with autocast's policy of `device`."""
+    from ampcheck import audit
+    from ampcheck.core.run import Verdict
+
+    sys.argv = [str(folder / "repro.py")]
+    outcome: dict[str, Any] = {"exit": None}  # None where it raises
+
+    def repro() -> None:
+        printed = StringIO()
+        try:
+            with redirect_stdout(printed):
+                runpy.run_path(str(folder / "repro.py"), run_name="__main__")
+        except SystemExit as end:
+            outcome["exit"] = end.code or 0
+        else:
+            outcome["exit"] = 0
+        outcome["printed"] = printed.getvalue().strip().splitlines()[-6:]
+
+    run = audit(repro, device=device, name=folder.name)
+    said = (Verdict.FAIL.value, Verdict.WARN.value)
+    findings = [f for f in run.to_json()["findings"] if f["verdict"] in said and not compares(f)]
+    return {"device": device, **outcome, "findings": findings}
+
+
+def packages_in(folder: Path) -> dict[str, str]:
+    """The versions of the installed packages that a repro imports."""
+    from importlib.metadata import packages_distributions
+
+    text = (folder / "repro.py").read_text(encoding="utf-8")
+    modules = sorted(set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)))
+    known = packages_distributions()
+    names = sorted({name for module in modules for name in known.get(module, ())[:1]})
+    return {name: version(name) for name in names}
+
+
+def compares(finding: dict[str, Any]) -> bool:
+    """Whether a finding is of the repro's own comparison with float64, which takes the difference of equals."""
+    return str(finding["where"]["file"]).endswith("repro.py") and "in float64:" in finding["message"]
+
+
+def _recorded(folder: Path, device: str, send: Any) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        send.send(record(folder, device))
+    except BaseException as error:  # noqa: BLE001  # a record says what ended it
+        send.send({"device": device, "error": f"{type(error).__name__}: {error}"[:500]})
+
+
+def write_record(folder: Path) -> str:
+    """Write `finding.json` of a folder, under the CPU's policy of autocast and the emulated one of CUDA."""
+    runs: list[dict[str, Any]] = []
+    for device in ("cpu", "cuda"):
+        receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=_recorded, args=(folder, device, send))
+        process.start()
+        known = receive.poll(2 * SECONDS)
+        runs.append(receive.recv() if known else {"device": device, "error": f"no end after {2 * SECONDS} s"})
+        process.kill()
+    data = {
+        "command": f"python benchmarks/hunt.py --record {folder.name}",
+        "packages": packages_in(folder),
+        "runs": runs,
+    }
+    text = json.dumps(data, indent=1)
+    for place in {str(Path(p)) for p in sys.path if p.endswith("site-packages")} | {str(FOUND.parent.parent)}:
+        text = text.replace(f"{place}/", "")
+    text = re.sub(r"/[\w./+-]*?/site-packages/", "", text)
+    (folder / "finding.json").write_text(text + "\n", encoding="utf-8")
+    said = []
+    for run in runs:
+        checks = sorted({f["check"] for f in run.get("findings", ())})
+        said.append(
+            f"{run['device']}: " + run.get("error", f"exit {run.get('exit')}, {', '.join(checks) or 'nothing'}")
+        )
+    return "; ".join(said)
+
+
+def _checks(folder: Path) -> str:
+    if not (folder / "finding.json").is_file():
+        return ""
+    data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+    runs = data.get("runs", [data] if isinstance(data, dict) else [{"findings": data}])
+    return ", ".join(sorted({f["check"] for run in runs for f in run.get("findings", ()) if f["verdict"] == "fail"}))
+
+
+def table() -> Iterator[str]:
+    """The lines of `reports/found/README.md`."""
+    rows = [(rank(known["way"]), folder, known) for folder in folders() for known in [about(folder)]]
+    counted = [row for row in rows if row[0] < WAYS.index("documented")]
+    packages = {known["package"].split()[0] for _, _, known in counted}
+    yield "# Defects found in public libraries"
+    yield ""
+    yield "`python benchmarks/hunt.py --table`"
+    yield ""
+    count = Counter(place for place, _, _ in counted)
+    by_way = ", ".join(f"{count[place]} {WAYS[place]}" for place in sorted(count))
+    yield f"{len(counted)} defects in {len(packages)} packages: {by_way}. `repro.py` of each folder exits 1 while its"
+    yield "library is broken (`python benchmarks/hunt.py --check`), `report.md` says why and gives the cure, and"
+    yield "`finding.json` is what ampcheck says of the run."
+    for title, part in (("", counted), ("Documented limitations", [row for row in rows if row not in counted])):
+        if part:
+            yield from ("", *([f"## {title}", ""] if title else []))
+            yield "| package | way | severity | what | ampcheck says |"
+            yield "|---|---|---|---|---|"
+        for _, folder, known in sorted(part, key=lambda row: (row[2]["package"].lower(), row[0], row[1].name)):
+            title_cell = known["title"].replace("|", "\\|")
+            cells = (
+                known["package"],
+                known["way"],
+                known["severity"],
+                f"[{title_cell}]({folder.name}/report.md)",
+                _checks(folder),
+            )
+            yield "| " + " | ".join(cells) + " |"
+
+
+def distributions() -> list[str]:
+    """The names of the packages on PyPI that the repros need, without torch."""
+    names = {about(folder)["package"].split()[0] for folder in folders()}
+    return sorted(names - {"torch", "pytorch"})
+
+
+def check_all(names: list[str]) -> int:
+    """Run every repro, print its state, and return the number of those that could not tell."""
+    states: Counter[str] = Counter()
+    for folder in folders(names):
+        state, last = check(folder)
+        states[state] += 1
+        package = about(folder)["package"].split()[0]
+        try:
+            release = version(package)
+        except PackageNotFoundError:
+            release = "?"
+        print(f"{state:<8}{folder.name} ({package} {release}): {last[:160]}", flush=True)
+    print(", ".join(f"{count} {state}" for state, count in states.most_common()) or "no repro")
+    return states["error"]

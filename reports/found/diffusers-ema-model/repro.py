@@ -1,0 +1,18 @@
+import sys
+
+import torch
+from diffusers.training_utils import EMAModel
+
+
+def followed(dtype: torch.dtype) -> float:
+    weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+    ema = EMAModel([weight], decay=0.9999, min_decay=0.999)
+    for step in range(400):
+        torch.nn.init.constant_(weight, 1.0 if step < 10 else 2.0)  # training moves a weight
+        ema.step([weight])
+    return float(ema.shadow_params[0].mean())
+
+
+low, wide = followed(torch.bfloat16), followed(torch.float64)
+print("bfloat16 weights give", low, "float64 gives", wide)
+sys.exit(int(abs(low - wide) > 0.1))
