@@ -193,7 +193,7 @@ def unguarded_statistics(windows: Floats, afters: Sequence[int]) -> tuple[Floats
 def heights_of(z: Floats, afters: Sequence[int]) -> Floats:
     """The heights of a fall where z is negative, of a rise elsewhere: float64 [series, afters]."""
     falls, rises = np.array([HEIGHTS[k] for k in afters]).T
-    return np.where(z < 0, falls, rises)
+    return np.asarray(np.where(z < 0, falls, rises))
 
 
 def _quantiles(heights: Floats, scores: Floats, steps: Floats, signs: Floats) -> Floats:
