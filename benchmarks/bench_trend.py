@@ -10,13 +10,14 @@ another interpreter, since they ask for other versions:
 They take most of the time. All series come from fixed seeds, so that a part may be measured again and the rest, what
 the libraries said of the same series included, be kept:
 
-    python benchmarks/bench_trend.py --parts power heights --keep reports/evidence/trend.json --out ...
+    python benchmarks/bench_trend.py --parts "false alarms" keyed power places heights bound \
+        --keep reports/evidence/trend.json --out reports/evidence/trend.json
 
 Every series has one point a day of a ratio near 1.25. A false alarm is a series of 60 points without a step of which
 any step is found: by the detector at any of its 60 days, by a library in one look at all 60; and, of fewer series, at
 any day from the 20th on, which is how a history is read. A step is found where one is reported within 3 points of
 it, by the detector and by the libraries alike. The part `heights` repeats the simulation that the detector's heights
-are from.
+are from; `bound` compares it with detectors that know more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trend_bound import bounds, bounds_text
 from trend_heights import heights, heights_text
 
 POINTS = 60
@@ -45,7 +47,7 @@ FEWER, FEWEST = 2, 20  # of so many series the libraries see one: once, and ever
 AT_FIVE = 300  # series of which the libraries are asked for a step, at most
 PLACED = 500
 SHAPED = 10_000  # series of each shape of noise from which the heights were taken
-PARTS = ("false alarms", "keyed", "power", "places", "heights")
+PARTS = ("false alarms", "keyed", "power", "places", "heights", "bound")
 DAILY = ("normal, 1.5 %", "Student's t with 3 degrees", "drift of 5 % in 60 points")
 LIBRARIES = ("E-divisive (Otava)", "PELT l2 (ruptures)", "PELT rbf (ruptures)")
 
@@ -304,6 +306,7 @@ def report(data: dict[str, Any]) -> list[str]:
         + ".",
     ]
     lines += heights_text(data["heights"]) if "heights" in data else []
+    lines += bounds_text(data["bound"]) if "bound" in data else []
     if len(names) == 1:
         lines += ["", "The libraries were not asked: no interpreter that has them was named (--libraries)."]
     if "kept" in data:
@@ -324,6 +327,7 @@ def measured(parts: Sequence[str], count: int, ask: Callable[[Any], dict[str, An
         "power": lambda: power(count, min(AT_FIVE, count), ask),
         "places": lambda: places(min(PLACED, count)),
         "heights": lambda: heights(min(SHAPED, 5 * count), SEED + 3),
+        "bound": lambda: bounds(min(SHAPED, 5 * count), SEED + 4),
     }
     spent = kept.get("seconds", {})
     data: dict[str, Any] = {"series": count, "points": POINTS, "seed": SEED}

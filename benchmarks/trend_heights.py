@@ -47,14 +47,14 @@ def heights(count: int, seed: int, at_once: int = 1000) -> list[dict[str, Any]]:
 
 def _exceeding(logs: Any) -> Any:
     """Whether each series exceeds a height, without and with the guards: bool [2, series]."""
-    from ampcheck.speed.trend.detect import BEFORE, HEIGHTS, LEAST, WINDOW, unguarded_statistics
+    from ampcheck.speed.trend.detect import BEFORE, HEIGHTS, LEAST, WINDOW, heights_of, unguarded_statistics
 
     detected = np.zeros((2, len(logs)), dtype=bool)
     for count in range(LEAST, POINTS + 1):
         windows = logs[:, max(0, count - WINDOW) : count]
         afters = [k for k in HEIGHTS if k + BEFORE <= windows.shape[1]]
-        z, bent, alike = map(np.abs, unguarded_statistics(windows, afters))
-        wanted = np.array([HEIGHTS[k] for k in afters])
+        z, bent, alike = unguarded_statistics(windows, afters)
+        wanted, z = heights_of(z, afters), np.abs(z)
         guarded = np.where(z > bent, z * np.sqrt((1 - alike) / (1 + alike)), 0)
         detected |= np.stack([(z > wanted).any(axis=1), (guarded > wanted).any(axis=1)])
     return detected

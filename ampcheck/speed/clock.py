@@ -7,13 +7,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
 
 if TYPE_CHECKING:
     from torch.cuda import Event
+
+
+class Effort(NamedTuple):
+    """CPU seconds of all threads of this process so far, and how often the system took a core away from one of them."""
+
+    cpu: float
+    switches: int
 
 
 class Clock(Protocol):
@@ -34,14 +41,17 @@ class Clock(Protocol):
     def conditions(self) -> dict[str, float]:
         """The present load and clock rates of the machine."""
 
+    def effort(self) -> Effort | None:
+        """The use of the CPU so far; None where it is not known, or a device computes instead."""
+
 
 class WallClock:
     """The clock of the CPU; of other devices too, which are synchronised once per block."""
 
     kind = "wall"
 
-    def __init__(self, synchronise: Callable[[], object] = lambda: None) -> None:
-        self._synchronise = synchronise
+    def __init__(self, synchronise: Callable[[], object] | None = None) -> None:
+        self._synchronise, self._on_cpu = synchronise or (lambda: None), synchronise is None
 
     def prepare(self, call: Callable[[], object] | None) -> None:
         """Call once, untimed, so that the arm's own data are in the cache, as when it runs alone."""
@@ -63,6 +73,17 @@ class WallClock:
         with suppress(OSError, ValueError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as lines:
             conditions["MHz"] = next(float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz"))
         return conditions
+
+    def effort(self) -> Effort | None:
+        """From the system's account of this process."""
+        if not self._on_cpu:
+            return None
+        try:
+            from resource import RUSAGE_SELF, getrusage
+        except ImportError:  # Windows
+            return None
+        usage = getrusage(RUSAGE_SELF)
+        return Effort(usage.ru_utime + usage.ru_stime, usage.ru_nivcsw)
 
 
 class CudaClock:
@@ -101,6 +122,10 @@ class CudaClock:
             with suppress(Exception):  # NVML is optional, and each of its parts may be missing or forbidden
                 conditions[name] = float(read(self._device))
         return conditions
+
+    def effort(self) -> Effort | None:
+        """None: the device computes."""
+        return None
 
 
 def clock_of(device: str) -> Clock:

@@ -11,25 +11,31 @@ from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Tab
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.stats import ArmTimes, SpeedStats
+from ampcheck.speed.threads import Threads, meanwhile
 from ampcheck.speed.verdict import Rule, aa_noise, is_decided, log_ratios, paired_ratio
 
 
 def measure_until_decided(
-    arms: Mapping[str, Step], rules: Mapping[str, Rule], options: SpeedOptions, *, subject: str, device: str = "cpu"
+    arms: Mapping[str, Step],
+    rules: Mapping[str, Rule],
+    options: SpeedOptions,
+    *,
+    subject: str,
+    device: str = "cpu",
+    threads: Threads | None = None,
 ) -> SpeedStats:
     """Measure until each rule has a verdict or the budget is spent, as `measure_speed` does."""
     budget, clock, seed = options.budget or BUDGET, options.clock, options.seed
     return measure_speed(
-        arms, subject=subject, device=device, budget=budget, width=None, clock=clock, seed=seed,
+        arms, subject=subject, device=device, budget=budget, width=None, clock=clock, seed=seed, threads=threads,
         decided=lambda stats: is_decided(stats, rules),
     )  # fmt: skip
 
 
 def speed_run(stats: SpeedStats, findings: Sequence[Finding] = ()) -> Run:
     """The run of a measurement: verdicts, the table of arms and the spread of their times."""
-    conditions = {f"meanwhile: {name}": value for name, value in stats.conditions.items()}
     return Run(
-        environment={**stats.fingerprint, **conditions},
+        environment={**stats.fingerprint, **meanwhile(stats.conditions, stats.threads)},
         findings=tuple(findings),
         coverage=Coverage({"paired cycles": stats.cycles, "arms": len(stats.arms)}),
         tables=(_table(stats),),
@@ -47,7 +53,8 @@ def _table(stats: SpeedStats) -> Table:
         [_row(stats, arm) for arm in stats.arms],
         check=SPEEDUP.slug,
         note=f"Median of {stats.cycles:,} paired cycles, reference seconds / arm seconds, 95 % bootstrap interval. "
-        f"Noise between {stats.reference.name} and its twin: up to {noise:.2g} %. Ended: {stats.stopped}.",
+        f"Noise between {stats.reference.name} and its twin: up to {noise:.2g} %. Ended: {stats.stopped}."
+        + (f" All arms {stats.threads.fewer}." if stats.threads and stats.threads.fewer else ""),
     )
 
 

@@ -16,9 +16,12 @@ from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
 from ampcheck.speed.steps import EAGER, StepConfig, step_of
+from ampcheck.speed.threads import Threads, fit_threads
 from ampcheck.speed.verdict import WHERE, check_speed
+from ampcheck.torchtools.restore import restoring
 
 
+@restoring
 def compare_modes(
     subject: Subject,
     configs: Sequence[StepConfig],
@@ -51,12 +54,15 @@ def compare_modes(
         steps: dict[str, Step] = {}
         first: dict[str, float] = {}
         findings: list[Finding] = []
+        threads: Threads | None = None
         for number, config in enumerate(configs):
             progress(f"first call: {config}", number, len(configs))
             step = step_of(subject, config, device=device)
             compiled_since = compilations()
             with naming(str(config), subject.name):
                 first[str(config)] = clock.block(step, 1)
+                if not number:  # compiled code is for a number of threads
+                    threads = fit_threads(step, clock)
             compiled = compiled_since()
             if config.mode == EAGER or compiled.graphs:
                 steps[str(config)] = step
@@ -70,7 +76,7 @@ def compare_modes(
             return Run(findings=tuple(findings), title=f"speed of {subject.name}")
         progress(f"timing all in turn, {budget:g} s at most", len(configs), len(configs))
         options = replace(options, clock=clock)
-        stats = measure_until_decided(steps, rules, options, subject=subject.name, device=device)
+        stats = measure_until_decided(steps, rules, options, subject=subject.name, device=device, threads=threads)
     stats = replace(stats, arms=tuple(replace(arm, first=first.get(arm.name, arm.first)) for arm in stats.arms))
     for finding in check_speed(stats, rules):
         warns = at_least is None and finding.verdict is Verdict.FAIL

@@ -25,6 +25,7 @@ from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats, fingerprint
+from ampcheck.speed.threads import Account, Threads, fit_threads
 from ampcheck.speed.verdict import paired_ratio
 from ampcheck.torchtools.restore import restoring
 
@@ -59,8 +60,8 @@ class Arm:
     seconds: list[float] = field(default_factory=list)
 
     def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
-        """Call it at least `least` times and for `seconds`, and set the calls in a block. The first is timed apart."""
-        self.first = clock.block(lambda: require_ran(self.step(), f"arm {self.name!r}"), 1)
+        """Call it at least `least` times and for `seconds`, and set the calls in a block. Its first is timed apart."""
+        self.first = self.first or clock.block(lambda: require_ran(self.step(), f"arm {self.name!r}"), 1)
         times: list[float] = []
         while len(times) < least or (sum(times) < seconds and len(times) < 1000):
             times.append(clock.block(self.step, 1))
@@ -81,7 +82,8 @@ class Arm:
 class PairedMeasurement:
     """Arms that run in turn: `warm_up` once, `run` any number of times, `stats` at any time.
 
-    arms: name to step, the first being the reference. block: seconds of one block, to the nearest whole call.
+    arms: name to step, the first being the reference. block: seconds of one block, to the nearest whole call. threads:
+    of PyTorch, if they were fitted to the load of the machine; None: `warm_up` does, and its caller restores them.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class PairedMeasurement:
         clock: Clock | None = None,
         block: float = BLOCK,
         seed: int = 0,
+        threads: Threads | None = None,
     ) -> None:
         _require_arms(arms)
         self._clock = clock or clock_of(device)
@@ -103,12 +106,17 @@ class PairedMeasurement:
         self._conditions: list[dict[str, float]] = []
         self.spent = 0.0
         """Seconds in cycles so far."""
+        self._threads, self._account = threads, Account(self._clock)
 
     def warm_up(self, least: int = 3, seconds: float = 0.2) -> None:
-        """Warm up each arm. Raises `UsageError` for an arm that raises."""
+        """Warm up each arm, with as many threads as suit the first. Raises `UsageError` for an arm that raises."""
         for arm in self._arms:
             with naming(arm.name, self._subject):
                 arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
+                if arm is self._arms[0] and self._threads is None:
+                    self._threads = fit_threads(arm.step, self._clock)
+                    if self._threads is not None and self._threads.used < self._threads.allowed:
+                        arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
 
     def run(self, until: float) -> None:
         """Run cycles until `until` seconds have passed in all of them, at least one. A cycle that raises is dropped."""
@@ -116,7 +124,7 @@ class PairedMeasurement:
         while True:
             begin = time.perf_counter()
             blocks: dict[str, list[float]] = {arm.name: [] for arm in self._arms}
-            with without_collector():
+            with without_collector(), self._account.adding():
                 for arm in self._random.sample(2 * self._arms, 2 * len(self._arms)):
                     with naming(arm.name, self._subject):
                         blocks[arm.name].append(arm.block(self._clock))
@@ -134,6 +142,9 @@ class PairedMeasurement:
     def stats(self) -> SpeedStats:
         """The measurement so far."""
         arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first, self._clock.kind) for arm in self._arms]
+        threads = self._threads
+        if threads is not None:
+            threads = replace(threads, occupancy=self._account.occupancy(threads.used))
         return SpeedStats(
             subject=self._subject,
             arms=(arms[0], replace(arms[0], name=TWIN, seconds=tuple(self._twin)), *arms[1:]),
@@ -141,6 +152,7 @@ class PairedMeasurement:
             fingerprint=fingerprint(self._device),
             conditions=summarised(self._conditions),
             spent=self.spent,
+            threads=threads,
         )
 
 
@@ -156,17 +168,21 @@ def measure_speed(
     clock: Clock | None = None,
     block: float = BLOCK,
     seed: int = 0,
+    threads: Threads | None = None,
 ) -> SpeedStats:
     """Time two or more arms against the first, the reference, which also runs as its own A/A twin.
 
     arms: name to a callable without arguments, one step of the arm. budget: seconds of timed blocks, without warm-up
     and compilation. width: stop when the 95 per cent interval of every ratio is at most this share to each side;
-    None for never. decided: called at each look, instead of `width`; True ends the measurement.
+    None for never. decided: called at each look, instead of `width`; True ends the measurement. threads: of
+    `fit_threads`; None: as many of PyTorch's as suit the load of the machine while the reference warms up.
 
     Raises `UsageError` for fewer than two arms, an arm that raises, or a device that is not there.
     """
     parse_number(budget, "budget")
-    measurement = PairedMeasurement(arms, subject=subject, device=device, clock=clock, block=block, seed=seed)
+    measurement = PairedMeasurement(
+        arms, subject=subject, device=device, clock=clock, block=block, seed=seed, threads=threads
+    )
     measurement.warm_up()
     for share in LOOKS:
         if measurement.spent >= share * budget:  # one long cycle may pass several looks

@@ -14,6 +14,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.json_files import from_plain
 from ampcheck.core.run import Scalar
+from ampcheck.speed.threads import Threads
 
 VERSIONS = (
     "platform",
@@ -111,7 +112,8 @@ class SpeedStats:
 
     arms: the first is the reference, the second its A/A twin. fingerprint: of hardware and versions. conditions: load
     and clock rates of the machine during the measurement. spent: seconds in the cycles. stopped: why it ended:
-    `narrow`, `decided` or `budget`.
+    `narrow`, `decided` or `budget`. threads: of all arms; None where a device
+    computes.
     """
 
     subject: str
@@ -121,6 +123,7 @@ class SpeedStats:
     conditions: Mapping[str, Scalar] = field(default_factory=dict)
     spent: float = 0.0
     stopped: str = "budget"
+    threads: Threads | None = None
 
     @property
     def reference(self) -> ArmTimes:

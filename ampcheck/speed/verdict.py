@@ -100,6 +100,9 @@ def bootstrapped(
 
 WHERE = Where(phase="speed")
 
+_LONGEST = 3600
+"""Seconds of a budget that a hint may advise."""
+
 EFFECT = 0.03
 """The smallest change that fails, as a share: above what the layout of memory alone does to a time."""
 
@@ -225,19 +228,44 @@ def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
     decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
     required = requirement(arm.name, rule.limit, reference)
     observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
+    if stats.threads is not None and stats.threads.fewer:
+        observed += f"; it {stats.threads.fewer}"
     message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
+    budget = _budget(stats, decision, rule)
     hint = {
-        NOISE: "raise the budget, leave other work off this machine, or use a larger minimum effect",
-        STRADDLES: "raise the budget, or leave other work off this machine",
+        NOISE: f"{budget}, leave other work off this machine, or use a larger minimum effect",
+        STRADDLES: f"{budget}, or leave other work off this machine",
         "": "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
         "first (ampcheck.assert_compiled)",
     }[decision.reason]
     if stats.cycles < needed:
         few = f"{counted(stats.cycles, 'cycles')} {'is' if stats.cycles == 1 else 'are'} too few"
         message = f"{required}; {few}, {needed} are needed"
-        hint = "raise the budget, or let one step do less work"
+        hint = f"{budget}, or let one step do less work"
+    if decision.verdict is Verdict.UNDECIDED and stats.threads is not None and stats.threads.crowded:
+        message += f"; {stats.threads.crowded}"
+        hint += "; OMP_NUM_THREADS=1 leaves a core to the other processes" if stats.threads.used > 1 else ""
     evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
     return SPEEDUP.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
+
+
+def _budget(stats: SpeedStats, decision: Decision, rule: Rule) -> str:
+    """The advice on the budget: with which the arm would be decided, the noise and the ratio staying as they are."""
+    cycles = cycles_needed(rule.confidence)
+    if decision.verdict is not Verdict.UNDECIDED or not stats.spent:
+        return "raise the budget"
+    if stats.cycles >= cycles:
+        # The interval shrinks with the root of the cycles, and has to leave out the floor, or the limit. A ratio that
+        # may be the limit is taken for it; twice as many cycles leave room for chance.
+        ratio, low, high = (math.log(value) for value in (decision.ratio, decision.low, decision.high))
+        limit, floor = math.log(rule.limit), math.log(rule.floor)
+        ratio = limit if low <= limit <= high else ratio
+        share = (high - low) / 2 / (ratio - floor if ratio > floor else limit - ratio)
+        cycles = round(min(2 * stats.cycles * max(share, 1.0) ** 2, 1e12))
+    seconds = math.ceil(1.2 * cycles * stats.spent / stats.cycles)
+    if seconds > _LONGEST:
+        return "raise the budget: the ratio is so near the limit that it would take more than an hour"
+    return f"raise the budget (--budget {seconds}: about as many seconds are needed, and {stats.spent:.2g} were spent)"
 
 
 def show_ratio(decision: Decision, rule: Rule) -> str:

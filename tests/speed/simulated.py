@@ -27,6 +27,9 @@ class SimulatedClock:
     def conditions(self) -> dict[str, float]:
         return {"load": 1.0}
 
+    def effort(self) -> None:
+        return None
+
 
 def taking(seconds: float) -> Callable[[], float]:
     """A step of so many seconds."""

@@ -17,6 +17,7 @@ from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.threads import Threads
 from ampcheck.speed.verdict import Rule
 
 
@@ -113,6 +114,22 @@ def test_it_ends_as_soon_as_it_is_decided_and_goes_on_while_it_is_not(workers):
     late = run(launches=3, launches_max=8)
     assert (len(late.rounds), late.stopped) == (8, "launches")
     assert check_base(late)[-1].verdict is Verdict.UNDECIDED
+
+
+def test_with_fewer_threads_all_sides_are_launched_again_and_compiled_for_that_number(workers, monkeypatch):
+    plain = Simulated.ask
+
+    def ask(self, command, **given):
+        return Threads(1, 2, 12.0) if command == "fit" else plain(self, command, **given)
+
+    monkeypatch.setattr(workers, "ask", ask)
+    stats = run(launches=2, launches_max=2)
+    loads = [(one.side, given["threads"]) for one in workers.started for name, given in one.asked if name == "load"]
+    assert [threads for _, threads in loads] == [None] * 3 + [1] * 6
+    assert {side for side, threads in loads if threads == 1} == {"base", "A/A twin", "head"}
+    assert not any(name == "block" for one in workers.started[:3] for name, _ in one.asked)
+    assert len(stats.rounds) == 2
+    assert "all sides ran with 1 of 2 threads" in check_base(stats)[-1].message
 
 
 @pytest.fixture

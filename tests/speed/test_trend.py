@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.trend import change_points
-from ampcheck.speed.trend.detect import LEAST, alarms, shift_between, step_statistics
+from ampcheck.speed.trend import change_points, detect
+from ampcheck.speed.trend.detect import LEAST, alarms, shift_between, step_statistics, unguarded_statistics
 
 
 def noisy(count: int, seed: int, sd: float = 0.01) -> np.ndarray:
@@ -87,10 +87,11 @@ def test_level_drift_and_unit_of_noise_leave_the_statistic_as_it_is(
     assert moved == pytest.approx(plain, abs=1e-6)
 
 
-def test_a_faster_and_a_slower_step_are_each_others_mirror() -> None:
+def test_a_faster_and_a_slower_step_are_each_others_mirror_and_the_slower_one_is_not_detected_later() -> None:
     series = stepped(40, 10, 0.95)
     (down,), (up,) = change_points(series), change_points([1 / value for value in series])
-    assert (down.index, down.detected, down.height) == (up.index, up.detected, pytest.approx(up.height))
+    assert (down.index, down.earliest, down.latest) == (up.index, up.earliest, up.latest)
+    assert down.detected <= up.detected <= down.detected + 2
     assert down.factor == pytest.approx(1 / up.factor)
 
 
@@ -160,10 +161,38 @@ def test_the_interval_of_a_shift_holds_it_as_often_as_it_says() -> None:
     assert 0.92 <= held / 300 <= 0.985
 
 
-def test_false_alarms_stay_below_the_promise_on_a_sample() -> None:
+def test_a_step_of_five_per_cent_in_two_per_cent_of_noise_is_found_in_two_of_three_within_five_points() -> None:
+    """The best test of normal noise that allows for a drift finds 77 % (benchmarks/trend_bound.py)."""
+    logs = 0.02 * np.random.default_rng(2).standard_normal((1000, 45))
+    logs[:, 40:] += math.log(0.95)
+    found = alarms(logs).after > 0
+    assert found.mean() >= 2 / 3  # six standard errors above what heights of 3.55 and scores clipped at 2 found
+
+
+@pytest.mark.parametrize("shape", ["normal", "t with 3 degrees", "log-normal", "two machines"])
+def test_false_alarms_stay_below_the_promise_on_a_sample(shape: str) -> None:
     random = np.random.default_rng(1)
-    logs = np.concatenate([0.015 * random.standard_normal((200, 60)), 0.01 * random.standard_t(3, (200, 60))])
+    logs = {
+        "normal": lambda: 0.02 * random.standard_normal((500, 60)),
+        "t with 3 degrees": lambda: 0.01 * random.standard_t(3, (500, 60)),
+        "log-normal": lambda: 0.01 * np.exp(random.standard_normal((500, 60))),
+        "two machines": lambda: 0.01 * random.standard_normal((500, 60)) + 0.06 * (random.random((500, 60)) < 0.15),
+    }[shape]()
     told = np.zeros(len(logs), dtype=bool)
     for end in range(LEAST, 61):
         told |= alarms(logs[:, max(0, end - 50) : end]).after > 0
-    assert told.mean() <= 0.02  # 1 % is promised; the full count stands in the evidence
+    assert told.sum() <= 11  # 1 % is promised, of which 12 come once in two hundred times; the evidence counts more
+
+
+def test_tails_raise_the_height_where_they_are_and_normal_noise_does_not_pay_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random = np.random.default_rng(0)
+    normal = random.standard_normal((200, 45))
+    for logs in (normal, seldom := normal + 6 * (random.random((200, 45)) < 0.15)):
+        logs[:, -5:] += 2.5
+    moved = [np.abs(unguarded_statistics(logs, (5,))[0]) for logs in (normal, seldom)]
+    monkeypatch.setattr(detect, "_quantiles", lambda heights, *_: heights)
+    plain = [np.abs(unguarded_statistics(logs, (5,))[0]) for logs in (normal, seldom)]
+    quiet, tailed = (float(np.median(new / old)) for new, old in zip(moved, plain, strict=True))
+    assert tailed < 0.95 < quiet

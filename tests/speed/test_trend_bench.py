@@ -19,7 +19,7 @@ def bench() -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         yield importlib.import_module("bench_trend")
-        for name in ("bench_trend", "trend_heights"):
+        for name in ("bench_trend", "trend_heights", "trend_bound"):
             sys.modules.pop(name, None)
 
 
@@ -81,3 +81,15 @@ def test_the_simulation_of_the_heights_is_the_detectors_own_without_a_minimum_ef
     assert (guarded & ~told).sum() <= 1, "a step against the sign of its medians is none"
     assert len(heights.shapes(np.random.default_rng(0), 1)) == 11
     assert math.isclose(heights.heights(20, 1)[0]["series"], 20)
+
+
+def test_a_detector_that_knows_more_finds_more_and_none_beats_the_bound(bench: Any) -> None:
+    bound = sys.modules["trend_bound"]
+    rows = bound.bounds(600, 1)
+    for row in rows:
+        powers = [row[name][0] for name in bound.DETECTORS]
+        assert powers == sorted(powers, reverse=True)
+        assert row["ampcheck"][1] < row["at most"]
+        assert row["at most"] > row["normal noise"][1]
+        assert all(low <= share <= high for share, low, high in (row[name] for name in bound.DETECTORS))
+    assert "| before |" in "\n".join(bound.bounds_text(rows))

@@ -19,6 +19,7 @@ from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.paired import Arm, naming, without_collector
 from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
+from ampcheck.speed.threads import Account, Occupancy, Threads, fit_threads
 from ampcheck.torchtools import dynamo
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Launch:
     def __init__(self) -> None:
         self._arms: dict[str, Arm] = {}
         self._clock: Clock
+        self._account: Account
         self._device = "cpu"
         self._subject = ""
         self._recorder: GraphRecorder | None = None
@@ -44,13 +46,24 @@ class Launch:
         self._owns_threads = False
 
     def load(
-        self, target: str, root: str, repository: str, device: str, mode: str | None, precision: str | None
+        self,
+        target: str,
+        root: str,
+        repository: str,
+        device: str,
+        mode: str | None,
+        precision: str | None,
+        threads: int | None = None,
     ) -> dict[str, Any]:
         """Import the target from `root` and call each arm once, which compiles it; return the arms.
 
-        repository: the user's own checkout; nothing of it may be imported where `root` is another.
+        repository: the user's own checkout; nothing of it may be imported where `root` is another. threads: of PyTorch,
+        None for its own number.
         """
         self._clock, self._device = clock_of(device), device
+        self._account = Account(self._clock)
+        if threads is not None:
+            torch.set_num_threads(threads)
         subject = load_subject(target)
         self._subject = subject.name
         runs_itself = subject.kind in (Kind.CALL, Kind.TRAINING)
@@ -75,6 +88,12 @@ class Launch:
     def modules(self, root: str, names: Collection[str]) -> dict[str, str]:
         """Imported modules, name to file: of the checkout, and by these top-level names."""
         return loaded_modules(Path(root), frozenset(names))
+
+    def fit(self) -> Threads | None:
+        """The number of threads that suits the load of the machine."""
+        first = next(iter(self._arms.values()))
+        with naming(first.name, self._subject):
+            return fit_threads(first.step, self._clock)
 
     def pin(self, number: int) -> list[int]:
         """Pin the threads to as many cores as PyTorch uses, the same ones in every process of round `number`.
@@ -106,7 +125,7 @@ class Launch:
     def block(self, order: Sequence[str], calls: Mapping[str, int]) -> dict[str, float]:
         """Seconds of one call of each arm, from one block of each, in this order."""
         seconds = {}
-        with without_collector():
+        with without_collector(), self._account.adding():
             for name in order:
                 arm = self._arms[name]
                 arm.calls = calls[name]
@@ -117,6 +136,10 @@ class Launch:
     def conditions(self) -> Mapping[str, Scalar]:
         """The load of the machine now."""
         return self._clock.conditions()
+
+    def occupancy(self) -> Occupancy | None:
+        """The use of the cores in all blocks."""
+        return self._account.occupancy(torch.get_num_threads())
 
     def signals(self) -> Signals:
         """Graphs, breaks and recompilations so far."""

@@ -32,6 +32,7 @@ from ampcheck.speed.base.stats import (
 )
 from ampcheck.speed.git import Side
 from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.threads import meanwhile
 from ampcheck.speed.verdict import NOISE, WHERE, Decision, Rule, explain, requirement, show_ratio, whose_fault
 from ampcheck.torchtools.restore import restoring
 
@@ -81,7 +82,10 @@ def _check_time(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> Fi
     elif not decision.reason:
         hint = "look at the change in a profile; torch.profiler shows the ops that grew"
     message = explain(decision, rule, required, observed, BASE, twin_noise(rounds))
-    message += "".join(f"; {clause}" for clause in (_cause(stats, by_arm, rule), stats.idle) if clause)
+    threads = stats.threads
+    fewer = f"all sides {threads.fewer}" if threads and threads.fewer else ""
+    crowded = threads.crowded if threads and decision.verdict is Verdict.UNDECIDED else ""
+    message += "".join(f"; {clause}" for clause in (_cause(stats, by_arm, rule), stats.idle, fewer, crowded) if clause)
     evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
     return REGRESSION.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
 
@@ -185,7 +189,7 @@ def base_run(stats: BaseStats, findings: Sequence[Finding], rule: Rule) -> Run:
             **stats.fingerprint,
             **target,
             **sides,
-            **{f"meanwhile: {name}": value for name, value in stats.conditions.items()},
+            **meanwhile(stats.conditions, stats.threads),
         },
         findings=tuple(findings),
         coverage=Coverage({"launches": 3 * len(stats.rounds), "paired cycles": stats.cycles}, unseen),

@@ -143,6 +143,11 @@ class _Comparison:
 
     def launch(self, number: int) -> None:
         """One round: launch every side, let them take turns, and end them."""
+        while not self._launch(number):
+            pass  # with the number of threads that the first launch chose: compiled code is for one
+
+    def _launch(self, number: int) -> bool:
+        """False: the sides were launched with more threads than suit the load of the machine, and were not timed."""
         known = self.stats
         with ExitStack() as stack:
             # On the way out the workers end first, so that no thread of the pool waits for them.
@@ -152,6 +157,12 @@ class _Comparison:
             replies = {side: pool.submit(self._load, side, worker) for side, worker in workers.items()}
             loaded = {side: replies[side].result() for side in (HEAD, BASE, TWIN)}
             arms, idle = tuple(loaded[HEAD]["arms"]), known.idle if number > 1 else self._idle(workers)
+            threads = known.threads
+            if threads is None and (fitted := _ask(HEAD, workers[HEAD], "fit")):
+                threads = fitted
+                self.stats = known = replace(known, threads=threads)
+                if fitted.fewer:
+                    return False
             for side, worker in workers.items():
                 _ask(side, worker, "pin", number=number)
             # All sides put as many calls into a block, in all rounds: they share the higher cost of a first call alike.
@@ -163,6 +174,8 @@ class _Comparison:
             turns = self._turns(workers, arms)
             spent = time.perf_counter() - begin
             self.conditions.append(_ask(HEAD, workers[HEAD], "conditions"))
+            if threads is not None:
+                threads = replace(threads, occupancy=_ask(HEAD, workers[HEAD], "occupancy") or None)
             signals = known.signals or {side: _ask(side, workers[side], "signals") for side in (BASE, HEAD)}
         prints = [loaded[side]["fingerprint"] for side in (BASE, HEAD)]
         differing = (f"base and head set differently: {each}" for each in differences(*prints))
@@ -177,7 +190,9 @@ class _Comparison:
             notes=tuple(dict.fromkeys((*known.notes, *differing))),
             spent=known.spent + spent,
             idle=idle,
+            threads=threads,
         )
+        return True
 
     def _worker(self, side: str, number: int) -> Worker:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]
@@ -191,7 +206,9 @@ class _Comparison:
 
     def _load(self, side: str, worker: Worker) -> Any:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]
-        return _ask(side, worker, "load", target=checkout.target, root=str(checkout.root), **self.settings)
+        threads = self.stats.threads.used if self.stats.threads else None
+        root = str(checkout.root)
+        return _ask(side, worker, "load", target=checkout.target, root=root, threads=threads, **self.settings)
 
     def _idle(self, workers: Mapping[str, Worker]) -> str:
         """That no side imported a file that differs, if so.

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ampcheck.core.run import Scalar
 from ampcheck.speed.git import Side
 from ampcheck.speed.stats import TWIN
+from ampcheck.speed.threads import Threads
 from ampcheck.speed.verdict import CONFIDENCE, Decision, Rule, conclude
 
 BASE, HEAD = "base", "head"
@@ -76,6 +77,7 @@ class BaseStats:
     arms: names; the last is judged, an `eager` before it is the reference of its speedup. rounds: arm to its `Turns`.
     signals: of base and head. failure: why the base could not run. notes: for the reader. idle: that no file that
     differs was imported, if so. settings: the target with device, mode and precision, which identifies a comparison.
+    threads: of every side; None where a device computes.
     """
 
     subject: str
@@ -92,6 +94,7 @@ class BaseStats:
     stopped: str = LAUNCHES
     idle: str = ""
     settings: str = ""
+    threads: Threads | None = None
 
     @property
     def judged(self) -> str:

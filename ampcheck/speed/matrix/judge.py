@@ -10,6 +10,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.speed.matrix.stats import SLOW, UNDECIDED, WRONG, Cell, MatrixStats
 from ampcheck.speed.stats import Ratio
+from ampcheck.speed.threads import meanwhile
 from ampcheck.speed.verdict import EFFECT, WHERE
 
 
@@ -62,6 +63,7 @@ def _check_best(stats: MatrixStats) -> Finding:
         return SPEEDUP.passed(name, message, len(timed), **evidence)
     if undecided := [cell.name for cell in timed if cell.verdict == UNDECIDED]:
         message = f"none of {len(timed)} cells is surely faster than eager float32; undecided: {'; '.join(undecided)}"
+        message += f"; {stats.threads.crowded}" if stats.threads and stats.threads.crowded else ""
         hint = "raise the budget, or leave other work off this machine"
         return SPEEDUP.undecided(name, message, where=WHERE, hint=hint)
     message = f"none of {len(timed)} cells is right and {_least(stats.noise)}"
@@ -88,7 +90,7 @@ def matrix_run(stats: MatrixStats) -> Run:
     timed = [cell for cell in stats.cells if cell.ratio is not None]
     judged = [cell for cell in stats.cells if cell.accuracy not in ("", "skip")]
     return Run(
-        environment={**stats.fingerprint, **{f"meanwhile: {name}": value for name, value in stats.conditions.items()}},
+        environment={**stats.fingerprint, **meanwhile(stats.conditions, stats.threads)},
         findings=tuple(check_matrix(stats)),
         coverage=Coverage(
             {"cells": len(timed), "judged cells": len(judged)},
@@ -116,6 +118,7 @@ def matrix_table(stats: MatrixStats) -> Table:
         "empty caches. Has paid after: calls, against eager mode in the same precision. Peak: tensors of one step "
         "beyond those at its beginning, on an accelerator with what it keeps, such as a pool of CUDA graphs."
     )
+    note += f" All arms {stats.threads.fewer}." if stats.threads and stats.threads.fewer else ""
     title = ", ".join(filter(None, (stats.subject, stats.size, f"on {stats.device}")))
     return Table(title, _COLUMNS, [_row(cell) for cell in stats.cells], check="speedup", note=note)
 

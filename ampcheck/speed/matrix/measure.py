@@ -43,9 +43,11 @@ from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.startup.stats import break_even
 from ampcheck.speed.stats import ArmTimes, SpeedStats, fingerprint
 from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
+from ampcheck.speed.threads import Threads, fit_threads
 from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, log_ratios, median_bounds, paired_ratio
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of, prepare
+from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.unsupported import cannot_run
 
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
@@ -54,6 +56,7 @@ BUDGET = 30.0
 """Seconds of timed blocks, in addition to compilation and the judgement of numbers."""
 
 
+@restoring
 def measure_matrix(
     subject: object,
     *,
@@ -152,6 +155,7 @@ class _Measurement:
     clock: Clock
     memory: bool
     report: Callable[[str], None]
+    threads: Threads | None = None
 
     def measure(self, configs: Sequence[StepConfig], accuracy: bool) -> MatrixStats:
         """All cells; the first configuration is eager float32."""
@@ -161,6 +165,9 @@ class _Measurement:
             for config in configs:
                 self.report(f"{config} begins")
                 arms.append(self._build(config, caches))
+                if len(arms) == 1 and arms[0].step is not None:  # compiled code is for a number of threads
+                    self.threads = fit_threads(arms[0].step, self.clock)
+                    arms[0].typical = self._typical(arms[0].step)
             self.report("the arms in turn")
             stats = self._time(arms)
             judge = self._judge() if accuracy else None
@@ -189,7 +196,7 @@ class _Measurement:
                 before = allocated_memory(self.device)  # all other arms, and this one's weights
                 arm.first = self.clock.block(step, 1)
             self.clock.block(step, 2)  # the second call may compile once more, for gradients that exist now
-            arm.typical = min(self.clock.block(step, 1) for _ in range(3))
+            arm.typical = self._typical(step)
             if self.memory:
                 arm.note(peak=peak_memory(step, device=self.device, before=before).bytes)
         except BaseException as error:  # noqa: BLE001  # the workload's or the compiler's: the cell reports it
@@ -204,6 +211,9 @@ class _Measurement:
             arm.step = step
         return arm
 
+    def _typical(self, step: Step) -> float:
+        return min(self.clock.block(step, 1) for _ in range(3))
+
     def _time(self, arms: Sequence[_Arm]) -> MatrixStats:
         """Time the arms that run, in turn; those that are much slower after the others."""
         running = [arm for arm in arms if arm.step is not None]
@@ -217,7 +227,12 @@ class _Measurement:
             steps = {arm.cell.name: arm.step for arm in group if arm.step is not None}
             try:
                 times = measure_speed(
-                    steps, subject=self.workload.name, device=self.device, budget=share * self.budget, clock=self.clock
+                    steps,
+                    subject=self.workload.name,
+                    device=self.device,
+                    budget=share * self.budget,
+                    clock=self.clock,
+                    threads=self.threads,
                 )
             except UsageError as error:
                 if not apart:
@@ -243,6 +258,7 @@ class _Measurement:
             recompiled=compiled_since().graphs if measured else 0,
             fingerprint=fingerprint(self.device),
             conditions=_joined([times.conditions for times in measured]),
+            threads=measured[0].threads if measured else self.threads,
         )
 
     def _judge(self) -> Judge:

@@ -12,6 +12,7 @@ from ampcheck.speed.paired import Step
 from ampcheck.speed.startup.stats import BreakEven
 from ampcheck.speed.stats import Ratio
 from ampcheck.speed.steps import Optimizer, StepConfig, step_of
+from ampcheck.speed.threads import Threads
 
 PAYS, DOES_NOT, UNDECIDED, WRONG = "pays", "does not pay", "undecided", "no win: wrong numbers"
 
@@ -98,7 +99,8 @@ class MatrixStats:
     """All cells of one subject, whose times are paired.
 
     noise: the largest of the cells. cycles: paired blocks of each arm; apart: of each slow arm, 0 where there is none.
-    spent: seconds of timed blocks. recompiled: graphs that were compiled while the arms were timed.
+    spent: seconds of timed blocks. recompiled: graphs that were compiled while the arms were timed. threads: of
+    all arms; None where a device computes.
     """
 
     subject: str
@@ -112,6 +114,7 @@ class MatrixStats:
     recompiled: int = 0
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
     conditions: Mapping[str, Scalar] = field(default_factory=dict)
+    threads: Threads | None = None
 
     def cell(self, mode: str, precision: str) -> Cell:
         """The cell of a mode and precision. Raises `UsageError` where there is none."""

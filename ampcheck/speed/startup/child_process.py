@@ -150,12 +150,19 @@ class Start:
 
     def pair(self, precision: str, seconds: float) -> Figures:
         """The steady state and that of an eager copy, block by block."""
+        import torch
+
         from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
+        from ampcheck.speed.threads import Threads
 
+        count = torch.get_num_threads()
+        threads = Threads(count, count)  # those of the start: with others it would be compiled again
         eager = step_of(self.subject, StepConfig(precision=precision), device=self.device, backward=self.backward)
         arms = {"eager": eager, "this": self.step}
-        stats = measure_speed(arms, subject=self.subject.name, device=self.device, budget=seconds, width=None)
+        stats = measure_speed(
+            arms, subject=self.subject.name, device=self.device, budget=seconds, width=None, threads=threads
+        )
         return {"times": (stats.reference, *stats.compared)}
 
 
