@@ -242,7 +242,7 @@ def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[
     models[19] += "# interrupt\n"
     code, run, out, _ = bisect(models)
     assert (code, run) == (130, None)
-    assert "audited commits are kept in ampcheck-bisect" in out
+    assert "judged commits are kept in ampcheck-bisect" in out
     first = list(reader)
     assert first[:2] == ["0", "39"]
     reader.clear()
