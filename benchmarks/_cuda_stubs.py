@@ -34,26 +34,28 @@ def main() -> None:
 def make_stubs(torch: Path, stubs: Path) -> list[str]:
     """Write a stand-in for each library that PyTorch's need and do not bring; their names. Earlier ones are extended.
 
-    CUDA's libraries name the version of each symbol as themselves; a symbol without one may be in any of the others.
+    A symbol without a version may be in any of the libraries that have none.
     """
     own = [*(torch / "lib").glob("*.so*"), *torch.glob("_C*.so")]
     needed = {name for path in own for name in re.findall(r"\(NEEDED\).*\[(.+)\]", output("readelf", "-d", path))}
     missing = sorted(name for name in needed if not _SYSTEM.match(name) and not (torch / "lib" / name).exists())
     defined = {line.split()[-1].partition("@")[0] for path in own for line in symbols(path, "--defined-only")}
-    symbols_by_version: dict[str, set[str]] = {}
-    for name, _, version in {
-        line.split()[-1].partition("@") for path in own for line in symbols(path, "--undefined-only")
-    }:
+    undefined = {line.split()[-1].partition("@") for path in own for line in symbols(path, "--undefined-only")}
+    names_by_version: dict[str, set[str]] = {}
+    for name, _, version in undefined:
         if name not in defined:
-            symbols_by_version.setdefault(version.lstrip("@"), set()).add(name)
-    versioned = [library for library in missing if library in symbols_by_version]
+            names_by_version.setdefault(version.lstrip("@"), set()).add(name)
+    plain = {name for name in names_by_version.get("", ()) if _CUDA.match(name)}
+    versions = {library: version for path in own for library, version in versions_of(path)}
     for library in missing:
-        # Symbols of Python, and weak ones of the compiler, have no version either: they are found there first.
-        names = symbols_by_version.get(library, set())
-        if not names:
-            names = {name for name in symbols_by_version.get("", ()) if _CUDA.match(name)}
-        make_stub(stubs / library, names, library if library in versioned else "")
+        version = versions.get(library, "")
+        make_stub(stubs / library, names_by_version[version] if version else plain, version)
     return missing
+
+
+def versions_of(path: Path) -> list[tuple[str, str]]:
+    """Libraries whose symbols have a version, and that version: of CUDA's, one each."""
+    return re.findall(r"File: (\S+)  Cnt: 1\n.*?Name: (\S+)", output("readelf", "-VW", path))
 
 
 def make_stub(path: Path, names: set[str], version: str) -> None:
