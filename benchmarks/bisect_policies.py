@@ -4,6 +4,7 @@
 
 Each case is `ampcheck bisect policy_subjects.py:OP --torch RANGE --device DEVICE --check dtype`, the device emulated.
 `expected` is the first release in which the packaged policy of the op differs, `found` the one that the search named.
+On MPS conv3d has no `found`: before it had a rule it was made of a convolution that had the same one.
 Environments are kept and shared; a wheel of a CUDA build needs CUDA's libraries, or their stand-ins (_cuda_stubs.py).
 With --json each case is kept, and an interrupted benchmark goes on from there.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from packaging.version import Version as Number
 
@@ -47,6 +48,7 @@ class Releases(Versions):
             low, high, dots = Number("0"), None, ""
         if not dots:
             raise UsageError(f"{option} takes a range of two releases, such as {example}; found {span!r}")
+        package = canonicalize_name(package)
         environments, note = Environments(package), ""
         here = {*environments.kept(), environments.installed()} - {""}
         numbers = published(package)
