@@ -76,7 +76,8 @@ def main() -> None:
         rows = json.loads(evidence.read_text(encoding="utf-8"))["rows"]
     os.chdir(Path(__file__).parent)
     with tempfile.TemporaryDirectory(prefix="ampcheck-policies-") as results:
-        for op, device in CASES[len(rows) :]:
+        known = {(row["op"], row["device"]) for row in rows}
+        for op, device in (case for case in CASES if case not in known):
             rows.append(once(op, device, options.torch, Path(results)))
             print(rows[-1], flush=True)
             if evidence is not None:

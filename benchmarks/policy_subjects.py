@@ -65,7 +65,7 @@ def linalg_matrix_sqrth() -> Subject:
         symmetric = x.t() @ x
         if hasattr(torch.linalg, "matrix_sqrth"):
             return torch.linalg.matrix_sqrth(symmetric)
-        values, vectors = torch.linalg.eigh(symmetric)
+        values, vectors = torch.linalg.eigh(symmetric.float())
         return (vectors * values.clamp_min(0).sqrt()) @ vectors.t()
 
     return of(Changed(op), torch.float16, (4, 8))
