@@ -123,7 +123,7 @@ def main() -> None:
     if options.json is not None and options.json.exists():
         rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
     shared = Environments("torch")
-    known = published("torch") or [*shared.kept(), shared.installed()]
+    known = [*published("torch"), *shared.kept(), shared.installed()]
     for python in options.pythons.split(","):
         for release in options.torch.split(","):
             number = newest_patch(release, known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from tempfile import TemporaryDirectory
 
@@ -115,12 +116,19 @@ class History:
             run, ended, reason = judge(worker, name, placed, self.limits, **places)
             if ended == JUDGED:
                 self.versions.require_own(worker, number, checkout)
-                if self.versions.changes_policy:
-                    ops = worker.ask("ops", timeout=self.limits.seconds, target=asdict(placed.target))
-                    run = replace(run, tables=(*run.tables, Table(_OPS, ("overload",), [(op,) for op in ops])))
+                run = self._with_ops(run, worker, placed.target)
             peak = worker.peak
             worker.kill()
         return run, ended, reason, peak
+
+    def _with_ops(self, run: Run, worker: Worker, target: Target) -> Run:
+        """The run with the overloads that a model sends through autocast; what trains is not run once more for it."""
+        if not self.versions.changes_policy or not run.coverage.seen.get("ops under autocast"):
+            return run
+        with suppress(UsageError):  # a clause of the finding depends on it, and no verdict
+            ops = worker.ask("ops", timeout=self.limits.seconds, target=asdict(target))
+            return replace(run, tables=(*run.tables, Table(_OPS, ("overload",), [(op,) for op in ops])))
+        return run
 
     def _worker(self, checkout: Checkout, name: str) -> Worker:
         return Worker(

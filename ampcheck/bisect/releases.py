@@ -109,7 +109,8 @@ class Releases(Versions):
         tables = list(diff_view(first, second, device, device).tables)
         if not called:
             number = counted(len(changes.changes), "ops")
-            return f"autocast's policy on {device} differs in {number}, none of which the target calls", tables
+            whether = "none of which the target calls" if ops else "and which of them the target calls was not recorded"
+            return f"autocast's policy on {device} differs in {number}, {whether}", tables
         return f"autocast's policy on {device} explains it: {listed(map(_line, called), 3)}", tables
 
     def done(self, number: int) -> None:

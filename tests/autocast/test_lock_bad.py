@@ -197,6 +197,7 @@ def test_the_command_says_what_is_wrong(model: Path, capsys: pytest.CaptureFixtu
     assert "cpu, cuda" in capsys.readouterr().err
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_the_run_of_an_assert_is_emitted(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     with collect() as runs:

@@ -29,6 +29,7 @@ class Reader:
 
     changed = "2.12.0"
     unknown: tuple[str, ...] = ()
+    counted: dict[str, int] = {"ops under autocast": 2}  # noqa: RUF012  # of a model
     asked: list[str] = []  # noqa: RUF012  # emptied by each test
     peak = None
 
@@ -44,6 +45,7 @@ class Reader:
 
     def ask(self, command: str, **arguments: Any) -> Any:
         if command == "ops":
+            assert self.counted, "a training loop would train again"
             return ["aten::linear", "aten::rms_norm"]
         self.asked.append(self.release)
         if self.release in self.unknown:
@@ -53,7 +55,8 @@ class Reader:
             found = OVERFLOW.fail("Model", "8 of 8 elements overflow", where=Where(op="aten::mul.Tensor"))
         else:
             found = OVERFLOW.passed("Model", "nothing overflows", 8)
-        return Run(findings=(found, POLICY_BANNED.passed("Model", "none", 2)), coverage=Coverage({"ops": 8})), ""
+        findings = (found, POLICY_BANNED.passed("Model", "none", 2))
+        return Run(findings=findings, coverage=Coverage({"ops": 8, **self.counted})), ""
 
 
 @pytest.fixture
@@ -102,6 +105,13 @@ def test_a_change_that_no_policy_explains_says_so(bisect: Any, monkeypatch: pyte
     monkeypatch.setattr(Reader, "changed", "2.13.0")
     _, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow", "--out", "again")
     assert "differs in 7 ops, none of which the target calls" in run.findings[0].message
+
+
+def test_a_training_loop_is_not_run_once_more_for_its_ops(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "counted", {})
+    code, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow")
+    assert code == 1
+    assert "and which of them the target calls was not recorded" in run.findings[0].message
 
 
 def test_releases_without_a_verdict_are_never_read_as_good_or_bad(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
