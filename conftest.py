@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from packaging.version import Version
 
 pytest_plugins = ["pytester"]
 
@@ -48,6 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     narrowed = any("[" in argument for argument in config.args)
     if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
         raise pytest.UsageError(f"{NIGHTLY.name} names {len(gone)} cases that are gone, such as {min(gone)}")
+    _skip_newer(items)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return
@@ -56,3 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+
+
+def _skip_newer(items: list[pytest.Item]) -> None:
+    """Skip what `needs_torch` says needs a newer release than the installed one."""
+    installed = Version(version("torch"))
+    for item in items:
+        for marker in item.iter_markers("needs_torch"):
+            release, reason = marker.args
+            if installed < Version(release):
+                item.add_marker(pytest.mark.skip(reason=f"needs torch {release}: {reason}; this is {installed}"))

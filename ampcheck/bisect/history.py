@@ -1,93 +1,78 @@
-"""A target as each commit of a range has it: audited in a worktree, in a process of its own, once."""
+"""A target in each version: judged in a process of its own, once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from tempfile import TemporaryDirectory
 
+from ampcheck.bisect.versions import Versions
+from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Run, Table, Verdict
 from ampcheck.core.settings import Target
-from ampcheck.core.subject import split_member
 from ampcheck.core.worker import Worker
-from ampcheck.speed.base.checkout import (
-    Checkout,
-    Sources,
-    base_of,
-    describe_strays,
-    head_of,
-    repository_of,
-    worktree,
-)
-from ampcheck.speed.git import Repository
+from ampcheck.speed.base.checkout import Checkout
+from ampcheck.speed.base.judge import base_run, check_base
+from ampcheck.speed.base.measure import compare
+from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
+from ampcheck.speed.git import Side
+from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.verdict import WHERE
 from ampcheck.sweep.results import AUDIT, JUDGED, REFUSED, Limits, Result, ResultFolder, Task
 from ampcheck.sweep.sweep import judge, unjudged
 
+SPEED = "speed"
+"""The command of a task that compares the first version with another."""
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit of the range. name: abbreviated; title: the first line of its message."""
+UNDECIDED = "undecided"
+"""How a comparison of speed ended that is tried again by the next search."""
 
-    full: str
-    title: str
+_OPS = "Overloads under autocast"
 
-    @property
-    def name(self) -> str:
-        """Its abbreviated name."""
-        return self.full[:10]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.title})"
+_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(slots=True)
 class History:
-    """The commits of a range, the oldest first, with the results of those that were audited."""
+    """The versions of a range, the oldest first, with the results of those that were judged.
 
-    target: Target
-    repository: Repository
-    head: Checkout
-    commits: tuple[Commit, ...]
+    speed: compare the speed of each with that of the first by these options; None: audit each.
+    """
+
+    versions: Versions
     folder: ResultFolder
     limits: Limits
-    changed: frozenset[str]
+    speed: SpeedOptions | None = None
     results: dict[int, Result] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, target: Target, commits: str, folder: ResultFolder, limits: Limits) -> History:
-        """The history of `A..B`: A, then the commits since it up to B by their first parents; B is HEAD by default.
+    @property
+    def target(self) -> Target:
+        """As the user named it."""
+        return self.versions.target
 
-        Raises `UsageError` outside a repository, for an unknown commit, and where A is no ancestor of B.
-        """
-        first, dots, last = commits.partition("..")
-        if not dots or not first or last.startswith("."):
-            raise UsageError(f"--commits takes a range of two commits, such as v1.2..HEAD; found {commits!r}")
-        repository = repository_of(split_member(target.target)[0])
-        ends = repository.commit(first), repository.commit(last or "HEAD")
-        if repository.output("merge-base", *ends) != ends[0] or ends[0] == ends[1]:
-            raise UsageError(f"--commits takes a commit and a later one that descends from it; found {commits!r}")
-        log = repository.output("log", "--first-parent", "--reverse", "--format=%H %s", f"{ends[0]}..{ends[1]}")
-        lines = [repository.output("log", "-1", "--format=%H %s", ends[0]), *log.splitlines()]
-        known = tuple(Commit(full, title) for full, _, title in (line.partition(" ") for line in lines))
-        changed = repository.output("diff", "--name-only", "--no-relative", "--no-renames", *ends).splitlines()
-        return cls(target, repository, head_of(repository, target.target), known, folder, limits, frozenset(changed))
+    @property
+    def looks(self) -> int:
+        """How many versions a search judges at most, if each has a verdict."""
+        return 2 + (len(self.versions.known) - 2).bit_length()
 
     def result(self, number: int) -> Result:
-        """The result of a commit: of this search, of an earlier one that judged it, or of an audit now."""
+        """The result of a version: of this search, of an earlier one that judged it, or of a run now."""
         if number not in self.results:
-            task = Task(AUDIT, self.target, self.commits[number].full)
+            task = self._task(number)
             known = self.folder.load(task)
             if known is None:
-                known = self._audited(task)
+                known = self._run(task, number)
                 self.folder.save(task, known)
+                if self.speed is None or number:
+                    self.versions.done(number)
             self.results[number] = known
         return self.results[number]
 
     def verdicts(self, number: int) -> Mapping[str, Verdict]:
-        """The verdict of each check about a commit that was judged; checks without a decided one are left out."""
+        """The verdict of each check about a version that was judged; checks without a decided one are left out."""
         result = self.result(number)
         if result.ended != JUDGED:
             return {}
@@ -96,46 +81,91 @@ class History:
             found.setdefault(finding.check, set()).add(finding.verdict)
         return {check: verdict for check, known in found.items() if (verdict := decided(known)) is not None}
 
-    def _audited(self, task: Task) -> Result:
-        name, begin = f"{self.target.target} in {task.commit[:10]}", time.perf_counter()
+    def called(self, number: int) -> frozenset[str]:
+        """The overloads that the target sends through autocast in a version; empty where that was not recorded."""
+        tables = (table for table in self.result(number).run.tables if table.title == _OPS)
+        return frozenset(str(op) for table in tables for (op,) in table.rows)
+
+    def _task(self, number: int) -> Task:
+        identity = dict(self.versions.identity(number))
+        if self.speed is None:
+            return Task(AUDIT, self.target, **identity)
+        options = {name: value for name, value in asdict(self.speed).items() if name in ("mode", "budget", "effect")}
+        settings = (*identity.pop("settings", ()), ("first", self.versions.known[0].key), *options.items())
+        return Task(SPEED, self.target, settings=settings, **identity)
+
+    def _run(self, task: Task, number: int) -> Result:
+        name, begin = f"{self.target.target} in {self.versions.known[number].name}", time.perf_counter()
         peak = None
         try:
-            run, ended, reason, peak = self._judged(task, name)
-        except UsageError as error:  # of this commit: the search goes on with others
-            run, ended, reason = unjudged(name, AUDIT, REFUSED, str(error))
+            run, ended, reason, peak = self._audited(task, number, name) if self.speed is None else self._timed(number)
+        except UsageError as error:  # of this version: the search goes on with others
+            run, ended, reason = unjudged(name, task.command, REFUSED, str(error))
         seconds = round(time.perf_counter() - begin, 1)
-        return Result(AUDIT, self.target.target, run, ended, reason, seconds, peak)
+        return Result(task.command, self.target.target, run, ended, reason, seconds, peak)
 
-    def _judged(self, task: Task, name: str) -> tuple[Run, str, str, int | None]:
-        """The run of a commit, how it ended, why there is no other run, and the peak of memory in bytes."""
+    def _audited(self, task: Task, number: int, name: str) -> tuple[Run, str, str, int | None]:
+        """The run of a version, how it ended, why there is no other run, and the peak of memory in bytes."""
         with (
             TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
-            worktree(self.repository, task.commit) as root,
+            self.versions.placed(number) as checkout,
+            self._worker(checkout, name) as worker,
         ):
-            checkout = base_of(self.repository, root, self.head)
-            with Worker(
-                "ampcheck.bisect.child_process",
-                name=name,
-                cwd=checkout.folder,
-                env={"PYTHONDONTWRITEBYTECODE": "1"},
-                pythonpath=checkout.paths,
-                memory=self.limits.memory,
-            ) as worker:
-                placed = replace(task, target=replace(self.target, target=checkout.target))
-                places = {"scratch": scratch, "root": str(root), "repository": str(self.repository.root)}
-                run, ended, reason = judge(worker, name, placed, self.limits, **places)
-                if ended == JUDGED:
-                    self._require_own_code(worker, task, str(root))
-                peak = worker.peak
-                worker.kill()
+            placed = replace(task, target=replace(self.target, target=checkout.target))
+            places = {"scratch": scratch, "root": str(checkout.root), "repository": self.versions.repository}
+            run, ended, reason = judge(worker, name, placed, self.limits, **places)
+            if ended == JUDGED:
+                self.versions.require_own(worker, number, checkout)
+                run = self._with_ops(run, worker, placed.target)
+            peak = worker.peak
+            worker.kill()
         return run, ended, reason, peak
 
-    def _require_own_code(self, worker: Worker, task: Task, root: str) -> None:
-        """Raise `UsageError` where an installed copy of the repository's code was judged, the same in all commits."""
-        sources = Sources.of(self.repository.files(task.commit))
-        loaded = worker.ask("modules", root=root, names=sources.names)
-        if strays := sources.strays(loaded, Path(root), self.changed):
-            raise UsageError(describe_strays(strays, loaded))
+    def _with_ops(self, run: Run, worker: Worker, target: Target) -> Run:
+        """The run with the overloads that a model sends through autocast; what trains is not run once more for it."""
+        if not self.versions.changes_policy or not run.coverage.seen.get("ops under autocast"):
+            return run
+        with suppress(UsageError):  # a clause of the finding depends on it, and no verdict
+            ops = worker.ask("ops", timeout=self.limits.seconds, target=asdict(target))
+            return replace(run, tables=(*run.tables, Table(_OPS, ("overload",), [(op,) for op in ops])))
+        return run
+
+    def _worker(self, checkout: Checkout, name: str) -> Worker:
+        return Worker(
+            "ampcheck.bisect.child_process",
+            name=name,
+            cwd=checkout.folder,
+            env=_NO_BYTECODE,
+            pythonpath=checkout.paths,
+            python=checkout.python,
+            memory=self.limits.memory,
+        )
+
+    def _timed(self, number: int) -> tuple[Run, str, str, None]:
+        """The same of a comparison of the first version, the base, with another, the head."""
+        assert self.speed is not None
+        versions, name = self.versions, self.target.target
+        if not number:
+            text = f"the others are compared with {versions.known[0]}"
+            return Run(findings=(REGRESSION.passed(name, text, 1, where=WHERE),)), JUDGED, "", None
+        rule = self.speed.rule(comparisons=self.looks - 1)
+        base_side, head_side = (Side("", each.name, each.title) for each in (versions.known[0], versions.known[number]))
+        with versions.placed(0) as base, versions.placed(number) as head:
+            settings = {"device": self.target.device, "mode": self.speed.mode, "precision": self.speed.precision}
+            stats = compare(
+                BaseStats(name, base_side, head_side, settings=name),
+                {BASE: base, HEAD: head},
+                self.speed,
+                {**settings, "repository": versions.repository},
+                sources={BASE: versions.sources(0), HEAD: versions.sources(number)},
+                changed=versions.changed(number),
+                rule=rule,
+            )
+        run = base_run(stats, check_base(stats, rule), rule)
+        findings = [finding for finding in run.findings if finding.check == REGRESSION.slug]
+        if decided({finding.verdict for finding in findings}) is None:
+            return run, UNDECIDED, findings[0].message, None
+        return run, JUDGED, "", None
 
 
 def decided(verdicts: set[Verdict]) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""The first commit in which each verdict changed, as a run."""
+"""The first version in which each verdict changed, as a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ampcheck.bisect.history import History
 from ampcheck.bisect.search import first_change
 from ampcheck.catalog import explain
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, Where
@@ -16,20 +17,22 @@ from ampcheck.sweep.results import JUDGED
 
 
 def judge_history(history: History, check: str = "", progress: Progress = silent) -> Run:
-    """Search the history for the first commit in which the verdict of a check changed, of each that changed by default.
+    """Search for the first version in which the verdict of a check changed, by default of each check that changed.
 
-    The findings have the later verdict; one that cannot be narrowed down to a commit is undecided, and a check with a
+    The findings have the later verdict; one that cannot be narrowed down to a version is undecided, and a check with a
     verdict at one end of the range alone is incomplete coverage. Raises `UsageError` for an unknown check, and where
-    the first or the last commit has no verdict.
+    the first or the last version has no verdict.
     """
     if check:
         explain(check)  # raises for an unknown one
-    last = len(history.commits) - 1
+    if history.speed is not None:
+        check = REGRESSION.slug
+    last, noun = len(history.versions.known) - 1, history.versions.noun
 
     def verdict(number: int, slug: str) -> Verdict | None:
         if number not in history.results:
             done = len(history.results)
-            progress(f"commit {history.commits[number]}", done, max(done + 1, 2 + (last - 1).bit_length()))
+            progress(f"{noun} {history.versions.known[number]}", done, max(done + 1, history.looks))
         return history.verdicts(number).get(slug)
 
     for number in (0, last):
@@ -39,29 +42,30 @@ def judge_history(history: History, check: str = "", progress: Progress = silent
     slugs = [check] if check else [slug for slug in before if slug in after]
     half_known = [] if check else sorted(before.keys() ^ after.keys())
     changed = [slug for slug in slugs if before[slug] != after[slug]]
-    findings = [_finding(history, slug, verdict) for slug in changed]
+    tables: dict[str, Table] = {}
+    findings = [_finding(history, slug, verdict, tables) for slug in changed]
     findings += [_half_known(history, slug) for slug in half_known]
     findings = findings or [_unchanged(history, slugs)]
     return Run(
         environment=history.results[last].run.environment,
         findings=tuple(findings),
-        coverage=Coverage({"commits": last + 1, "audited commits": len(history.results)}),
-        tables=(_table(history, [*changed, *half_known] or slugs),),
-        title=f"bisection of {history.target.target} over {counted(last, 'commits')}",
+        coverage=Coverage({f"{noun}s": last + 1, f"judged {noun}s": len(history.results)}),
+        tables=(_table(history, [*changed, *half_known] or slugs), *tables.values()),
+        title=f"bisection of {history.target.target} over {counted(last + 1, f'{noun}s')}",
     )
 
 
 def _require_verdict(history: History, number: int, check: str) -> None:
-    result, commit = history.result(number), history.commits[number]
+    result, version = history.result(number), history.versions.known[number]
     if result.ended != JUDGED:
-        raise UsageError(f"both ends of the range need a verdict, and {commit} has none: {result.reason}")
+        raise UsageError(f"both ends of the range need a verdict, and {version} has none: {result.reason}")
     if check and check not in history.verdicts(number):
         why = _why_none(history, number, check)
-        raise UsageError(f"both ends of the range need a verdict of {check}, and {commit} has none: {why}")
+        raise UsageError(f"both ends of the range need a verdict of {check}, and {version} has none: {why}")
 
 
 def _why_none(history: History, number: int, slug: str) -> str:
-    """Why a commit that was judged has no verdict of a check."""
+    """Why a version that was judged has no verdict of a check."""
     findings = [finding for finding in history.result(number).run.findings if finding.check == slug]
     undecided = [finding for finding in findings if finding.verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE)]
     for finding in undecided or findings:
@@ -71,9 +75,13 @@ def _why_none(history: History, number: int, slug: str) -> str:
 
 def _half_known(history: History, slug: str) -> Finding:
     """The finding about a check that has a verdict at one end of the range alone."""
-    last = len(history.commits) - 1
+    last = len(history.versions.known) - 1
     known, unknown = (0, last) if slug in history.verdicts(0) else (last, 0)
-    verdict, with_it, without_it = history.verdicts(known)[slug], history.commits[known], history.commits[unknown]
+    verdict, with_it, without_it = (
+        history.verdicts(known)[slug],
+        history.versions.known[known],
+        history.versions.known[unknown],
+    )
     why = _why_none(history, unknown, slug)
     text = f"{slug} is {verdict} in {with_it}, and {without_it} has no verdict of it: {why}"
     hint = "choose a range with a verdict of it at both ends, or search for another check by --check"
@@ -82,26 +90,38 @@ def _half_known(history: History, slug: str) -> Finding:
 
 def _unchanged(history: History, slugs: list[str]) -> Finding:
     """The finding about verdicts that are the same at both ends of the range; incomplete without any."""
-    first, last, name = history.commits[0], history.commits[-1], history.target.target
+    first, last, name = history.versions.known[0], history.versions.known[-1], history.target.target
     if not slugs:
         return COVERAGE.incomplete(name, f"no check has a verdict in {first} or in {last}: there is nothing to compare")
     if len(slugs) == 1:
         same = f"the verdict of {slugs[0]} is {history.verdicts(0)[slugs[0]]}"
     else:
         same = f"{len(slugs):,} verdicts are the same"
-    return COVERAGE.passed(name, f"{same} in {first} and in {last}: no commit between them changed it", 2)
+    return COVERAGE.passed(
+        name, f"{same} in {first} and in {last}: no {history.versions.noun} between them changed it", 2
+    )
 
 
-def _finding(history: History, slug: str, verdict: Callable[[int, str], Verdict | None]) -> Finding:
-    low, high = first_change(len(history.commits), lambda number: verdict(number, slug))
-    before, after, name = verdict(low, slug), verdict(high, slug), history.target.target
-    commit = history.commits[high]
+def _finding(
+    history: History, slug: str, verdict: Callable[[int, str], Verdict | None], tables: dict[str, Table]
+) -> Finding:
+    """tables: of what differs between the two versions, by title; they are added here."""
+    known, noun, name = history.versions.known, history.versions.noun, history.target.target
+    low, high = first_change(len(known), lambda number: verdict(number, slug))
+    before, after = verdict(low, slug), verdict(high, slug)
+    both = [
+        finding for number in (low, high) for finding in history.result(number).run.findings if finding.check == slug
+    ]
+    reason, differing = history.versions.explain(low, high, both, history.called(low) | history.called(high))
+    tables.update({table.title: table for table in differing})
     if high - low > 1:
-        between = listed((history.commits[number].name for number in range(low + 1, high)), 3)
-        text = f"changed from {before} to {after} in {commit} or before it: no verdict about {between}"
+        between = listed((known[number].name for number in range(low + 1, high)), 3)
+        text = f"changed from {before} to {after} in {known[high]} or before it: no verdict about {between}"
+        text = f"{text}. {reason}" if reason else text
         return explain(slug).undecided(name, text, hint="mend what keeps them from being judged, or allow more time")
-    example = next((f for f in history.result(high).run.findings if f.check == slug and f.verdict is after), None)
-    text = f"first changed from {before} to {after} in {commit}; the commit before it is {history.commits[low]}"
+    example = next((finding for finding in both if finding.verdict is after), None)
+    text = f"first changed from {before} to {after} in {known[high]}; the {noun} before it is {known[low]}"
+    text = f"{text}. {reason[:1].upper()}{reason[1:]}" if reason else text
     where, hint = (example.where, example.hint) if example is not None else (Where(), "")
     if example is not None and after is not Verdict.PASS:
         text = f"{text}. Since then: {example.message}"
@@ -111,8 +131,10 @@ def _finding(history: History, slug: str, verdict: Callable[[int, str], Verdict 
 def _table(history: History, slugs: list[str]) -> Table:
     rows: list[tuple[Scalar, ...]] = []
     for number in sorted(history.results):
-        commit, result = history.commits[number], history.results[number]
+        version, result = history.versions.known[number], history.results[number]
         known = history.verdicts(number)
         shown = ", ".join(f"{slug} {known[slug]}" if slug in known else f"{slug} undecided" for slug in slugs[:5])
-        rows.append((commit.name, commit.title, result.reason or shown, result.seconds))
-    return Table("Audited commits", ("commit", "title", "verdicts", "seconds"), rows, note="The oldest first.")
+        rows.append((version.name, version.title, result.reason or shown, result.seconds))
+    noun, note = history.versions.noun, history.versions.note
+    note = f"The oldest first. {note[:1].upper()}{note[1:]}." if note else "The oldest first."
+    return Table(f"Judged {noun}s", (noun, "title", "verdicts", "seconds"), rows, note=note)

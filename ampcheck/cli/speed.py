@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, add_output, finish, outputs_of, print_report, require_writable, split_names
@@ -61,11 +61,24 @@ def add_command(commands: Commands) -> None:
     what.add_argument("--startup", action="store_true", help="cold and warm starts, artifacts, and break-even")
     matrix = "every mode in every precision, with accuracy; all copies of the model are in memory at the same time"
     what.add_argument("--matrix", action="store_true", help=matrix)
-    for name, (kind, metavar, text) in _OPTIONS.items():
-        speed.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    add_speed_options(speed, _OPTIONS)
     speed.add_argument("--device", default="cpu", help="device to run on; not emulated if missing (default: cpu)")
     add_output(speed, kind="speed", verbose="print every finding and every table")
     speed.set_defaults(command=_speed)
+
+
+def add_speed_options(command: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add these options of a measurement."""
+    for name in names:
+        kind, metavar, text = _OPTIONS[name]
+        command.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+
+
+def speed_options(arguments: argparse.Namespace, names: Iterable[str]) -> SpeedOptions:
+    """The options of a comparison with these of the command line. Raises `UsageError` for a value out of range."""
+    from ampcheck.speed.options import SpeedOptions
+
+    return SpeedOptions(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
 
 
 def _speed(arguments: argparse.Namespace) -> int:
@@ -85,8 +98,6 @@ def _speed(arguments: argparse.Namespace) -> int:
 
 def _options(arguments: argparse.Namespace) -> SpeedOptions:
     """The options of the measurement. Raises `UsageError` for one that has no effect, before anything is loaded."""
-    from ampcheck.speed.options import SpeedOptions
-
     if arguments.target is None:
         what = ", and --matrix has no workloads of its own" if arguments.matrix else ""
         raise UsageError(f"a TARGET is required, {_TARGET}; found none{what}")
@@ -98,7 +109,7 @@ def _options(arguments: argparse.Namespace) -> SpeedOptions:
         for name in ("mode", "precision"):
             if len(split_names(getattr(arguments, name))) > 1:
                 raise UsageError(f"--{name} takes one name here; found {getattr(arguments, name)!r}")
-    options = SpeedOptions(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
+    options = speed_options(arguments, names)
     options.require_used(kind)
     if arguments.at_least is not None and kind in ("matrix", "startup"):
         raise UsageError(f"--at-least has no effect with --{kind}: leave it out")

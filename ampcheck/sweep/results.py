@@ -60,11 +60,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A command for a target. commit: that the target is of; empty for the working tree."""
+    """A command for a target.
+
+    commit: that the target is of; empty for the working tree. settings: what else the result depends on, by name.
+    """
 
     command: str
     target: Target
     commit: str = ""
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 def key_of(task: Task, code: str) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def key_of(task: Task, code: str) -> dict[str, Any]:
         "command": task.command,
         "commit": task.commit,
         **options,
+        **dict(task.settings),
         "code": code,
         "torch": version("torch"),
         "ampcheck": version("ampcheck"),

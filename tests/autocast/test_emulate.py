@@ -278,6 +278,7 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.join()
 
 
+@pytest.mark.needs_torch("2.7", "custom ops can be registered for autocast")
 def test_a_custom_op_follows_what_is_registered_for_the_emulated_device(double: Any, restored: None) -> None:
     x = torch.ones(2, dtype=torch.float16)
     with torch.autocast("cpu", torch.float16):

@@ -37,6 +37,7 @@ def test_a_lock_lies_beside_the_code_and_a_model_is_as_locked(model: Path) -> No
     assert run.coverage.seen["ops"] > 0
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_each_op_is_locked_with_its_rule_dtypes_module_and_line(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     ops = LockFile.load(model.parent / NAME).entries("models.py:net")["cuda/float16"].ops
@@ -199,6 +200,7 @@ def rule_changed(data: dict[str, Any]) -> None:
         entry["ops"].pop("aten::rms_norm", None)
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_a_rule_that_pytorch_changed_is_told_with_the_op_the_rules_the_release_and_the_modules(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     edit(model, rule_changed)
@@ -208,6 +210,7 @@ def test_a_rule_that_pytorch_changed_is_told_with_the_op_the_rules_the_release_a
     assert message.count("[policy-drift]") == 1
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_a_lock_of_another_release_tells_the_cause_and_what_follows_from_it(model: Path) -> None:
     """Recorded under the policy of 2.11 itself: the norm is taken apart there, and hands on another dtype."""
     subject = LockTarget.of(f"{model}:net").subject
@@ -221,6 +224,7 @@ def test_a_lock_of_another_release_tells_the_cause_and_what_follows_from_it(mode
     assert all(finding.verdict is Verdict.FAIL for finding in findings)
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_what_another_release_would_change_is_told_before_the_update(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     target = LockTarget.of(f"{model}:net")
@@ -252,6 +256,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_model_is_told_as_such(model: Path, change: str) -> None:
     before, after, op, said = CHANGES[change]

@@ -181,6 +181,7 @@ def test_the_command_locks_and_checks(model: Path, capsys: pytest.CaptureFixture
     assert text_of(model) == before
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_the_command_checks_against_another_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "lock", f"{model}:net", "--device", "cuda", "--dtype", "float16"]) == 0
     assert main(["policy", "lock", f"{model}:net", "--check", "--torch", "2.12"]) == 0
@@ -196,6 +197,7 @@ def test_the_command_says_what_is_wrong(model: Path, capsys: pytest.CaptureFixtu
     assert "cpu, cuda" in capsys.readouterr().err
 
 
+@pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_the_run_of_an_assert_is_emitted(model: Path) -> None:
     lock(model, device="cuda", dtype="float16")
     with collect() as runs:

@@ -213,11 +213,13 @@ def test_a_custom_op_that_raised_on_mixed_dtypes_fails(library: torch.library.Li
     assert "float16 float32" in finding.message
 
 
+@pytest.mark.needs_torch("2.7", "custom ops can be registered for autocast")
 def test_registered_it_passes(library: torch.library.Library) -> None:
     torch.library.register_autocast("ampcheck_lock::scaled", "cuda", torch.float16, lib=library)
     assert unregistered(cast=False).verdict is Verdict.PASS
 
 
+@pytest.mark.needs_torch("2.7", "custom ops can be registered for autocast")
 def test_registered_for_another_device_it_fails_here(library: torch.library.Library) -> None:
     torch.library.register_autocast("ampcheck_lock::scaled", "cpu", torch.float16, lib=library)
     assert unregistered(cast=False).verdict is Verdict.FAIL

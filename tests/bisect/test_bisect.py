@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ampcheck.catalog.numerics import FLUSH, OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
+from ampcheck.speed.base.checkout import Checkout
+from ampcheck.speed.base.stats import BaseStats, Turns
 
 MODEL = """
 import torch
@@ -242,7 +245,7 @@ def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[
     models[19] += "# interrupt\n"
     code, run, out, _ = bisect(models)
     assert (code, run) == (130, None)
-    assert "audited commits are kept in ampcheck-bisect" in out
+    assert "judged commits are kept in ampcheck-bisect" in out
     first = list(reader)
     assert first[:2] == ["0", "39"]
     reader.clear()
@@ -314,6 +317,84 @@ def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: An
     assert overflow.where.op == "aten::mul.Tensor"
     (incomplete, *_) = run.of(Verdict.INCOMPLETE)
     assert "headroom is pass in" in incomplete.message  # of values that overflow there is none
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In place of launches: a head of which one call takes as many seconds as the scale in its `model.py`."""
+    compared: list[str] = []
+
+    def compare(stats: BaseStats, checkouts: dict[str, Checkout], *settings: object, **more: object) -> BaseStats:
+        texts = {side: (checkout.folder / "model.py").read_text() for side, checkout in checkouts.items()}
+        scales = {side: float(text.partition("* ")[2].split()[0]) for side, text in texts.items()}
+        compared.append(stats.head.revision)
+        assert "revision 0" in texts["base"]
+        if "broken" in texts["head"]:
+            raise UsageError("the factory raised SyntaxError")
+        spread = 0.5 if "noisy" in texts["head"] else 0.001
+        rounds = []
+        for number in range(4):
+            head = scales["head"] * (1 + spread * (-1) ** number)
+            rounds.append({"target": Turns((scales["base"],) * 5, (scales["base"],) * 5, (head,) * 5)})
+        return replace(stats, rounds=tuple(rounds))
+
+    monkeypatch.setattr(history, "compare", compare)
+    return compared
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_first_commit_that_is_slower_than_the_first_of_the_range_is_named(
+    bisect: Any, timed: list[str], seed: int
+) -> None:
+    change = random.Random(seed).randrange(1, 40)
+    code, run, _, commits = bisect(planted(40, change, after=1.2), *RANGE, "--speed")
+    assert code == 1
+    (finding,) = run.findings
+    assert (finding.check, str(finding.verdict)) == ("regression", "fail")
+    assert f"first changed from pass to fail in {commits[change][:10]} (revision {change})" in finding.message
+    assert len(timed) == len(set(timed)) <= 7
+
+
+def test_a_history_that_is_as_fast_all_along_has_no_culprit(bisect: Any, timed: list[str]) -> None:
+    code, run, _, _ = bisect(planted(40, 20, after=1.01), *RANGE, "--speed")  # less than --effect
+    assert code == 0
+    assert "the verdict of regression is pass in" in run.findings[0].message
+    assert len(timed) == 1
+
+
+def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bisect: Any, timed: list[str]) -> None:
+    models = planted(40, 20, after=1.2)
+    noisy = (*range(5, 12), *range(18, 24))
+    for number in noisy:
+        models[number] += "# noisy\n"
+    code, run, _, commits = bisect(models, *RANGE, "--speed")
+    assert code == 2
+    assert str(run.findings[0].verdict) == "undecided"
+    assert f"in {commits[24][:10]} (revision 24) or before it" in run.findings[0].message
+    before = set(timed)
+    timed.clear()
+    bisect(models, *RANGE, "--speed")
+    assert {commits[number][:10] for number in range(18, 24)} <= set(timed) <= before
+    assert set(timed) <= {commits[number][:10] for number in noisy}
+
+
+def test_a_commit_that_cannot_be_timed_is_left_out(bisect: Any, timed: list[str]) -> None:
+    models = planted(40, 20, after=1.2)
+    models[19] += "# broken\n"
+    models[30] += "# broken\n"
+    code, run, _, commits = bisect(models, *RANGE, "--speed")
+    assert code == 2
+    assert f"in {commits[20][:10]} (revision 20) or before it: no verdict about {commits[19][:10]}" in str(run.findings)
+
+
+@pytest.mark.slow
+def test_real_launches_name_no_other_commit_than_the_one_that_does_more_work(bisect: Any) -> None:
+    models = [MODEL.format(revision=n, scale=1.0) for n in range(5)]
+    for number in (3, 4):
+        models[number] = models[number].replace("super().forward(x)", "sum(super().forward(x) for _ in range(3))")
+    code, run, _, commits = bisect(models, *RANGE, "--speed", "--budget", "4")
+    assert code in (1, 2)  # undecided on a busy machine; benchmarks/bisect_tries.py says how often
+    assert code == 2 or f"in {commits[3][:10]} (revision 3)" in run.findings[0].message
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ampcheck
 
-MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "pytest", "rich", "tomli", "torch", "triton"}
+MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "packaging", "pytest", "rich", "tomli", "torch", "triton"}
 """What the required packages install; jinja2 brings markupsafe."""
 
 OWN = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ranks import needs_gloo, on_two_ranks
 
-pytestmark = needs_gloo
+pytestmark = [needs_gloo, pytest.mark.needs_torch("2.8", "gloo's reduce_scatter")]
 
 CASES = [
     "collectives", "received", "lone", "too_large", "overflows", "overflows_elsewhere", "flushes", "loses_digits",

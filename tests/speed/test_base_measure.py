@@ -34,7 +34,7 @@ class Simulated:
     now: ClassVar[list[float]] = [0.0]
     step = 0.0
 
-    def __init__(self, module, *, name, cwd, env, pythonpath):
+    def __init__(self, module, *, name, cwd, env, pythonpath, python):
         self.name, self.side, self.cwd, self.paths = name, name.partition(",")[0], cwd, pythonpath
         self.asked, self.closed = [], False
         self.factor = math.exp(self.random.normal(0, 1) * self.luck) * (1 + self.slower * (self.side == "head"))

@@ -26,12 +26,14 @@ from ampcheck.speed.git import Repository
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A side as a worker needs it. root: of its files; folder: to run in; paths: to import from, before all others."""
+    """A side as a worker needs it. root: of its files; folder: to run in; paths: to import from, before all others;
+    python: the interpreter."""
 
     root: Path
     folder: Path
     paths: tuple[Path, ...]
     target: str
+    python: str = sys.executable
 
 
 def repository_of(target: str) -> Repository:

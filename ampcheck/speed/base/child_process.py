@@ -57,8 +57,13 @@ class Launch:
     ) -> dict[str, Any]:
         """Import the target from `root` and call each arm once, which compiles it; return the arms.
 
+<<<<<<< HEAD
         repository: the user's own checkout; nothing of it may be imported where `root` is another. threads: of PyTorch,
         None for its own number.
+=======
+        repository: the user's own checkout; nothing of it may be imported where `root` is another. Without one the
+        origin of the target is not checked.
+>>>>>>> bisect-versions
         """
         self._clock, self._device = clock_of(device), device
         self._account = Account(self._clock)
@@ -81,7 +86,8 @@ class Launch:
             for arm in self._arms.values():
                 with naming(arm.name, self._subject):
                     self._clock.block(arm.step, 1)
-        require_origin(target, Path(root), Path(repository))
+        if repository:
+            require_origin(target, Path(root), Path(repository))
         self._set_stage("WARM")
         return {"subject": self._subject, "arms": list(self._arms), "fingerprint": dict(fingerprint(device))}
 

@@ -101,28 +101,50 @@ def measure_base(
     if not changed:
         return replace(stats, stopped=UNCHANGED)
     sources = {BASE: Sources.of(repository.files(commit)), HEAD: Sources.of(repository.files())}
-    least = options.launches or LAUNCHES
-    most = options.launches_max or max(least, MOST_LAUNCHES)
-    looks = look_points(least, most, len(LOOKS))
     with worktree(repository, commit) as root:
         try:
             checkouts = {BASE: base_of(repository, root, head), HEAD: head}
         except UsageError as error:
             return replace(stats, failure=str(error))
         settings["repository"] = str(repository.root)
-        budget = BUDGET if options.budget is None else options.budget
-        comparison = _Comparison(stats, checkouts, settings, budget, most, Random(options.seed), sources, changed)
-        try:
-            for number in range(1, most + 1):
-                progress(f"launch {number} of base, twin and head", number - 1, most)
-                comparison.launch(number)
-                stats = comparison.stats
-                if number in looks and rule is not None and _is_decided(stats, rule):
-                    return replace(stats, stopped=DECIDED)
-                if LEAST_LAUNCHES <= number < most and stats.spent >= budget:
-                    return replace(stats, stopped=BUDGET_SPENT)
-        except BaseCannotRunError as error:
-            return replace(stats, failure=str(error))
+        return compare(
+            stats, checkouts, options, settings, sources=sources, changed=changed, rule=rule, progress=progress
+        )
+
+
+def compare(
+    stats: BaseStats,
+    checkouts: Mapping[str, Checkout],
+    options: SpeedOptions,
+    settings: Mapping[str, str | None],
+    *,
+    sources: Mapping[str, Sources] | None = None,
+    changed: frozenset[str] = frozenset(),
+    rule: Rule | None = None,
+    progress: Progress = silent,
+) -> BaseStats:
+    """Measure the head against the base, as `measure_base` does; `stats` with the rounds.
+
+    settings: of a launch: device, mode, precision and repository, the folder of the user's own checkout, or "" where
+    the origin of the target is not checked. sources, changed: Python files of each side, and those that differ.
+    """
+    sources = sources or {side: Sources({}) for side in (BASE, HEAD)}
+    least = options.launches or LAUNCHES
+    most = options.launches_max or max(least, MOST_LAUNCHES)
+    looks = look_points(least, most, len(LOOKS))
+    budget = BUDGET if options.budget is None else options.budget
+    comparison = _Comparison(stats, checkouts, settings, budget, most, Random(options.seed), sources, changed)
+    try:
+        for number in range(1, most + 1):
+            progress(f"launch {number} of base, twin and head", number - 1, most)
+            comparison.launch(number)
+            stats = comparison.stats
+            if number in looks and rule is not None and _is_decided(stats, rule):
+                return replace(stats, stopped=DECIDED)
+            if LEAST_LAUNCHES <= number < most and stats.spent >= budget:
+                return replace(stats, stopped=BUDGET_SPENT)
+    except BaseCannotRunError as error:
+        return replace(stats, failure=str(error))
     return stats
 
 
@@ -202,6 +224,7 @@ class _Comparison:
             cwd=checkout.folder,
             env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing is written into the user's checkout
             pythonpath=checkout.paths,
+            python=checkout.python,
         )
 
     def _load(self, side: str, worker: Worker) -> Any:

@@ -1,0 +1,153 @@
+"""The suite, or a part of it, on the releases of PyTorch and Python that the README promises, one after the other.
+
+    python benchmarks/versions.py [--torch 2.6,2.9,2.13,2.15] [--pythons python3.10,python3.13] [--tests tests/core] \\
+        --json reports/evidence/versions.json
+
+A release of PyTorch for this Python is an environment over the packages of this one, as `ampcheck bisect` makes it; for
+another Python everything is installed. The newest patch of each release is used. Tests that need a newer PyTorch say so
+by the marker `needs_torch`; what they say is the second table. With --json each pair is kept, and an interrupted script
+goes on from there; --again runs the pairs named in it once more. --prune removes each environment after its use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from _evidence import markdown_table, write_evidence
+
+from ampcheck.bisect.environments import Environments, published
+from ampcheck.core.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+TORCH = "2.6,2.9,2.13,2.15"
+COLUMNS = ("torch", "python", "tests", "passed", "failed", "skipped", "minutes", "why")
+
+
+def newest_patch(release: str, known: list[str]) -> str:
+    """The newest release of the index, or of this machine, that starts with these numbers."""
+    patches = [number for number in known if f"{number}.".startswith(f"{release}.")]
+    return max(patches, key=lambda number: [int(part) for part in number.split(".")], default=release)
+
+
+def interpreter(release: str, python: str, folder: Path) -> str:
+    """The interpreter with a release of PyTorch and all that the tests need."""
+    shared = Environments("torch")
+    if python == sys.executable:
+        return shared.python(release)
+    found = shutil.which(python)
+    if found is None:
+        raise UsageError(f"there is no {python} on this machine")
+    made = folder / "bin" / "python"
+    commands = [
+        [found, "-m", "venv", str(folder)],
+        [str(made), "-m", "pip", "install", "--quiet", f"torch=={release}", f"{ROOT}[test]"],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no reason"]
+            raise UsageError(f"{' '.join(command[1:4])} failed: {lines[-1]}")
+    return str(made)
+
+
+def tested(python: str, tests: list[str], minutes: float) -> dict[str, Any]:
+    """Counts of the tests, the first lines of what failed, and the reasons of `needs_torch`."""
+    with tempfile.TemporaryDirectory(prefix="ampcheck-versions-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [python, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": folder}
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * minutes, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"why": f"not finished after {minutes:g} minutes"}
+        if not report.exists():
+            lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+            return {"why": f"pytest ended with {done.returncode}: {lines[-1][:200]}"}
+        return counts(ElementTree.parse(report).iter("testcase"))
+
+
+def counts(cases: Any) -> dict[str, Any]:
+    seen, failures, needs = Counter[str](), {}, Counter[str]()
+    for case in cases:
+        results = {child.tag: child.get("message") or "" for child in case}
+        outcome = next((tag for tag in ("failure", "error", "skipped") if tag in results), "passed")
+        seen["failed" if outcome in ("failure", "error") else outcome] += 1
+        if outcome in ("failure", "error"):
+            failures[f"{case.get('classname')}::{case.get('name')}"] = results[outcome].splitlines()[0][:200]
+        if reason := re.match(r"needs torch [\d.]+: [^;]+", results.get("skipped", "")):
+            needs[reason[0]] += 1
+    return {**{name: seen[name] for name in ("passed", "failed", "skipped")}, "failures": failures, "needs": needs}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    shown = [{name: row.get(name) for name in COLUMNS} for row in rows]
+    needs = sorted({reason for row in rows for reason in row.get("needs", {})})
+    lines = markdown_table(shown, COLUMNS)
+    if needs:
+        columns = {f"{row['torch']}, Python {row['python']}": row.get("needs", {}) for row in rows}
+        lines += ["", "Tests that a release is too old for:", ""]
+        lines += markdown_table(
+            [{"what": reason, **{c: n.get(reason) for c, n in columns.items()}} for reason in needs]
+        )
+    for row in rows:
+        for name, message in row.get("failures", {}).items():
+            lines += ["", f"- torch {row['torch']}, Python {row['python']}: `{name}`: {message}"]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", default=TORCH, help="releases (default: %(default)s)")
+    parser.add_argument("--pythons", default=sys.executable, help="interpreters by commas (default: this one)")
+    parser.add_argument("--tests", default="tests", help="paths below the root, by commas (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=240.0, help="that one run may take (default: %(default)g)")
+    parser.add_argument("--again", action="store_true", help="run the pairs once more that the evidence has")
+    parser.add_argument("--prune", action="store_true", help="remove each environment after its use")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+    shared = Environments("torch")
+    known = [*published("torch"), *shared.kept(), shared.installed()]
+    for python in options.pythons.split(","):
+        for release in options.torch.split(","):
+            number = newest_patch(release, known)
+            own = ".".join(map(str, sys.version_info[:2]))
+            version = own if python == sys.executable else python.rpartition("python")[2]
+            key = {"torch": number, "python": version, "tests": options.tests}
+            earlier = [row for row in rows if key.items() <= row.items()]
+            if earlier and not options.again:
+                continue
+            begin = time.perf_counter()
+            with tempfile.TemporaryDirectory(prefix="ampcheck-python-", ignore_cleanup_errors=True) as folder:
+                try:
+                    row = tested(interpreter(number, python, Path(folder)), options.tests.split(","), options.minutes)
+                except UsageError as error:
+                    row = {"why": str(error)}
+            if options.prune:
+                shared.remove(number)
+            rows = [row for row in rows if row not in earlier]
+            rows.append({**key, **row, "minutes": round((time.perf_counter() - begin) / 60, 1)})
+            print({name: rows[-1].get(name) for name in COLUMNS}, flush=True)
+            if options.json is not None:
+                write_evidence(options.json, {"rows": rows}, table(rows))
+    print("\n".join(table(rows)))
+
+
+if __name__ == "__main__":
+    main()
