@@ -57,8 +57,7 @@ inline Doubles widen(Floats x) {
 #endif
 }
 
-// Each format: its word, the code of infinity, the mantissa's width, and the squares of the `vector_bytes` at p, added to
-// sums.
+// Each format: its word, the code of infinity, the mantissa's width; `squares` adds those of `vector_bytes` to sums.
 struct Float64 {
     using Word = int64_t;
     static constexpr Word inf = 0x7ff0000000000000;

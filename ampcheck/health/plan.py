@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def normal_code(self) -> int:
-        """The bit pattern of the smallest normal value in the carrier; patterns without sign rise with the magnitude."""
+        """The bit pattern of the smallest normal value in the carrier: patterns without sign rise with magnitude."""
         carrier = self.format
         inf = ((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits
         with subnormals_kept():
