@@ -30,9 +30,9 @@ _COMPILE_SECONDS = 120
 
 def pack(tensor: torch.Tensor, plan: Plan) -> Sequence[float]:
     """Return the packed vector of a dense tensor whose dtype is ``plan.carrier``. Its strides may be permuted."""
-    function, limits, histogram, zeros = _prepared(plan)
+    function, normal, histogram, zeros = _prepared(plan)
     out = array("d", zeros)
-    function(tensor.data_ptr(), tensor.numel(), limits, len(limits), histogram, out.buffer_info()[0])
+    function(tensor.data_ptr(), tensor.numel(), normal, histogram, out.buffer_info()[0])
     return out
 
 
@@ -43,16 +43,14 @@ def unavailable() -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    plan: Plan,
-) -> tuple[Callable[..., None], ctypes.Array[ctypes.c_int64], int, bytes]:
-    kernels, codes = _library(), plan.code_limits
+def _prepared(plan: Plan) -> tuple[Callable[..., None], int, int, bytes]:
+    kernels = _library()
     if isinstance(kernels, str):
         raise UsageError(f"The fast CPU path needs its kernel; {kernels}.")
     function = kernels[f"measure_{plan.format.name}"]
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes, function.restype = [pointer, integer, pointer, integer, integer, pointer], None
-    return function, (ctypes.c_int64 * len(codes))(*codes), int(plan.histogram), bytes(8 * plan.width)
+    function.argtypes, function.restype = [pointer, integer, integer, integer, pointer], None
+    return function, plan.normal_code, int(plan.histogram), bytes(8 * plan.width)
 
 
 @functools.cache

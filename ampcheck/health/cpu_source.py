@@ -2,17 +2,20 @@
 
 The bits of a float without its sign, read as an integer, rise with its magnitude. So every count, amax and amin are
 integer comparisons; only the sum of squares converts, to float64, where no square of a float32 overflows. Data is read
-in blocks that stay in the first-level cache. The extrema of a block come first: a limit outside of them needs no
-counting, and a block without infinities and NaNs no masks, which saves most of the work on ordinary data.
+in blocks that stay in the first-level cache. One pass over a block takes its extrema and its sum of squares as if all
+were finite. Only a block with zeros or subnormals is read again to count them, and only one with infinities or NaNs to
+count these and to sum without them; the next block after such a one is not summed at first.
 
 Vector types are those of GCC and Clang; intrinsics are used only where GCC 12 splits a conversion.
 """
 
 SOURCE = r"""
 #include <cfenv>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -27,7 +30,7 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 constexpr int wide = vector_bytes / 8;
-constexpr int max_limits = 64;
+constexpr int block_bytes = 8192;  // no 16-bit counter of a lane can overflow in it
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 template <class T, int n> struct Pack { typedef T type __attribute__((vector_size(n * sizeof(T)))); };
@@ -54,65 +57,59 @@ inline Doubles widen(Floats x) {
 #endif
 }
 
-// Each format: its word, the code of infinity, the mantissa's width, and `step` magnitudes as doubles, in any order.
-// `masked` turns what is not finite into 0; without it there must be no such element.
+// Each format: its word, the code of infinity, the mantissa's width; `squares` adds those of `vector_bytes` to sums.
 struct Float64 {
     using Word = int64_t;
     static constexpr Word inf = 0x7ff0000000000000;
-    static constexpr int mantissa = 52, step = wide;
-    template <bool masked> static inline void values(const Word* p, Doubles& a, Doubles& b) {
-        Longs m = load<Longs>(p) & 0x7fffffffffffffff;
-        if (masked) m &= m < inf;
-        a = (Doubles)m;
-        b = Doubles{};
+    static constexpr int mantissa = 52;
+    static inline void squares(const Word* p, Doubles* sums) {
+        const Doubles x = load<Doubles>(p);
+        sums[0] += x * x;
     }
 };
 
-template <bool masked> inline Doubles from_float32(Ints m) {
-    m &= 0x7fffffff;
-    if (masked) m &= m < 0x7f800000;
-    return widen((Floats)m);
+inline void square(Floats f, Doubles& sum) {
+    const Doubles x = widen(f);
+    sum += x * x;
 }
 
 struct Float32 {
     using Word = int32_t;
     static constexpr Word inf = 0x7f800000;
-    static constexpr int mantissa = 23, step = 2 * wide;
-    template <bool masked> static inline void values(const Word* p, Doubles& a, Doubles& b) {
-        a = from_float32<masked>(load<Ints>(p));
-        b = from_float32<masked>(load<Ints>(p + wide));
+    static constexpr int mantissa = 23;
+    static inline void squares(const Word* p, Doubles* sums) {
+        for (int i = 0; i < 2; ++i) square(load<Floats>(p + i * wide), sums[i]);
     }
 };
 
 struct BFloat16 {
     using Word = int16_t;
     static constexpr Word inf = 0x7f80;
-    static constexpr int mantissa = 7, step = 2 * wide;
-    template <bool masked> static inline void values(const Word* p, Doubles& a, Doubles& b) {
-        const Ints pair = load<Ints>(p);  // two elements in a word: each is the upper half of a float32
-        a = from_float32<masked>(pair & -0x10000);
-        b = from_float32<masked>(pair << 16);
+    static constexpr int mantissa = 7;
+    static inline void squares(const Word* p, Doubles* sums) {
+        for (int i = 0; i < 2; ++i) {
+            const Ints pair = load<Ints>(p + 2 * i * wide);  // two elements: each is the upper half of a float32
+            square((Floats)(pair & -0x10000), sums[2 * i]);
+            square((Floats)(pair << 16), sums[2 * i + 1]);
+        }
     }
 };
 
 struct Float16 {
     using Word = int16_t;
     static constexpr Word inf = 0x7c00;
-    static constexpr int mantissa = 10, step = 2 * wide;
-    template <bool masked> static inline void values(const Word* p, Doubles& a, Doubles& b) {
-        a = widen(convert<masked>(p));
-        b = widen(convert<masked>(p + wide));
+    static constexpr int mantissa = 10;
+    static inline void squares(const Word* p, Doubles* sums) {
+        for (int i = 0; i < 4; ++i) square(convert(load<Shorts>(p + i * wide)), sums[i]);
     }
-    template <bool masked> static inline Floats convert(const Word* p) {
-        Shorts h = load<Shorts>(p) & 0x7fff;
-        if (masked) h &= h < inf;
+    static inline Floats convert(Shorts h) {
 #if defined(__AVX512DQ__) && defined(__AVX512BW__)
         return (Floats)_mm256_cvtph_ps((__m128i)h);
 #elif defined(__AVX2__) && defined(__F16C__)
         return (Floats)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)&h));
 #else
         // Rebias the exponent; a subnormal gets one unit more and loses the implicit bit that it never had.
-        Ints m = __builtin_convertvector(h, Ints), small = m < 0x400;
+        Ints m = __builtin_convertvector(h & 0x7fff, Ints), small = m < 0x400;
         Floats normal = (Floats)((m << 13) + (112 << 23));
         Floats subnormal = (Floats)((m << 13) + (113 << 23)) - 0x1p-14f;
         return (Floats)(((Ints)subnormal & small) | ((Ints)normal & ~small));
@@ -120,83 +117,38 @@ struct Float16 {
     }
 };
 
-template <class F> double value_of(typename F::Word code) {
-    typename F::Word buffer[F::step] = {code};
-    Doubles a, b;
-    F::template values<false>(buffer, a, b);
-    double value = 0;
-    for (int i = 0; i < wide; ++i) value += a[i] + b[i];
-    return value;
+// The value of a code, at most that of infinity.
+template <class F> double value_of(int64_t code) {
+    constexpr int bias = int(F::inf >> F::mantissa) >> 1;
+    if (code >= F::inf) return infinity;
+    const int64_t field = code >> F::mantissa, implicit = field ? int64_t(1) << F::mantissa : 0;
+    const int64_t fraction = (code & ((int64_t(1) << F::mantissa) - 1)) | implicit;
+    return std::ldexp(double(fraction), int(field ? field : 1) - bias - F::mantissa);
 }
 
 template <class F> struct Statistics {
     using Word = typename F::Word;
-    typedef typename Pack<Word, vector_bytes / sizeof(Word)>::type V;
+    using Natural = typename std::make_unsigned<Word>::type;
     static constexpr Word top = std::numeric_limits<Word>::max();
-    static constexpr int lanes = vector_bytes / sizeof(Word);
-    static constexpr int block = 8192 / sizeof(Word);  // no 16-bit counter of a lane can overflow in it
+    static constexpr int lanes = vector_bytes / sizeof(Word), block = block_bytes / sizeof(Word), sums = 4;
+    typedef typename Pack<Word, lanes>::type V;
+    typedef typename Pack<Natural, lanes>::type U;
 
-    const int64_t* limits;
-    const int64_t number_of_limits;
-    int64_t counts[max_limits] = {};
-    Word amax = 0, amin = top;  // amin is a code less one: zero, wrapped, is then the largest
-    Doubles squares[2] = {};
+    const Word normal;  // the code of the smallest normal value
+    int64_t zeros = 0, small = 0, infs = 0, nans = 0;  // small: zeros and subnormals
+    V most{};          // the largest finite code
+    U least = U{} - 1;  // the smallest code but zero, less one: zero, wrapped, is the largest
+    Doubles squares[sums] = {};
+    bool finite = true;  // whether the last block was; then the next is expected to be
 
-    Statistics(const int64_t* wanted, int64_t k) : limits(wanted), number_of_limits(k) {}
+    explicit Statistics(int64_t limit) : normal(Word(limit)) {}
 
-    void add(const Word* p, int length) {  // length is a multiple of lanes
-        V high{}, low = V{} + top, nonzero = V{} + top;
-        for (int i = 0; i < length; i += lanes) {
-            const V m = load<V>(p + i) & top, less = (m - 1) & top;
-            high = m > high ? m : high;
-            low = m < low ? m : low;
-            nonzero = less < nonzero ? less : nonzero;
-        }
-        const Word most = largest(high), least = smallest(low);
-        const Word present = smallest(nonzero);
-        amin = present < amin ? present : amin;
-        int active[max_limits + 3], n = 0;
-        for (int j = 0; j < number_of_limits; ++j) {
-            if (most < limits[j]) counts[j] += length;
-            else if (least < limits[j]) active[n++] = j;
-        }
-        for (int j = 0; j < n; j += 4) count(p, length, active + j, n - j);
-        if (most < F::inf) {
-            amax = most > amax ? most : amax;
-            square<false>(p, length);
-        } else {
-            high = V{};
-            for (int i = 0; i < length; i += lanes) {
-                V m = load<V>(p + i) & top;
-                m &= m < F::inf;
-                high = m > high ? m : high;
-            }
-            const Word finite = largest(high);
-            amax = finite > amax ? finite : amax;
-            square<true>(p, length);
-        }
-    }
-
-    void count(const Word* p, int length, const int* which, int n) {  // up to four limits at once
-        V limit[4], below[4] = {};
-        for (int j = 0; j < 4; ++j) limit[j] = V{} + Word(limits[which[j < n ? j : 0]]);
-        for (int i = 0; i < length; i += lanes) {
-            const V m = load<V>(p + i) & top;
-            for (int j = 0; j < 4; ++j) below[j] += m < limit[j];  // a true lane is -1
-        }
-        for (int j = 0; j < 4 && j < n; ++j) counts[which[j]] -= total(below[j]);
-    }
-
-    template <bool masked> void square(const Word* p, int length) {
-        Doubles sum_a = squares[0], sum_b = squares[1];
-        for (int i = 0; i < length; i += F::step) {
-            Doubles a, b;
-            F::template values<masked>(p + i, a, b);
-            sum_a += a * a;
-            sum_b += b * b;
-        }
-        squares[0] = sum_a;
-        squares[1] = sum_b;
+    static bool any(const V& test) {
+        Longs words;
+        std::memcpy(&words, &test, sizeof words);
+        int64_t found = 0;
+        for (int i = 0; i < wide; ++i) found |= words[i];
+        return found != 0;
     }
 
     static int64_t total(const V& v) {
@@ -205,16 +157,60 @@ template <class F> struct Statistics {
         return sum;
     }
 
-    static Word largest(const V& v) {
-        Word most = v[0];
-        for (int i = 1; i < lanes; ++i) most = v[i] > most ? v[i] : most;
-        return most;
+    void add(const Word* p, int length) {  // length is a multiple of lanes
+        V high{}, low = V{} + top;
+        Doubles sum[sums] = {};
+        const bool expected = finite;
+        for (int i = 0; i < length; i += lanes) {
+            const V m = load<V>(p + i) & top;
+            high = m > high ? m : high;
+            low = m < low ? m : low;
+            if (expected) F::squares(p + i, sum);
+        }
+        if (any(low < normal)) {
+            add_small(p, length);
+        } else {
+            const U less = (U)low - 1;
+            least = less < least ? less : least;
+        }
+        finite = !any(high >= F::inf);
+        if (expected && finite) {
+            most = high > most ? high : most;
+            for (int j = 0; j < sums; ++j) squares[j] += sum[j];
+        } else {
+            add_finite(p, length);
+        }
     }
 
-    static Word smallest(const V& v) {
-        Word least = v[0];
-        for (int i = 1; i < lanes; ++i) least = v[i] < least ? v[i] : least;
-        return least;
+    void add_small(const Word* p, int length) {
+        U low = least;
+        V zero{}, below{};
+        for (int i = 0; i < length; i += lanes) {
+            const V m = load<V>(p + i) & top;
+            const U less = (U)m - 1;
+            low = less < low ? less : low;
+            zero += m == 0;  // a true lane is -1
+            below += m < normal;
+        }
+        least = low;
+        zeros -= total(zero);
+        small -= total(below);
+    }
+
+    void add_finite(const Word* p, int length) {
+        V high = most, inf{}, nan{};
+        for (int i = 0; i < length; i += lanes) {
+            const V m = load<V>(p + i) & top, finite = m & (m < F::inf);
+            high = finite > high ? finite : high;
+            inf += m == F::inf;
+            nan += m > F::inf;
+            Word kept[lanes];
+            std::memcpy(kept, &finite, sizeof finite);
+            F::squares(kept, squares);
+        }
+        most = high;
+        infs -= total(inf);
+        nans -= total(nan);
     }
 
     void add_all(const Word* p, int64_t n) {
@@ -226,18 +222,28 @@ template <class F> struct Statistics {
             Word padded[lanes] = {};
             std::memcpy(padded, p + whole, size_t(n - whole) * sizeof(Word));
             add(padded, lanes);
-            // The padding is zeros: below every limit, and nothing to the rest.
-            for (int j = 0; j < number_of_limits; ++j) counts[j] -= lanes - (n - whole);
+            zeros -= lanes - (n - whole);
+            small -= lanes - (n - whole);
         }
     }
 
-    void write(double* out) const {
-        for (int64_t j = 0; j < number_of_limits; ++j) out[j] = double(counts[j]);
-        out += number_of_limits;
-        out[0] = value_of<F>(amax);
-        out[1] = amin < F::inf - 1 ? value_of<F>(amin + 1) : infinity;
-        out[2] = 0;
-        for (int i = 0; i < wide; ++i) out[2] += squares[0][i] + squares[1][i];
+    void write(int64_t n, double* out) const {
+        Word amax = 0;
+        Natural amin = Natural(-1);
+        for (int i = 0; i < lanes; ++i) {
+            amax = most[i] > amax ? most[i] : amax;
+            amin = least[i] < amin ? least[i] : amin;
+        }
+        out[0] = double(zeros);
+        out[1] = double(small);
+        out[2] = double(n - infs - nans);
+        out[3] = double(n - nans);
+        out[4] = value_of<F>(amax);
+        out[5] = amin < Natural(F::inf) ? value_of<F>(int64_t(amin) + 1) : infinity;
+        out[6] = 0;
+        for (int j = 0; j < sums; ++j) {
+            for (int i = 0; i < wide; ++i) out[6] += squares[j][i];
+        }
     }
 };
 
@@ -266,21 +272,20 @@ template <class F> void histogram(const typename F::Word* p, int64_t n, double* 
     }
 }
 
-template <class F>
-void measure(const void* data, int64_t n, const int64_t* limits, int64_t k, int64_t with_histogram, double* out) {
+template <class F> void measure(const void* data, int64_t n, int64_t normal, int64_t with_histogram, double* out) {
     const auto* p = static_cast<const typename F::Word*>(data);
     DefaultFloatEnvironment guard;
-    Statistics<F> statistics(limits, k);
+    Statistics<F> statistics(normal);
     statistics.add_all(p, n);
-    statistics.write(out);
-    if (with_histogram) histogram<F>(p, n, out + k + 3);
+    statistics.write(n, out);
+    if (with_histogram) histogram<F>(p, n, out + 7);
 }
 
 }  // namespace
 
-#define EXPORT(name, F)                                                                                              \
-    extern "C" void measure_##name(const void* x, int64_t n, const int64_t* l, int64_t k, int64_t h, double* out) {  \
-        measure<F>(x, n, l, k, h, out);                                                                              \
+#define EXPORT(name, F)                                                                             \
+    extern "C" void measure_##name(const void* x, int64_t n, int64_t limit, int64_t h, double* out) { \
+        measure<F>(x, n, limit, h, out);                                                            \
     }
 EXPORT(float64, Float64)
 EXPORT(float32, Float32)

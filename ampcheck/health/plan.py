@@ -36,7 +36,7 @@ def carrier_of(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The limits for one dtype. All limits are strict: a magnitude counts where it is smaller."""
+    """The limit for one dtype: a magnitude below `smallest_normal` is zero or subnormal."""
 
     carrier: torch.dtype
     smallest_normal: float
@@ -60,13 +60,12 @@ class Plan:
         return _COUNTS + 3 + len(self.exponents)
 
     @property
-    def code_limits(self) -> tuple[int, ...]:
-        """The limits of all counts as the carrier's bit patterns without sign, which rise with the magnitude."""
+    def normal_code(self) -> int:
+        """The bit pattern of the smallest normal value in the carrier: patterns without sign rise with magnitude."""
         carrier = self.format
         inf = ((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits
         with subnormals_kept():
-            normal = bisect.bisect_left(range(inf), self.smallest_normal, key=carrier.decode)
-        return (1, normal, inf, inf + 1)
+            return bisect.bisect_left(range(inf), self.smallest_normal, key=carrier.decode)
 
     def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
         """Return the record of ``numel`` elements, given their packed vector.

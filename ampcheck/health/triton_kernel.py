@@ -173,4 +173,4 @@ def pack(tensor: torch.Tensor, plan: Plan) -> torch.Tensor:
 @functools.lru_cache(maxsize=256)
 def _limits(plan: Plan, device: torch.device) -> torch.Tensor:
     word = torch.int64 if plan.carrier is torch.float64 else torch.int32
-    return torch.tensor(plan.code_limits[:2], dtype=word, device=device)  # infinity's are the kernel's own
+    return torch.tensor([1, plan.normal_code], dtype=word, device=device)  # infinity's are the kernel's own
