@@ -1,7 +1,8 @@
 """The defects of public libraries in `reports/found/`: what ampcheck says of each repro, the table, what was mended.
 
 A folder holds `repro.py` (exit code 1 while the library is broken, 0 once it is mended), `report.md` (a title, then
-lines `Package:`, `Way:`, `Severity:`) and `finding.json`, which `record` writes.
+lines `package:`, `version:`, `way:`, `dtype:`, `severity:`, of which version and dtype may be part of others) and
+`finding.json`, which `record` writes, or `found_confirm.py` for a repro that gives its inputs by seed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ def folders(names: list[str] | None = None) -> list[Path]:
 
 
 def about(folder: Path) -> dict[str, str]:
-    """What the head of `report.md` says: title, package, way, severity."""
+    """What the head of `report.md` says: title, package with its version, way with its dtype, severity."""
     text = (
         (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").is_file() else f"# {folder.name}"
     )
-    head = re.findall(r"^[-*| ]*(package|way|severity)[*| ]*:[*| ]*(.+?)[| ]*$", text, re.MULTILINE | re.IGNORECASE)
+    keys = "package|version|way|dtype|severity"
+    head = re.findall(rf"^[-*| ]*({keys})[*| ]*:[*| ]*(.+?)[| ]*$", text, re.MULTILINE | re.IGNORECASE)
     known = {"package": folder.name.partition("-")[0], "way": "?", "severity": "?"}
     known |= {key.lower(): value for key, value in reversed(head)}
+    for key, more in (("package", "version"), ("way", "dtype")):
+        known[key] += f" {known[more]}" if known.get(more, "") not in known[key] else ""
     return {"title": text.lstrip("# ").partition("\n")[0].strip(), **known}
 
 
@@ -146,8 +150,8 @@ def _checks(folder: Path) -> str:
     if not (folder / "finding.json").is_file():
         return ""
     data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-    runs = data.get("runs", [data] if isinstance(data, dict) else [{"findings": data}])
-    return ", ".join(sorted({f["check"] for run in runs for f in run.get("findings", ()) if f["verdict"] == "fail"}))
+    lists = [run.get("findings", ()) for run in data["runs"]] if "runs" in data else data["findings"].values()
+    return ", ".join(sorted({f["check"] for findings in lists for f in findings if f["verdict"] == "fail"}))
 
 
 def table() -> Iterator[str]:
