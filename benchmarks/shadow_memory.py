@@ -2,8 +2,8 @@
 
     python benchmarks/shadow_memory.py --evidence reports/evidence/shadow_memory.json [--only embedding] [--device cuda]
 
-Each process runs forward, backward and a step of SGD under bfloat16 autocast, and reports its largest resident set, or,
-on a GPU, the most memory that tensors took.
+Each process runs forward, backward and a step of SGD or Adam under bfloat16 autocast, and reports its largest resident
+set, or, on a GPU, the most memory that tensors took.
 What the shadow adds is the difference; it is kept beside the bytes of the weights and those of all companions after
 the step.
 """
@@ -123,13 +123,19 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] 
 }
 
 
-def measured(family: str, watched: bool, device: str) -> dict[str, float]:
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 1e-3),
+}
+
+
+def measured(family: str, optimizer_name: str, watched: bool, device: str) -> dict[str, float]:
     """Peak memory of this process in bytes, bytes of the weights and of all companions after the step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     build, make = FAMILIES[family]
     model, data = build().to(device), make().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     shadow = Shadow(model)
     with shadow if watched else contextlib.nullcontext():
         with torch.autocast(device, torch.bfloat16):
@@ -148,18 +154,20 @@ def _largest_resident_set() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _child(family: str, watched: bool, device: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", family, "--device", device, *(["--watched"] if watched else [])]
+def _child(family: str, optimizer: str, watched: bool, device: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", family, "--optimizer", optimizer, "--device", device]
+    command += ["--watched"] if watched else []
     child = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
     return result
 
 
-def row_of(family: str, device: str) -> dict[str, Any]:
+def row_of(family: str, optimizer: str, device: str) -> dict[str, Any]:
     """Peak memory of one family without and with the shadow, in MiB."""
-    plain, watched = _child(family, False, device), _child(family, True, device)
+    plain, watched = (_child(family, optimizer, watched, device) for watched in (False, True))
     return {
         "family": family,
+        "optimizer": optimizer,
         "weights in MiB": round(plain["weights"] / MIB, 2),
         "peak without in MiB": round(plain["peak"] / MIB, 1),
         "peak with in MiB": round(watched["peak"] / MIB, 1),
@@ -175,12 +183,18 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="families whose names contain it")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--measure", metavar="FAMILY", help=argparse.SUPPRESS)
+    parser.add_argument("--optimizer", default="SGD", help=argparse.SUPPRESS)
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measured(options.measure, options.watched, options.device)))
+        print(json.dumps(measured(options.measure, options.optimizer, options.watched, options.device)))
         return
-    rows = [row_of(family, options.device) for family in FAMILIES if options.only in family]
+    rows = [
+        row_of(family, optimizer, options.device)
+        for family in FAMILIES
+        for optimizer in OPTIMIZERS
+        if options.only in family
+    ]
     table = markdown_table(rows)
     print("\n".join(table))
     if options.evidence:

@@ -173,7 +173,8 @@ def _gradient(call: Call, store: CompanionStore) -> RowCall | None:
 def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
     """The rows that have companions in any of the operands, of tables that ops have read before.
 
-    The other rows are taken to be exact: float32 rounds them too little to matter, and 16 bits are followed whole.
+    The other rows are taken to be exact: float32 rounds them too little to matter, and 16 bits are followed whole. Of
+    constants no row has companions, such as the moments of an optimizer before its first step.
     """
     operands = [t for value in (*call.args, *call.kwargs.values()) for t in leaves(value)]
     matrices = [t for t in operands if t.numel() != 1]
@@ -186,7 +187,8 @@ def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore
     if any(t.is_floating_point() and t.itemsize < 4 for t in operands):
         return None
     index = torch.unique(torch.cat([rows.index for rows in known]))
-    if not index.numel() or (call.schema.writes and not all(_is_finite(t) for t in matrices)):
+    entered = not index.numel() and any(rows.move is not None for rows in known)  # data that no op has looked up
+    if entered or (call.schema.writes and not all(_is_finite(t) for t in matrices)):
         return None
     return RowCall(call, store, index, results=True, elementwise=True).put(*call.args)
 

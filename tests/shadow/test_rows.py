@@ -17,6 +17,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, 1e-2, amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-2, centered=True, momentum=0.9),
 }
 
 
@@ -89,6 +91,25 @@ def test_companions_of_a_large_table_are_small(large: None) -> None:
         model(torch.arange(8)).backward()
     assert model.table.grad is not None
     assert shadow.store.nbytes() < model.table.nbytes / 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_companions_of_a_large_table_stay_small_when_it_is_trained(name: str, large: None) -> None:
+    """So do those of its gradient and of the optimizer's state, which starts as zeros."""
+    model = Classifier()
+    with Shadow(model) as shadow:
+        train(model, OPTIMIZERS[name], steps=2)
+    assert shadow.store.nbytes() < model.table.nbytes
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_large_constant_overflows(in_place: bool, large: None) -> None:
+    constant = torch.ones(ROWS, WIDTH)
+    with Shadow() as shadow:
+        values = torch.ones_like(constant)
+        for _ in range(2):
+            values = values.mul_(1e30) if in_place else values * 1e30
+    assert {fault.kind for fault in shadow.faults} == {OVERFLOW}
 
 
 def test_an_op_that_needs_all_rows_gets_them(large: None) -> None:

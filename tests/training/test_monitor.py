@@ -862,13 +862,15 @@ def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_en
     once, often = record(reads=False), record(reads=True)
     assert len(once.gradients) == 4
     for left, right in zip(once.parameters, often.parameters, strict=True):
-        assert left.gradient is not None and right.gradient is not None
+        assert left.gradient is not None
+        assert right.gradient is not None
         for name in ("calls", "bad", "first", "vanished", "subnormal", "cut"):
             assert getattr(left.gradient, name) == getattr(right.gradient, name)
         assert left.gradient.health.histogram == right.gradient.health.histogram
         for name in ("amax", "amin", "nans", "infs", "zeros", "numel"):
             assert getattr(left.gradient.health, name) == getattr(right.gradient.health, name)
-        assert left.update is not None and right.update is not None
+        assert left.update is not None
+        assert right.update is not None
         assert (left.update.calls, left.update.poisoned) == (right.update.calls, right.update.poisoned)
         assert left.update.update == pytest.approx(right.update.update, rel=1e-12)
         assert left.update.weight == pytest.approx(right.update.weight, rel=1e-12)
