@@ -144,7 +144,7 @@ class _Decoder:
 
 def _upload(values: _Values, device: torch.device | None, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor of plain values, copied to a device without waiting for it."""
-    tensor = torch.tensor(values, dtype=dtype)
+    tensor = torch.tensor(values, dtype=dtype, device="cpu")  # whatever default device the run has left
     if device is None or device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -12,8 +12,10 @@ from telemetry_models import Stack, batch, step
 from torch import fx
 
 from ampcheck.telemetry import op_by_op
+from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.sites import Level, Site
+from ampcheck.telemetry.statistics import Layout
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.interception import LoweredGraph
@@ -139,6 +141,14 @@ def test_results_are_those_of_the_compiled_graph_and_inputs_and_random_numbers_s
     assert torch.equal(out, expected * 3)
     assert torch.equal(given, expected), "what the graph writes to is written once"
     assert float(accumulator.seen[0][0]) == float(expected.max()), "measured with equal inputs and random numbers"
+
+
+def test_statistics_are_read_whatever_default_device_the_run_has_left() -> None:
+    accumulators = GraphAccumulators((site(cast=False),), *[Layout(((0, "amax"), (0, "smallest")), (4,))] * 2)
+    accumulators.of(0).add(0, torch.tensor([3.0, 1.0], dtype=torch.float64), full=True)
+    with torch.device("meta"):
+        (seen,) = accumulators.read({})
+    assert (seen.amax, seen.smallest) == (3.0, 1.0)
 
 
 def test_a_graph_with_an_op_that_only_the_compiler_knows_is_compiled_with_its_statistics() -> None:
