@@ -64,7 +64,7 @@ def _register_speed_session(config: pytest.Config) -> None:
 
     if SESSION not in config.stash:
         options = config.stash[_OPTIONS]
-        session = config.stash[SESSION] = SpeedSession(config, options and options.history)
+        session = config.stash[SESSION] = SpeedSession(config, None if options is None else options.history)
         config.pluginmanager.register(session, "ampcheck-speed")
 
 

@@ -22,6 +22,8 @@ from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.search import BatchOrder, Declared, Padding, Scale, SearchOptions, Shift
 from ampcheck.strategies import tensors
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 WIDE = tensors("float16", shape=4, min_value=-100, max_value=100)
 NARROW = tensors("float16", shape=3, min_value=-4, max_value=4)
 
