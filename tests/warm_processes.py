@@ -212,11 +212,14 @@ def _run(first: str, *rest: str) -> None:
     sys.path.insert(0, {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(text))))
     if kind == "-m":
         runpy.run_module(text, run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(text, "<string>", "exec"), main.__dict__)
-    else:
-        runpy.run_path(text, run_name="__main__")
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    path = "<string>"
+    if not kind:
+        path = main.__file__ = os.path.abspath(text)
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    exec(compile(text, path, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -269,6 +269,7 @@ def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None
     assert "fill in the command line that argparse reads, for train.py" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow  # the command as for a function without options; test_reading.py has the parser
 def test_a_script_whose_options_all_have_defaults_runs_without_a_line_to_fill_in(tmp_path: Path) -> None:
     files = with_options("p = argparse.ArgumentParser(); p.add_argument('--lr', default=0.1); p.parse_args()")
     assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
