@@ -21,6 +21,7 @@ COMMANDS = {
     "module without a space": ("-mjson.tool", "data.json"),
     "input": ("-c", "import sys; print(sys.stdin.read().upper()); print('e', file=sys.stderr)"),
     "folder and environment": ("-c", "import os; print(os.getcwd(), sorted(os.environ.items()))"),
+    "folder of temporary files": ("-c", "import tempfile; print(tempfile.gettempdir())"),
     "an uncaught error": ("-c", "import os\nraise ValueError(3)"),
     "a sentence": ("-c", "import sys; sys.exit('it does not work')"),
     "an interrupt": ("-c", "import os, time; os.kill(os.getpid(), 2); time.sleep(9)"),
@@ -40,7 +41,7 @@ def test_it_ends_and_prints_as_a_cold_one(name: str, tmp_path: Path) -> None:
         process = popen(
             [sys.executable, *COMMANDS[name]],
             cwd=tmp_path,
-            env={**os.environ, "MINE": "é"},
+            env={**os.environ, "MINE": "é", "TMPDIR": str(tmp_path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

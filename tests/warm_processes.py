@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,6 +171,7 @@ def _become(request: Mapping[str, Any], files: Sequence[int], path: Sequence[str
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
+    tempfile.tempdir = None  # TMPDIR is read again
     direct = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
