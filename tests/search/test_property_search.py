@@ -22,8 +22,6 @@ from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.search import BatchOrder, Declared, Padding, Scale, SearchOptions, Shift
 from ampcheck.strategies import tensors
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 WIDE = tensors("float16", shape=4, min_value=-100, max_value=100)
 NARROW = tensors("float16", shape=3, min_value=-4, max_value=4)
 
@@ -242,6 +240,7 @@ def test_one_that_low_precision_loses_fails() -> None:
 MENDED = "    e = (x - x.amax(-1, keepdim=True)).exp()\n    return e / e.sum(-1, keepdim=True)\n"
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
