@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,6 +35,15 @@ settings.load_profile("default")
 # What tests run must not report to the CI job that runs the tests.
 for _name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(_name, None)
+
+
+@pytest.fixture
+def warm_processes() -> Iterator[None]:
+    """Processes of Python that the test starts have torch imported."""
+    from warm_processes import warm
+
+    with warm():
+        yield
 
 
 NIGHTLY = Path(__file__).parent / "tests" / "nightly.txt"

@@ -56,16 +56,35 @@ class MarkerArguments:
         file = (lock if isinstance(lock, str) else "") if lock else None
         return cls(checks if observes else None, guards, file, device, speed or {})
 
-    @property
-    def wraps(self) -> bool:
-        """Whether the body of the test runs in a context."""
-        return self.checks is not None or bool(self.guards) or self.lock is not None or self.device is not None
-
     def with_guard(self) -> MarkerArguments:
         """The same with a guard of autocast's state; unchanged if torch is not imported."""
         if "torch" not in sys.modules or _STATE in self.guards:
             return self
         return replace(self, guards=(*self.guards, _STATE))
+
+
+@contextmanager
+def observed(item: pytest.Item, *, guard: bool) -> Iterator[None]:
+    """Run the test's body inside, in the contexts that its marker and `--ampcheck-guard` require.
+
+    What they raise names the place; it has no frames of ours.
+    """
+    __tracebackhide__ = True
+    arguments = MarkerArguments.of(item)
+    if guard:
+        arguments = arguments.with_guard()
+    raised: BaseException | None = None
+    try:
+        with run_marked(item, arguments):
+            try:
+                yield
+            except BaseException as error:
+                raised = error
+                raise
+    except (AssertionError, UsageError) as error:
+        if error is raised:
+            raise
+        raise error.with_traceback(None) from None
 
 
 @contextmanager

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -56,66 +51,18 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(flag[2:].replace("-", "_"), help=text, type=kind, default=None)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The values of the options. Paths are absolute; a worker of xdist has none.
-
-    files: of `FILES`, those to write. junit: pytest writes JUnit XML, to which the findings of each test are added.
-    """
-
-    enabled: bool
-    device: str
-    update: bool = False
-    guard: bool = False
-    junit: bool = False
-    files: Mapping[str, Path] = field(default_factory=dict)
-    history: Path | None = None
-
-    @classmethod
-    def of(cls, config: pytest.Config) -> Options:
-        """Read the options. Raises `pytest.UsageError` for invalid ones."""
-        files = {name: text for name in FILES if (text := _value(config, f"ampcheck_{name}")) is not None}
-        history = _value(config, "ampcheck_history")
-        device = _parse_device(_value(config, "ampcheck_device"))
-        update, guard = (bool(_value(config, name)) for name in ("ampcheck_update", "ampcheck_guard"))
-        enabled = bool(_value(config, "ampcheck")) or update or bool(files) or history is not None
-        junit = bool(config.getoption("xmlpath", None))
-        if hasattr(config, "workerinput"):
-            return cls(enabled, device, update, guard, junit)
-        folder = config.invocation_params.dir
-        paths: dict[str, Path] = {}
-        for name, text in files.items():
-            path = _parse_path(f"--ampcheck-{name}", text, folder)
-            if other := next((other for other, taken in paths.items() if taken == path), None):
-                raise pytest.UsageError(
-                    f"--ampcheck-{other} and --ampcheck-{name} need a file each, both are {files[other]}"
-                )
-            paths[name] = path
-        kept = None if history is None else _parse_path("--ampcheck-history", history, folder, is_file=False)
-        return cls(enabled, device, update, guard, junit, paths, kept)
-
-
-def _value(config: pytest.Config, name: str) -> Any:
-    value = config.getoption(name)
+def are_given(config: pytest.Config) -> bool:
+    """Whether the command line or the ini file sets any option; also if one in the ini file cannot be read."""
     try:
-        return config.getini(name) if value is None else value
+        return any(value(config, flag[2:].replace("-", "_")) is not None for flag in OPTIONS)
+    except pytest.UsageError:
+        return True
+
+
+def value(config: pytest.Config, name: str) -> Any:
+    """The command line's value of an option, else the ini file's, else None. Raises `pytest.UsageError` for neither."""
+    given = config.getoption(name)
+    try:
+        return config.getini(name) if given is None else given
     except (TypeError, ValueError, pytest.UsageError) as error:
         raise pytest.UsageError(f"{name} of the ini file cannot be read: {error}") from error
-
-
-def _parse_device(text: str | None) -> str:
-    if text is not None and not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", text):
-        raise pytest.UsageError(f"--ampcheck-device={text} is no device: choose one of {', '.join(DEVICES)}")
-    return text or "cpu"
-
-
-def _parse_path(flag: str, text: str, folder: Path, *, is_file: bool = True) -> Path:
-    """An absolute path to write to. A folder is created later, a file needs one that exists."""
-    path = Path(os.path.abspath(folder / text))
-    if not text or (path.is_dir() if is_file else path.exists() and not path.is_dir()):
-        kinds = ("file", "folder") if is_file else ("folder", "file")
-        raise pytest.UsageError(f"{flag}={text} needs the name of a {kinds[0]}, not of a {kinds[1]}")
-    existing = path.parent if is_file else next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"{flag}={text} needs a folder that exists and can be written to: {existing}")
-    return path

@@ -6,19 +6,21 @@ at every start where it cannot write its cache, as in many containers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampcheck.plugin.options import MARKER, Options
+from ampcheck.plugin.options import MARKER, are_given
 from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
-from ampcheck.plugin.readable import capture_no_trace, hide_own_frames
 
 if TYPE_CHECKING:
+    from ampcheck.plugin.settings import Options
     from ampcheck.plugin.speed_fixture import Speed
 
-_OPTIONS = pytest.StashKey[Options]()
+_OPTIONS: pytest.StashKey[Options | None] = pytest.StashKey()
+"""The options of a session that runs tests; None if none is given."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,23 +29,28 @@ def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if option.help or option.collectonly or option.markers or option.showfixtures:
         return
+    junit, compare = (config.getoption(name, None) for name in ("xmlpath", "benchmark_compare"))
+    if not (junit or compare or are_given(config)):
+        config.stash[_OPTIONS] = None
+        return
+    from ampcheck.plugin.settings import Options
+
     options = config.stash[_OPTIONS] = Options.of(config)
-    if options.enabled or options.junit:
+    if options.enabled or junit:
         from ampcheck.plugin.summary import Collector, Report
 
         config.pluginmanager.register(Collector(options.update, config.rootpath), "ampcheck-collector")
         if options.enabled and not hasattr(config, "workerinput"):
             config.pluginmanager.register(Report(options), "ampcheck-report")
-    if options.history is not None or config.getoption("benchmark_compare", None):
-        _register_speed_session(config, options)
+    if options.history is not None or compare:
+        _register_speed_session(config)
 
 
 @pytest.hookimpl(trylast=True)  # after plugins that add markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Register the session of speed tests if there are any, or tests that are marked as such."""
-    options = config.stash.get(_OPTIONS, None)
-    if options is not None and any(map(_may_measure_speed, items)):
-        _register_speed_session(config, options)
+    if _OPTIONS in config.stash and any(map(_may_measure_speed, items)):
+        _register_speed_session(config)
 
 
 def _may_measure_speed(item: pytest.Item) -> bool:
@@ -52,18 +59,31 @@ def _may_measure_speed(item: pytest.Item) -> bool:
     )
 
 
-def _register_speed_session(config: pytest.Config, options: Options) -> None:
+def _register_speed_session(config: pytest.Config) -> None:
     from ampcheck.plugin.speed_fixture import SESSION, SpeedSession
 
     if SESSION not in config.stash:
-        session = config.stash[SESSION] = SpeedSession(config, options.history)
+        options = config.stash[_OPTIONS]
+        session = config.stash[SESSION] = SpeedSession(config, None if options is None else options.history)
         config.pluginmanager.register(session, "ampcheck-speed")
+
+
+def _capture_no_trace() -> None:
+    """Detach pytest's handlers from the trace of torch.compile.
+
+    pytest 9 attaches them to each logger that does not propagate, such as this one, whose hundreds of records are for
+    the tool tlparse; PyTorch builds them only where a handler listens. Other loggers are not changed.
+    """
+    trace = logging.Logger.manager.loggerDict.get("torch.__trace")
+    if isinstance(trace, logging.Logger):
+        for handler in [h for h in trace.handlers if type(h).__module__ == "_pytest.logging"]:
+            trace.removeHandler(handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures run; the wrapper that captures logs has begun
 def pytest_runtest_setup() -> None:
     """Keep the trace of torch.compile out of the captured log of fixtures."""
-    capture_no_trace()
+    _capture_no_trace()
 
 
 pytest_runtest_teardown = pytest_runtest_setup
@@ -73,37 +93,23 @@ pytest_runtest_teardown = pytest_runtest_setup
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the body of a test in the contexts that its marker and `--ampcheck-guard` require."""
     __tracebackhide__ = True
-    capture_no_trace()
+    _capture_no_trace()
     options = item.config.stash.get(_OPTIONS, None)
     guard = options is not None and options.guard
-    if not guard and item.get_closest_marker("ampcheck") is None:
+    if not guard and ("ampcheck" not in item.keywords or item.get_closest_marker("ampcheck") is None):
         return (yield)
-    from ampcheck.core.errors import UsageError
-    from ampcheck.plugin.marker import MarkerArguments, run_marked
+    from ampcheck.plugin.marker import observed
 
-    arguments = MarkerArguments.of(item)
-    if guard:
-        arguments = arguments.with_guard()
-    if not arguments.wraps:
+    with observed(item, guard=guard):
         return (yield)
-    raised: BaseException | None = None
-    try:
-        with run_marked(item, arguments):
-            try:
-                return (yield)
-            except BaseException as error:
-                raised = error
-                raise
-    except (AssertionError, UsageError) as error:
-        if error is raised:
-            raise
-        raise error.with_traceback(None) from None  # the message names the location; frames of ampcheck do not help
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Report a failure at the user's code, without frames of ampcheck; `--full-trace` shows them."""
     if call.excinfo is not None and not item.config.getoption("fulltrace", False):
+        from ampcheck.plugin.readable import hide_own_frames
+
         call.excinfo = hide_own_frames(item, call.excinfo)
 
 
@@ -113,9 +119,12 @@ def ampcheck_device(pytestconfig: pytest.Config) -> str:
 
     Raises `ampcheck.UsageError` if this machine does not have it.
     """
-    device = pytestconfig.stash[_OPTIONS].device
+    options = pytestconfig.stash[_OPTIONS]
+    device = "cpu" if options is None else options.device
     if device != "cpu":
-        _require_device(device)
+        from ampcheck.plugin.settings import require_device
+
+        require_device(device)
     return device
 
 
@@ -128,16 +137,3 @@ def speed(request: pytest.FixtureRequest, benchmark: Any, ampcheck_device: str) 
     from ampcheck.plugin.speed_fixture import Speed
 
     return Speed(request.node, benchmark, ampcheck_device)
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    from ampcheck.core.errors import UsageError
-
-    kind, _, index = device.partition(":")
-    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind)
-    if not backend.is_available():
-        raise UsageError(f"--ampcheck-device={device}: PyTorch {torch.__version__} finds no such device here, use cpu")
-    if index and int(index) >= (count := backend.device_count()):
-        raise UsageError(f"--ampcheck-device={device}: this machine has {count} of them, the first is {kind}:0")

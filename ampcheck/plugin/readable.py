@@ -1,8 +1,7 @@
-"""What pytest shows of a failed test: the user's frames without ours, and no trace of the compiler in its log."""
+"""What pytest shows of a failed test: the user's frames without ours."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TypeAlias
@@ -10,20 +9,6 @@ from typing import TypeAlias
 import pytest
 
 Failure: TypeAlias = "pytest.ExceptionInfo[BaseException]"
-
-_TRACE = "torch.__trace"
-
-
-def capture_no_trace() -> None:
-    """Detach pytest's handlers from the trace of torch.compile.
-
-    pytest 9 attaches them to each logger that does not propagate, such as this one, whose hundreds of records are for
-    the tool tlparse; PyTorch builds them only where a handler listens. Other loggers are not changed.
-    """
-    trace = logging.Logger.manager.loggerDict.get(_TRACE)
-    if isinstance(trace, logging.Logger):
-        for handler in [h for h in trace.handlers if type(h).__module__ == "_pytest.logging"]:
-            trace.removeHandler(handler)
 
 
 def hide_own_frames(item: pytest.Item, excinfo: Failure) -> Failure:

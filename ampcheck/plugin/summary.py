@@ -19,7 +19,7 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.text import clean, counted
-from ampcheck.plugin.options import Options
+from ampcheck.plugin.settings import Options
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table

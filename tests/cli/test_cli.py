@@ -118,6 +118,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Audited:
     return Audited(process(*arguments, folder=folder), folder)
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_demo_passes(demo: Audited) -> None:
     assert demo.done.code == 0, demo.done.err
     assert all(re.match(r"ampcheck: \d+ s, \d+ of \d+ done", line) for line in demo.done.err.splitlines())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from setup.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, UNGUESSABLE, write
+from warm_processes import warm
 
 from ampcheck.cli import init
 from ampcheck.cli import main as command_line
@@ -21,6 +22,8 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
 from ampcheck.setup import files, plan, sandbox
 from ampcheck.setup.render import render_workflow
+
+pytestmark = pytest.mark.usefixtures("warm_processes")
 
 WRITTEN = (".github/workflows/ampcheck.yml", "pyproject.toml", "tests/ampcheck.lock.json", "tests/test_amp.py")
 
@@ -56,7 +59,8 @@ def targets_of(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def nanogpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write(tmp_path_factory.mktemp("nanogpt"), NANOGPT)
-    assert main(["init", str(folder), "--yes"]) == 0
+    with warm():
+        assert main(["init", str(folder), "--yes"]) == 0
     return folder
 
 
@@ -265,6 +269,7 @@ def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None
     assert "fill in the command line that argparse reads, for train.py" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow  # the command as for a function without options; test_reading.py has the parser
 def test_a_script_whose_options_all_have_defaults_runs_without_a_line_to_fill_in(tmp_path: Path) -> None:
     files = with_options("p = argparse.ArgumentParser(); p.add_argument('--lr', default=0.1); p.parse_args()")
     assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0

@@ -22,6 +22,8 @@ from ampcheck.sweep.results import Limits, ResultFolder, Task
 from ampcheck.sweep.source import CodeDigests
 from ampcheck.sweep.sweep import sweep as run_sweep
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 MODELS = """
 import os, sys, time
 import torch

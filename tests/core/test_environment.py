@@ -34,6 +34,7 @@ def test_the_device_is_named_with_its_hardware() -> None:
     assert str(environment("cpu")["device"]).startswith("cpu (")
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_flags_that_torch_refuses_to_read_are_told_as_such() -> None:
     if not hasattr(torch.backends, "fp32_precision"):
         pytest.skip("this torch has no fp32_precision")

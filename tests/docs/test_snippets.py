@@ -34,6 +34,7 @@ def commands(snippet: Snippet) -> list[list[str]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if RUN[name] and name not in QUICK else []) for name in PAGES]
 )
+@pytest.mark.usefixtures("warm_processes")
 def test_snippets_run_and_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
     results, shown = run_page(PAGES[name], tmp_path)
     assert [str(result) for result in results if result.failed] == []

@@ -10,7 +10,7 @@ PROBE = """
 import sys
 
 def pytest_unconfigure():
-    needed = {"ampcheck", *("ampcheck.plugin" + name for name in ("", ".plugin", ".options", ".readable"))}
+    needed = {"ampcheck", *("ampcheck.plugin" + name for name in ("", ".plugin", ".options"))}
     ours = {name for name in sys.modules if name.split(".")[0] == "ampcheck"}
     heavy = {"torch", "numpy", "matplotlib", "jinja2", "rich"} & set(sys.modules)
     print("imported:", *heavy, *ours - needed)

@@ -31,6 +31,7 @@ def test_the_run_is_kept(suite: pytest.Pytester, spread: str) -> None:
     assert run.findings[1].observed == math.inf
 
 
+@pytest.mark.slow  # test_spread.py: the same of real asserts, with the page and the summary
 def test_two_workers_keep_what_one_process_keeps(suite: pytest.Pytester) -> None:
     for spread in ("-n0", "-n2"):
         suite.runpytest(spread, f"--ampcheck-json=run{spread}.json")

@@ -276,6 +276,7 @@ def test_unknown():
 """
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
     pytester.makepyfile(test_real=REAL)
     result = pytester.runpytest_subprocess(spread, "--ampcheck-json=run.json")

@@ -8,6 +8,8 @@ from ampcheck import __all__ as public
 from ampcheck.core.run import describe
 from plugin.conftest import lines_of_source
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 ASSERTS = {
     "assert_compiled": 'ampcheck.assert_compiled(model, [(x,)], device="gpu")',
     "assert_dtypes": "ampcheck.assert_dtypes(model, (x,), {})",

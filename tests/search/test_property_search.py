@@ -240,6 +240,7 @@ def test_one_that_low_precision_loses_fails() -> None:
 MENDED = "    e = (x - x.amax(-1, keepdim=True)).exp()\n    return e / e.sum(-1, keepdim=True)\n"
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.usefixtures("warm_processes")
 def test_three_steps_of_fsdp_on_one_device(device: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WORKER, device, str(tmp_path / "store")]

@@ -68,6 +68,7 @@ def step():
 @pytest.mark.slow
 @pytest.mark.parametrize("fail_on", ["", ', fail_on="fail"'], ids=["by default", "fail_on=fail"])
 @pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.usefixtures("warm_processes")
 def test_a_script_prints_its_findings_and_raises_only_where_asked_for(kind: str, fail_on: str, tmp_path: Path) -> None:
     needs = {"huggingface": "transformers", "lightning": "lightning"}
     if kind in needs:

@@ -277,6 +277,7 @@ def test_wandb_keeps_the_steps_the_table_and_the_counts_offline(
 
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")])
+@pytest.mark.usefixtures("warm_processes")
 def test_a_missing_package_is_one_sentence_with_the_extra_to_install(name: str, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import ampcheck.callbacks.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
