@@ -86,7 +86,7 @@ def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:
 
 def _filled(dtype: torch.dtype, code: int, device: torch.device) -> torch.Tensor:
     """Return a vector of one bit pattern, untouched by any floating-point operation."""
-    return torch.full((_LENGTH,), code, dtype=_WORDS[dtype.itemsize]).to(device).view(dtype)
+    return torch.full((_LENGTH,), code, dtype=_WORDS[dtype.itemsize], device="cpu").to(device).view(dtype)
 
 
 def _nonzero(values: torch.Tensor) -> bool:

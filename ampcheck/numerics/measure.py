@@ -140,6 +140,9 @@ class _ShadowedRun:
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:
             self.masked.add(key)
         self.shadow.reach({f"the {error}": tensor})
+        if self.plan.loss is None and tensor.dtype.itemsize <= 2 and not tensor.is_complex():
+            # The mean of squares of a normalised output is constant: its gradient is the output's rounding, no more.
+            self.shadow.store.shake(tensor)
 
     def _module_output(self, name: str, tensor: torch.Tensor) -> None:
         companions = self.shadow.store.known(tensor)

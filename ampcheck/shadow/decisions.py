@@ -134,7 +134,8 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
 @_decides("lt", "le", "gt", "ge")
 def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
-    left, right = (store.exact(v) if has_companions(v) else torch.as_tensor(v) for v in call.args[:2])
+    sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
+    left, right = (store.exact(v) if has_companions(v) else v for v in sides)
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
     margin = torch.where(expected != call.out, (left - right).abs().double(), 0.0)
     margin = torch.where(margin.isfinite(), margin, 0.0)
@@ -176,7 +177,8 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
 def _placed(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far outside of its interval exact puts a value."""
     first, second = (
-        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64) for v in call.args[:2]
+        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64, device="cpu")
+        for v in call.args[:2]
     )
     edges, values = (first, second) if call.name == "searchsorted" else (second, first)
     if edges.dim() != 1 or not edges.numel():

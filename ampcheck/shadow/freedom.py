@@ -87,7 +87,9 @@ class _Known:
         """The exact values of an argument, float64; integers and numbers as they are."""
         if has_companions(value):
             return self._store.exact(value).double()  # type: ignore[arg-type]
-        return value.double() if isinstance(value, torch.Tensor) else torch.tensor(float(value))  # type: ignore[arg-type]
+        if isinstance(value, torch.Tensor):
+            return value.double()
+        return torch.tensor(float(value), device="cpu")  # type: ignore[arg-type]
 
     def error(self, value: object) -> torch.Tensor:
         """The honest error of each element.
@@ -165,7 +167,7 @@ def _to_integer(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
 def _cast(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = call.kwargs.get("dtype")
     whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-    return _to_integer(call, known) if whole else (torch.empty(0), torch.empty(0))
+    return _to_integer(call, known) if whole else (torch.empty(0, device="cpu"),) * 2
 
 
 def _edges(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:

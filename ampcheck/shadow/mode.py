@@ -364,10 +364,8 @@ class Shadow(DispatchMode):
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
-            if op_schema(func).composed:
-                with _autocast_of_caller():
-                    return func(*args, **kwargs)
-            return func(*args, **kwargs)
+            with _autocast_of_caller() if op_schema(func).composed else _NOTHING:
+                return func(*args, **kwargs)
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
             raise
@@ -381,10 +379,11 @@ def _is_composite(func: torch._ops.OpOverload) -> bool:
 @contextmanager
 def _autocast_of_caller() -> Iterator[None]:
     """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
+    excluded_by = torch._C._dispatch_tls_local_exclude_set
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        entered = torch._C._dispatch_tls_local_exclude_set()
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded - (_AUTOCAST - entered)):
+        entered = excluded_by()
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded_by() - (_AUTOCAST - entered)):
         yield
 
 

@@ -48,6 +48,6 @@ class Moves:
 @lru_cache(maxsize=8)
 def _pattern(seed: int, device: torch.device) -> torch.Tensor:
     """Random factors 1 plus or minus `MOVE`, twice; drawing them takes longer than a small model runs."""
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    signs = torch.randint(0, 2, (_SIGNS,), generator=generator, dtype=torch.float32, device="cpu").mul_(2).sub_(1)
     return signs.mul_(MOVE).add_(1).to(device).repeat(2)

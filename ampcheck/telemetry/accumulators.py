@@ -177,7 +177,7 @@ class Accumulator:
             return packed.device.type == "cpu" and bool(answer)
         with torch.cuda.device(answer.device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copy = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(answer, non_blocking=True)
+            copy = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu").copy_(answer, non_blocking=True)
             event.record()
         self._answers.append((event, copy))
         arrived = list(itertools.takewhile(lambda pending: pending[0].query(), self._answers))  # type: ignore[no-untyped-call]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,14 +117,28 @@ def test_a_switch_is_restored_and_reported_unless_the_block_raises(name: str) ->
     assert (read_state(), torch.is_grad_enabled()) == before
 
 
+class Leaks(nn.Linear):
+    """Leaves another default device behind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        _switch("default device")()
+        return out
+
+
+def test_what_a_process_computes_once_is_not_made_on_a_device_that_forward_leaves() -> None:
+    command = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import torch, test_run_subject, ampcheck\n"
+        "model = test_run_subject.Leaks(4, 4), (torch.randn(3, 4),)\n"
+        "print({f.check for f in ampcheck.audit(model, dtype='bfloat16', compile=False).findings if f.verdict == 'fail'})"
+    )
+    done = subprocess.run([sys.executable, "-c", command, str(Path(__file__).parent)], capture_output=True, text=True)
+    assert done.stdout.strip() == "{'autocast-state'}", done.stderr
+
+
 @pytest.mark.slow
 def test_a_leak_of_forward_does_not_change_what_is_compiled() -> None:
-    class Leaks(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            out = super().forward(x)
-            _switch("default device")()
-            return out
-
     run = audit((Leaks(4, 4), (torch.randn(3, 4),)), dtype="bfloat16")
     assert {f.check for f in run.of(Verdict.FAIL)} == {"autocast-state"}, run
     assert_compiled(Leaks(4, 4), (torch.randn(3, 4),))

@@ -57,13 +57,8 @@ class Launch:
     ) -> dict[str, Any]:
         """Import the target from `root` and call each arm once, which compiles it; return the arms.
 
-        <<<<<<< HEAD
-                repository: the user's own checkout; nothing of it may be imported where `root` is another. threads: of PyTorch,
-                None for its own number.
-        =======
-                repository: the user's own checkout; nothing of it may be imported where `root` is another. Without one the
-                origin of the target is not checked.
-        >>>>>>> bisect-versions
+        repository: the user's own checkout; nothing of it may be imported where `root` is another. Without one the
+        origin of the target is not checked. threads: of PyTorch, None for its own number.
         """
         self._clock, self._device = clock_of(device), device
         self._account = Account(self._clock)

@@ -112,7 +112,7 @@ class Schedules:
         if not rates or not lost_from:
             return None
         borders, _ = torch.cat(lost_from).sort()  # an update is lost at this rate and below
-        planned = torch.tensor(rates, dtype=torch.float64)
+        planned = torch.tensor(rates, dtype=torch.float64, device="cpu")
         lost = 1.0 - torch.searchsorted(borders, planned) / len(borders)
         rate = float(borders[math.floor((1.0 - LOST) * len(borders))])
         moving = (planned > rate).nonzero()
