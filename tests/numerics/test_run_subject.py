@@ -131,7 +131,8 @@ def test_what_a_process_computes_once_is_not_made_on_a_device_that_forward_leave
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import torch, test_run_subject, ampcheck\n"
         "model = test_run_subject.Leaks(4, 4), (torch.randn(3, 4),)\n"
-        "print({f.check for f in ampcheck.audit(model, dtype='bfloat16', compile=False).findings if f.verdict == 'fail'})"
+        "run = ampcheck.audit(model, dtype='bfloat16', compile=False)\n"
+        "print({f.check for f in run.findings if f.verdict == 'fail'})"
     )
     done = subprocess.run([sys.executable, "-c", command, str(Path(__file__).parent)], capture_output=True, text=True)
     assert done.stdout.strip() == "{'autocast-state'}", done.stderr
