@@ -13,7 +13,8 @@ def inputs(seed):
 
 
 def f(a, b):
-    return haarpsi(b, a)
+    b = b.detach().requires_grad_()
+    return torch.autograd.grad(haarpsi(b, a), b)[0]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 import torch
-from torch_geometric.nn import LayerNorm
+from torch_geometric.nn import InstanceNorm, LayerNorm
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torch_geometric", torch.float16, True, 0.05
 
@@ -12,7 +12,8 @@ def inputs(seed):
 
 
 def f(x, batch):
-    return LayerNorm(2).to(x.dtype if x.dtype == torch.double else torch.float)(x, batch)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.stack([LayerNorm(2).to(wide)(x, batch), InstanceNorm(2)(x, batch).to(wide)])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from torch import nn
 
 def trained(dtype: torch.dtype) -> nn.BatchNorm2d:
     torch.manual_seed(0)
-    norm = nn.BatchNorm2d(4, momentum=0.01).to(dtype)  # the momentum of EfficientNet and MNASNet
+    norm = nn.BatchNorm2d(4, momentum=0.01).to(dtype)  # the momentum of MobileNetV3
     for _ in range(300):
         norm((torch.randn(8, 4, 8, 8) * 3 + 10).to(dtype))
     return norm

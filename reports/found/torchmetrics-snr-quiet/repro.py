@@ -9,7 +9,7 @@ def inputs(seed):
     t = torch.arange(16000) / 16000
     voice = 0.01 * torch.sin(6.2832 * 440 * t)
     noisy = voice + 3e-4 * torch.randn(16000)
-    return noisy.to(DTYPE), voice.to(DTYPE)  # as a convolution of a decoder gives them
+    return noisy.to(DTYPE), voice  # as a convolution of a decoder gives it, and the float32 recording
 
 
 def f(a, b):
