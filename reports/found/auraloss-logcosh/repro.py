@@ -7,7 +7,7 @@ PACKAGE, DTYPE, AUTOCAST, LIMIT = "auraloss", torch.bfloat16, False, 0.3
 def inputs(seed):
     torch.manual_seed(seed)
     voice = 0.5 * torch.sin(torch.arange(16000) * 0.17)[None, None]
-    return (voice + 0.03 * torch.randn(1, 1, 16000)).to(DTYPE), voice.to(DTYPE)  # a network and a data loader in bfloat16
+    return (voice + 0.03 * torch.randn(1, 1, 16000)).to(DTYPE), voice.to(DTYPE)  # network and data in bfloat16
 
 
 def f(a, b):
