@@ -8,7 +8,7 @@ def inputs(seed):
     torch.manual_seed(seed)
     t = torch.arange(16000) / 16000
     voice = 0.8 * torch.sin(6.2832 * 440 * t) + 0.05 * torch.randn(16000)
-    return (voice[None] + 0.03 * torch.randn(1, 16000)).to(DTYPE), voice[None].to(DTYPE)  # as a decoder gives them
+    return (voice[None] + 0.03 * torch.randn(1, 16000)).to(DTYPE), voice[None]  # a 16-bit output and a float32 target
 
 
 def f(a, b):

@@ -6,9 +6,9 @@ from diffusers.training_utils import EMAModel
 
 def followed(dtype: torch.dtype) -> float:
     weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
-    ema = EMAModel([weight], decay=0.9999, min_decay=0.999)
-    for step in range(400):
-        torch.nn.init.constant_(weight, 1.0 if step < 10 else 2.0)  # training moves a weight
+    ema = EMAModel([weight])  # defaults: the decay grows to 0.9999
+    for step in range(1200):
+        torch.nn.init.constant_(weight, 1.0 if step < 600 else 1.25)  # training moves a weight
         ema.step([weight])
     return float(ema.shadow_params[0].mean())
 

@@ -2,13 +2,13 @@ import torch
 import torch.nn.functional as F
 from ignite.metrics import MeanSquaredError
 
-PACKAGE, DTYPE, AUTOCAST, LIMIT = "pytorch-ignite", torch.float16, True, 0.05
+PACKAGE, DTYPE, AUTOCAST, LIMIT = "pytorch-ignite", torch.float16, False, 0.05
 
 
 def inputs(seed):
     torch.manual_seed(seed)
     image = 255 * F.interpolate(torch.rand(1, 3, 12, 12), size=(96, 96), mode="bicubic").clamp(0, 1)
-    return (image + 3 * torch.randn_like(image)).to(DTYPE), image.to(DTYPE)  # as a convolution gives them
+    return (image + 3 * torch.randn_like(image)).to(DTYPE), image.to(DTYPE)  # a network and a data loader in half
 
 
 def f(a, b):
@@ -18,9 +18,8 @@ def f(a, b):
 
 
 if __name__ == "__main__":
-    with torch.autocast("cpu", dtype=DTYPE):
-        args = inputs(0)
-        got = f(*args)
+    args = inputs(0)
+    got = f(*args)
     exact = f(*(a.double() if a.is_floating_point() else a for a in args))
     error = ((got.double() - exact).norm() / exact.norm()).item()
     print(f"{DTYPE}: {got.flatten()[:3].tolist()}; float64: {exact.flatten()[:3].tolist()}; error {error:.2g}")

@@ -6,7 +6,7 @@ from linear_attention_transformer.linear_attention_transformer import SelfAttent
 torch.manual_seed(0)
 attention, x = SelfAttention(64, heads=4, causal=True).eval(), torch.randn(1, 2048, 64)
 with torch.no_grad():
-    attention.to_k.weight.mul_(6)  # keys of a trained model, of a standard deviation of 3.5
+    attention.to_k.weight.mul_(4)  # keys of a standard deviation of 2.3, the largest 11.6
     with torch.autocast("cpu", torch.float16):
         low = attention(x)
     wide = attention.double()(x.double())
