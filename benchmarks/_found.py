@@ -167,10 +167,10 @@ def table() -> Iterator[str]:
     by_way = ", ".join(f"{count[place]} {WAYS[place]}" for place in sorted(count))
     yield f"{len(counted)} defects in {len(packages)} packages: {by_way}. `repro.py` of each folder exits 1 while its"
     yield "library is broken (`python benchmarks/hunt.py --check`), `report.md` says why and gives the cure, and"
-    yield "`finding.json` is what ampcheck says of the run. `check:` of a report names the check that found it, or `missed`; `lists:`"
-    yield "the devices whose autocast lists show it, that of CUDA emulated."
+    yield "`finding.json` is what ampcheck says of the run. `check:` of a report names the check that found it, or"
+    yield "`missed`; `lists:` the devices whose autocast lists show it, that of CUDA emulated."
     yield ""
-    yield "To run a repro: `pip install torch==2.13.0 PACKAGE` and `python reports/found/FOLDER/repro.py`, on a CPU, in seconds."
+    yield "To run a repro: `pip install torch==2.13.0 PACKAGE`, then `python reports/found/FOLDER/repro.py`: seconds on a CPU."
     for title, part in (("", counted), ("Documented limitations", [row for row in rows if row not in counted])):
         if part:
             yield from ("", *([f"## {title}", ""] if title else []))
