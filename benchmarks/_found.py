@@ -170,7 +170,7 @@ def table() -> Iterator[str]:
     yield "`finding.json` is what ampcheck says of the run. `check:` of a report names the check that found it, or"
     yield "`missed`; `lists:` the devices whose autocast lists show it, that of CUDA emulated."
     yield ""
-    yield "To run one: `pip install torch==2.13.0 PACKAGE`, then `python reports/found/FOLDER/repro.py`: seconds on a CPU."
+    yield "To run one: `pip install torch==2.13.0 PACKAGE`, then `python reports/found/FOLDER/repro.py`."
     for title, part in (("", counted), ("Documented limitations", [row for row in rows if row not in counted])):
         if part:
             yield from ("", *([f"## {title}", ""] if title else []))
