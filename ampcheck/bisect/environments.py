@@ -34,7 +34,7 @@ _LIBRARY = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A complete one. release: of the package; python: its interpreter; size: bytes; seconds: that it took to make."""
+    """A complete environment. release: of the package; python: its interpreter; size: bytes; seconds: to make it."""
 
     package: str
     release: str
@@ -44,7 +44,7 @@ class Environment:
 
 
 class Environments:
-    """Those of one package over this Python and its packages, which all searches share. folder: of all of them."""
+    """The environments of one package over this Python and its packages, which all searches share. folder: of all."""
 
     def __init__(self, package: str, folder: Path | None = None) -> None:
         cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -55,7 +55,7 @@ class Environments:
         self._digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
     def kept(self) -> dict[str, Environment]:
-        """The complete ones, by release."""
+        """The complete environments, by release."""
         found: dict[str, Environment] = {}
         for path in sorted(self.folder.glob(f"{self.package}-*-{self._digest}/{_RECORD}")):
             with suppress(OSError, ValueError, TypeError):
@@ -86,7 +86,7 @@ class Environments:
         shutil.rmtree(self._path(release), ignore_errors=True)
 
     def estimate(self) -> tuple[int, float]:
-        """Bytes and seconds of one more: of the largest that is kept, else bytes of the installed release and 0."""
+        """Bytes and seconds of another one: of the largest that is kept, else bytes of the installed release and 0."""
         if kept := self.kept().values():
             return max(each.size for each in kept), max(each.seconds for each in kept)
         return sum(_size_of(name) for name in (self.package, *_pinned(self.package))), 0.0

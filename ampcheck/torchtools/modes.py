@@ -8,7 +8,7 @@ from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _KNOWN = hasattr(eval_frame, "set_code_exec_strategy")
-"""Whether this PyTorch can be told to leave a code object alone."""
+"""Whether this PyTorch can skip a code object."""
 
 
 class DispatchMode(TorchDispatchMode):
