@@ -27,7 +27,7 @@ from ampcheck.speed.base.checkout import Checkout
 
 @dataclass(frozen=True, kw_only=True)
 class Releases(Versions):
-    """The releases of a package. prune: remove an environment as soon as it is not needed."""
+    """The releases of a package. prune: remove each environment after its last use."""
 
     environments: Environments
     prune: bool = False

@@ -66,9 +66,7 @@ def add_command(commands: Commands) -> None:
     bisect.add_argument(
         "--time", type=float, default=900.0, metavar="S", help="seconds that one audit may take (default: %(default)g)"
     )
-    bisect.add_argument(
-        "--prune", action="store_true", help="remove the environment of each release as soon as it is judged"
-    )
+    bisect.add_argument("--prune", action="store_true", help="remove the environment of each release after its verdict")
     add_audit_options(bisect)
     add_output(bisect, kind="bisect")
     bisect.set_defaults(command=_bisect)

@@ -172,7 +172,7 @@ class _Registers(fx.Interpreter):
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
     def _written(self, node: fx.Node) -> Any:
-        """The value of a node as it is in memory: in its own dtype."""
+        """The value of a node, rounded to its own dtype as a write to memory rounds it."""
         value, declared = self.env[node], node.meta.get("val")
         if isinstance(value, torch.Tensor) and isinstance(declared, torch.Tensor) and declared.dtype in _NARROW:
             return value.to(declared.dtype)

@@ -63,7 +63,7 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Iterator[N
 
 @contextmanager
 def once_imported(name: str, enter: Callable[[ModuleType], AbstractContextManager[object]]) -> Iterator[None]:
-    """Inside, `enter(module)` is entered: at once where the module is imported, else as soon as it is.
+    """Enter `enter(module)` inside the block: now where the module is imported, else when something imports it.
 
     The code of the module then runs outside of any dispatch mode, as if it had been imported before.
     """
