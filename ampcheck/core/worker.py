@@ -51,6 +51,9 @@ _POLL = 0.25
 """Seconds between looks at a silent child: one that died may have left its end of the pipe to a child of its own, and
 then the pipe never ends."""
 
+_SPARING = 30
+"""Times as long as a sample of the memory takes, until the next."""
+
 
 TIME, MEMORY, ENDED = "time", "memory", "ended"
 
@@ -86,6 +89,7 @@ class Worker:
         memory: int | None = None,
     ) -> None:
         self.name, self._memory = name, memory
+        self._next_sample = 0.0
         self.peak: int | None = None
         """The largest use of memory that was seen, in bytes; sampled where a limit is set."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
@@ -185,7 +189,12 @@ class Worker:
             ended = self._process.poll() is not None and self._replies.empty()
 
     def _require_memory(self, command: str, limit: int) -> None:
+        begin = time.monotonic()
+        if begin < self._next_sample:
+            return
         used = tree_memory(self.pid)
+        # Of a tree of large processes it takes a tenth of a second, beside work that may be timed.
+        self._next_sample = begin + _SPARING * (time.monotonic() - begin)
         if used is None:
             return
         self.peak = max(used, self.peak or 0)

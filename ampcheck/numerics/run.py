@@ -47,7 +47,7 @@ class Plan:
     out of the default loss what is not finite. no_backward: why nothing is differentiated. inputs: those whose gradient
     is taken as well, by name; None: all of them, where no parameter requires a gradient. steps: how often all calls are
     made. optimizer: makes one from the parameters, which are updated after each call; rate: of the plain gradient
-    descent that replaces it, 0 for no update.
+    descent that replaces it, 0 for no update. grad: the grad mode, on which the code depends that is compiled.
     """
 
     device: str = "cpu"
@@ -60,6 +60,7 @@ class Plan:
     steps: int = 1
     optimizer: Callable[[list[torch.nn.Parameter]], Any] | None = None
     rate: float = 0.0
+    grad: bool = True
 
 
 @dataclass(slots=True)
@@ -147,7 +148,7 @@ def run_call(
     """Run forward, loss and backward of one call. preserve: restores global state around each of them."""
     outcome.phase, step = "forward", outcome.step
     with (
-        torch.enable_grad(),
+        torch.set_grad_enabled(plan.grad),
         torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=plan.autocast is not None),
     ):
         with preserve(outcome.left), _own_gradients(leaves, outcome, receive):

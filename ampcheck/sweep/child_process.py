@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.core.errors import UsageError
@@ -66,8 +67,12 @@ def _guarded(judge: Callable[[Target], Run | None], target: Mapping[str, Any], s
 
 def _use_scratch(folder: str) -> None:
     """Put temporary files of this process and its children into a folder that outlives them, to be removed."""
-    from ampcheck.torchtools.dynamo import cache_folder
+    from ampcheck.torchtools.dynamo import cache_folder, default_cache_folder
 
     cache_folder()  # Inductor's cache, which targets share, stays where it is: torch notes its place
+    shared = Path(default_cache_folder())  # with precompiled headers, even where the cache has another place
+    with suppress(OSError):  # without it, headers are compiled for each target
+        shared.mkdir(parents=True, exist_ok=True)
+        Path(folder, shared.name).symlink_to(shared, target_is_directory=True)
     os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder))
     tempfile.tempdir = None  # the next call reads these variables

@@ -6,10 +6,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Scalar, Table
 from ampcheck.core.settings import Target
 from ampcheck.speed.matrix.judge import matrix_run
-from ampcheck.speed.matrix.measure import measure_matrix
+from ampcheck.speed.matrix.measure import cache_of, measure_matrix
 from ampcheck.speed.matrix.stats import Cell, MatrixStats
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.measure import Launcher
@@ -39,24 +40,40 @@ def measure_compilation(target: Target) -> Run:
     """
     subject = load_placed(target.target, target.device)
     modes, precisions = (EAGER, MODE), ("float32", "bfloat16")
-    stats = measure_matrix(subject, modes=modes, precisions=precisions, device=target.device, budget=BUDGET)
-    starts = None if stats.cell(MODE, "float32").reason else _starts(target)
-    run, figures = matrix_run(stats), _figures(stats, starts)
+    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
+        caches = Path(folder)
+        starts = _starts(target, caches)
+        stats = measure_matrix(
+            subject, modes=modes, precisions=precisions, device=target.device, budget=BUDGET, caches=caches
+        )
+    run, figures = matrix_run(_without_cost(stats) if starts else stats), _figures(stats, starts)
     table = Table(FIGURES, tuple(figures), [tuple(figures.values())], check="speedup")
     return replace(run, tables=(table, *run.tables), title=f"compilation of {subject.name}")
 
 
-def _starts(target: Target) -> StartupStats:
-    """One eager start, one with empty caches, and one with those that it filled, each in a process of its own."""
+def _starts(target: Target, caches: Path) -> StartupStats | None:
+    """A start with empty caches, one with those that it filled, and an eager one, each in a process of its own.
+
+    None where one fails: the matrix, which uses the compiled code of float32, reports the reason.
+    """
     config = StepConfig(MODE)
-    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
-        launcher = Launcher(target.target, Path(folder), SpeedOptions(), target.device)
-        arms = []
-        for name, mode, cache in ((EAGER, EAGER, "eager"), (COLD, MODE, "own"), (WARM, MODE, "own")):
-            # Numbered 1: the first of an arm is also timed in its steady state, which the matrix has done.
-            launch = launcher.launch(name, replace(config, mode=mode), cache=cache, number=1)
+    launcher = Launcher(target.target, caches, SpeedOptions(), target.device)
+    arms = []
+    try:
+        for name, start in ((COLD, config), (WARM, config), (EAGER, replace(config, mode=EAGER))):
+            # Numbered 1: the first of an arm is also timed in its steady state, which the matrix does.
+            launch = launcher.launch(name, start, cache=cache_of(start), number=1)
             arms.append(StartupArm(name, str(config), (launch,)))
+    except UsageError:
+        return None
     return StartupStats(target.target, tuple(arms), target.device)
+
+
+def _without_cost(stats: MatrixStats) -> MatrixStats:
+    """The figures without the cost of compiling float32, whose code the cold start has compiled."""
+    known = stats.cell(MODE, "float32")
+    cells = (replace(cell, compiling=None, break_even=None) if cell == known else cell for cell in stats.cells)
+    return replace(stats, cells=tuple(cells))
 
 
 def _figures(stats: MatrixStats, starts: StartupStats | None) -> dict[str, Scalar]:

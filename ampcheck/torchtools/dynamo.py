@@ -146,6 +146,11 @@ def cache_folder() -> str:
         return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "Inductor's cache folder")
 
 
+def default_cache_folder() -> str:
+    """Inductor's folder if `TORCHINDUCTOR_CACHE_DIR` is not set; that of precompiled headers in any case."""
+    return str(importlib.import_module("torch._inductor.runtime.runtime_utils").default_cache_dir())
+
+
 # The trace of compilations ---------------------------------------------------------------------------------------
 
 

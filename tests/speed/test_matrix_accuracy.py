@@ -132,3 +132,48 @@ def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch:
     assert cell.gain == cell.ratio
     assert cell.peak is not None
     assert stats.recompiled == 0
+
+
+class WrongWithoutGradients(nn.Module):
+    """Stands for a compiler whose code for inference alone is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wrong = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        found: Tensor = self.linear(x)
+        return found * 1.5 if wrong else found
+
+
+@pytest.mark.slow
+def test_the_code_that_was_timed_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference is timed without gradients, for which other code is compiled than with them."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    mine = Subject((WrongWithoutGradients().eval(), (torch.randn(4, 8),)), name="mine")
+    caches = tmp_path / "caches"
+    stats = measure_matrix(mine, modes=("eager", "default"), precisions=("float32",), budget=0.05, caches=caches)
+
+    assert stats.cell("default", "float32").accuracy == "fail"
+    assert stats.cell("eager", "float32").accuracy == "pass"
+
+
+@pytest.mark.slow
+def test_judging_compiles_nothing_that_timing_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.utils import clear_caches
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)).eval()
+    kernels = list[int]()
+    for judges in (False, True):
+        clear_caches()  # in memory
+        caches = tmp_path / f"caches_{judges}"  # g++ would split a name at spaces
+        mine = Subject((model, (torch.randn(4, 8),)), name="mine")
+        measure_matrix(
+            mine, modes=("eager", "default"), precisions=("float32",), budget=0.05, accuracy=judges, caches=caches
+        )
+        kernels.append(len(list(caches.rglob("*.main.so"))))
+    assert kernels[0] == kernels[1] > 0

@@ -106,7 +106,8 @@ def measure_accuracy(
     """Run the subject shadowed and compiled, and after a failure at the other stages of the compiler.
 
     device: one that is there. dtype: what autocast casts to; None runs the model without autocast. options: of
-    `torch.compile`. backward: whether gradients are judged, where anything requires one. Dynamo is reset. Raises
+    `torch.compile`. backward: whether gradients are judged, where anything requires one; without it all
+    runs under `torch.no_grad()`. Dynamo is reset. Raises
     `UsageError` for a subject that cannot be copied.
     """
     narrow = dtype or native_format(subject) or torch.float32

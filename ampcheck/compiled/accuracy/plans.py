@@ -34,7 +34,16 @@ def plans(
     """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
     leaves = _leaves(subject, every=False)
     asked = "" if backward else "gradients are not judged"
-    plan = Plan(device, autocast, subject.loss, steps=steps, optimizer=optimizer, inputs=leaves, no_backward=asked)
+    plan = Plan(
+        device,
+        autocast,
+        subject.loss,
+        steps=steps,
+        optimizer=optimizer,
+        inputs=leaves,
+        no_backward=asked,
+        grad=backward,
+    )
     floating = any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
     if not backward or leaves or trains(subject) or not floating:
         return [_probed(subject, plan, narrow)]

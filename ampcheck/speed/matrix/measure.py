@@ -67,12 +67,13 @@ def measure_matrix(
     accuracy: bool = True,
     memory: bool = True,
     clock: Clock | None = None,
+    caches: Path | None = None,
     progress: Progress = silent,
 ) -> MatrixStats:
     """Time a subject in each mode and precision, compared with eager float32, and judge its numbers.
 
     subject: or a `Workload`. budget: seconds of timed blocks. accuracy, memory: whether these are measured at all.
-    Dynamo is reset.
+    caches: an empty folder that keeps the compiled code, of each arm in `cache_of`. Dynamo is reset.
 
     Each arm, which is a mode in a precision, has a copy of the model, up to 16 in all, which are on the device at once.
     A mode or precision that this machine lacks is a cell with a reason, one that raises a cell with the error. Raises
@@ -92,7 +93,16 @@ def measure_matrix(
     def report(stage: str) -> None:
         progress(stage, next(stages), total)
 
-    return _Measurement(workload, device, budget, len(configs) - 1, clock, memory, report).measure(configs, accuracy)
+    measurement = _Measurement(workload, device, budget, len(configs) - 1, clock, memory, report)
+    if caches is not None:
+        return measurement.measure(configs, accuracy, caches)
+    with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
+        return measurement.measure(configs, accuracy, Path(folder))
+
+
+def cache_of(config: StepConfig) -> str:
+    """The name of the folder with the compiled code of an arm."""
+    return f"{config.mode} {config.precision}".replace(" ", "-")
 
 
 def lacks(config: StepConfig, device: str) -> str:
@@ -157,10 +167,9 @@ class _Measurement:
     report: Callable[[str], None]
     threads: Threads | None = None
 
-    def measure(self, configs: Sequence[StepConfig], accuracy: bool) -> MatrixStats:
-        """All cells; the first configuration is eager float32."""
-        folder = tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True)
-        with many_compilations(self.device), folder as caches:
+    def measure(self, configs: Sequence[StepConfig], accuracy: bool, caches: Path) -> MatrixStats:
+        """All cells; the first configuration is eager float32. caches: a folder for the compiled code."""
+        with many_compilations(self.device):
             arms = []
             for config in configs:
                 self.report(f"{config} begins")
@@ -183,7 +192,7 @@ class _Measurement:
                     arm.note(verdict=WRONG)
         return replace(stats, cells=tuple(arm.cell for arm in arms))
 
-    def _build(self, config: StepConfig, caches: str) -> _Arm:
+    def _build(self, config: StepConfig, caches: Path) -> _Arm:
         """Build an arm and call it for the first time, with empty caches of its own."""
         arm = _Arm(config, Cell(config.mode, config.precision, reason=lacks(config, self.device)))
         if arm.cell.reason:
@@ -320,7 +329,5 @@ def _joined(conditions: Sequence[Mapping[str, Any]]) -> dict[str, Scalar]:
     }
 
 
-def _own_caches(config: StepConfig, folder: str) -> AbstractContextManager[object]:
-    if config.mode == EAGER:
-        return nullcontext()
-    return dynamo.own_caches(str(Path(folder, f"{config.mode} {config.precision}".replace(" ", "-"))))
+def _own_caches(config: StepConfig, folder: Path) -> AbstractContextManager[object]:
+    return nullcontext() if config.mode == EAGER else dynamo.own_caches(str(folder / cache_of(config)))
