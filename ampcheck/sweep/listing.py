@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
@@ -38,7 +40,8 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
     target of a file may be `collection[pattern]`. only: a pattern of names. Collections are loaded in a process of
     their own. Raises `UsageError` for a list that cannot be read, or that names nothing.
     """
-    entries = [entry for target in _targets(source) for entry in _expanded(target)]
+    members = cache(_members)
+    entries = [entry for target in _targets(source) for entry in _expanded(target, members)]
     entries = [entry for entry in dict.fromkeys(entries) if fnmatchcase(entry.name, only)]
     if not entries:
         raise UsageError(f"{source} names no target" + (f" that matches --only {only!r}" if only != "*" else ""))
@@ -64,17 +67,26 @@ def _targets(source: str) -> list[str]:
     raise UsageError(f"a sweep needs a file of targets, a folder with a zoo.py, or file.py:collection; found {source}")
 
 
-def _expanded(target: str) -> Iterator[Entry]:
-    """The entries of a line, in which `collection[pattern]` stands for all that match."""
+def _expanded(target: str, members: Callable[[str], Mapping[str, str]]) -> Iterator[Entry]:
+    """The entries of a line, in which `collection[pattern]` stands for all that match. members: see `_members`."""
     collection, pattern = split_member(target)
-    if not _GLOB.intersection(pattern):
+    if not pattern:
         yield Entry(target)
-        return
+    elif not _GLOB.intersection(pattern):
+        family = ""
+        with suppress(UsageError):  # a collection that cannot be loaded, which the audit reports
+            family = members(collection).get(pattern, "")
+        yield Entry(target, family)
+    else:
+        for name, family in members(collection).items():
+            if fnmatchcase(name, pattern):
+                yield Entry(f"{collection}[{name}]", family)
+
+
+def _members(collection: str) -> Mapping[str, str]:
+    """The names of a collection with their families, loaded in a process of its own."""
     with Worker("ampcheck.sweep.child_process", name=collection) as worker:
-        members = worker.ask("members", collection=collection)
-    for name, family in members:
-        if fnmatchcase(name, pattern):
-            yield Entry(f"{collection}[{name}]", family)
+        return dict(worker.ask("members", collection=collection))
 
 
 def _interleaved(entries: Iterable[Entry]) -> Iterator[Entry]:
