@@ -18,6 +18,7 @@ from ampcheck.cli.main import main
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.sweep import child_process
+from ampcheck.sweep.listing import Entry, read_list
 from ampcheck.sweep.results import Limits, ResultFolder, Task
 from ampcheck.sweep.source import CodeDigests
 from ampcheck.sweep.sweep import sweep as run_sweep
@@ -291,6 +292,16 @@ def test_a_collection_a_folder_with_a_zoo_and_a_pattern_name_targets(sweep: Any,
     assert run.tables[1].title == "Families"
     assert list(run.tables[1].rows) == [("linear", 2, 1, 0, 1, 0)]
     assert "ampcheck audit 'zoo/zoo.py:ZOO[overflowing]'" in run.of(Verdict.FAIL)[0].reproduce
+
+
+def test_a_list_of_members_has_their_families(folder: Path) -> None:
+    (folder / "broken.py").write_text("raise ImportError\n")
+    (folder / "list.txt").write_text("models.py:MODELS[healthy]\nmodels.py:MODELS[absent]\nbroken.py:MODELS[a]\n")
+    assert set(read_list("list.txt")) == {
+        Entry("models.py:MODELS[healthy]", "linear"),
+        Entry("models.py:MODELS[absent]"),
+        Entry("broken.py:MODELS[a]"),
+    }
 
 
 @pytest.mark.parametrize(
