@@ -118,7 +118,7 @@ class Judge:
         if decides(call):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}")
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}", *call.inputs)
         elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
@@ -153,10 +153,7 @@ class Judge:
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name)
-            for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
-                if (error := relative_error(tensor, self._store)) > _LOST:
-                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
+            self._reach([companions], name, *(() if name in weights else (tensor,)))
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         for name, companions in known.items():
             for suspect in self._suspects.of([companions], MASKED):  # no softmax takes a gradient
@@ -179,12 +176,17 @@ class Judge:
             if not companions.consumed:
                 self._reach([companions], "a result that is still in use")
 
-    def _reach(self, values: Sequence[Companions], name: str) -> None:
-        """Record what is left in values that leave the run: faults, and whole numbers that collided."""
+    def _reach(self, values: Sequence[Companions], name: str, *tensors: torch.Tensor) -> None:
+        """Record what is left in values that leave the run: faults, whole numbers that collided, and of the tensors, an
+        op that lost all digits of what they are made of."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
             self._reached.note(key, name)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
+        for tensor in tensors:
+            for suspect in self._suspects.of(values, ILL):
+                if (error := relative_error(tensor, self._store)) > _LOST:
+                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
     def _pass_on(
         self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]

@@ -77,6 +77,8 @@ class Suspects:
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
     """Let results carry the suspects of the inputs."""
     carried = {sort: key for c in before if c.suspects for sort, key in c.suspects.items()}
+    if ERROR in carried:  # of which nothing is determined anyway
+        carried.pop(ILL, None)
     for companions in results:
         companions.suspects = carried
 
