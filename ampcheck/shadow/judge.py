@@ -96,7 +96,7 @@ class Judge:
     @staticmethod
     def looks_at(call: Call) -> bool:
         """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
-        return decides(call) or call.name in IDENTITIES
+        return decides(call, faulty=True) or call.name in IDENTITIES
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -115,7 +115,7 @@ class Judge:
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        if decides(call):
+        if decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}", *call.inputs)
