@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ampcheck.shadow.bounds import SLACK, floor_of
-from ampcheck.shadow.call import Call, Side, leaves
+from ampcheck.shadow.call import Call, Side, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
 from ampcheck.shadow.suspects import ERROR
@@ -26,33 +26,47 @@ _FAR = 4.0
 
 
 def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
-    """Whether the operands of a result are equal in float64, and one of them was rounded more often than the other."""
-    if len(set(call.depths)) < 2:
-        return False
+    """Whether a result is zero in float64, and in the run an error of the size that its operands have.
+
+    They are equal in float64, and one was rounded more often than the other; or one is such an error itself. Or the
+    result does not depend on them, as a value less the mean of it alone.
+    """
     exact = store.exact(tensor)
     error = float(torch.linalg.vector_norm(tensor.to(exact.dtype) - exact))
     size = float(torch.linalg.vector_norm(exact))
-    if not size <= _ZERO * error < torch.inf:
+    if not before or not size <= _ZERO * error < torch.inf:
         return False
-    errors = {id(t) for t, companions in zip(call.inputs, before, strict=True) if ERROR in companions.suspects}
+    written = {id(t) for t in call.written}  # of which nothing is left
+    errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
+    errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if ERROR in companions.suspects}
+    errors -= written
     unit, floor = max(companions.unit for companions in before), floor_of(max(call.depths))
-    honest = 0.0
+    honest = largest = 0.0
     for operand in call.inputs:
-        if operand.numel() and not any(operand is written for written in call.written):
-            share = doubt(operand, store, unit, floor)
-            honest = math.hypot(honest, _moved_by(call, tensor, _Perturbed(store, operand, share, errors)))
-    return size <= _ZERO * honest and error <= SLACK * honest
+        if not operand.numel() or id(operand) in written:
+            continue
+        side = _Perturbed(store, operand, doubt(operand, store, unit, floor), errors)
+        if (moved := _moved_by(call, tensor, side)) is None:
+            return False
+        honest = math.hypot(honest, moved)
+        largest = max(largest, float(torch.linalg.vector_norm(operand.to(exact.dtype))))
+    if honest <= _ZERO * error:
+        return not call.written and error <= SLACK * unit * largest
+    return (bool(errors) or len(set(call.depths)) > 1) and size <= _ZERO * honest and error <= SLACK * honest
 
 
-def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float:
-    """What an honest error of one operand changes in a result, a norm."""
+def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | None:
+    """What an honest error of one operand changes in a result, a norm; None where the op does not run so."""
+    number = next(i for i, result in enumerate(call.results) if result is tensor)
     try:
-        moved = leaves(side.run(call))
+        moved = results_of(side.run(call))[number]
         side.share = 0.0
-        results = zip(moved, leaves(side.run(call)), strict=True)
+        still = results_of(side.run(call))[number]
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return 0.0
-    return max((float(torch.linalg.vector_norm(a - b)) for a, b in results if a.shape == tensor.shape), default=0.0)
+        return None
+    if moved is None or still is None or moved.shape != tensor.shape:
+        return None
+    return float(torch.linalg.vector_norm(moved - still))
 
 
 def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> None:
@@ -74,7 +88,7 @@ def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions
 class _Perturbed(Side):
     """The exact inputs of one op, elements of one of them moved by a part of their size with signs at random.
 
-    Inputs that are errors of the run are nothing in exact: their own values stand for them.
+    Inputs that are errors of the run are nothing in exact: their own values stand for them, and move them.
     """
 
     def __init__(self, store: CompanionStore, operand: torch.Tensor, share: float, errors: Collection[int]) -> None:
@@ -82,9 +96,11 @@ class _Perturbed(Side):
         self.share, self._operand, self._errors = share, operand, errors
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        exact = self.convert(tensor) if id(tensor) in self._errors else self.store.exact(tensor)
+        exact, is_error = self.store.exact(tensor), id(tensor) in self._errors
         if tensor is not self._operand:
-            return exact.clone()  # the op may write it
+            return self.convert(tensor) if is_error else exact.clone()  # the op may write it
+        if is_error:
+            return self.convert(tensor) if self.share else exact.clone()
         generator = torch.Generator(exact.device).manual_seed(0)
         signs = torch.rand(exact.shape, dtype=torch.float64, device=exact.device, generator=generator) - 0.5
         return exact * (1 + self.share * signs.sign())
