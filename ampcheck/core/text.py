@@ -75,3 +75,8 @@ def fitting(text: str, width: int) -> str:
         if used > width:
             return text[:index]
     return text
+
+
+def at_scale(scale: float) -> str:
+    """The loss scale that gradients were computed at; 1 is what they have without any."""
+    return "without a loss scale" if scale == 1 else f"at loss scale {scale:g}"

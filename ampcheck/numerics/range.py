@@ -152,7 +152,9 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     first = bad[-1]  # backward runs from the last parameter to the first
     message = lost_gradients_text(bad, gradients, stats.scale)
     where = Where(phase="backward", module=gradient_module(first.name))
-    hint = "see overflow for the op that made the first infinity; a smaller loss scale cannot mend a forward overflow"
+    hint = "see overflow for the op that made the first infinity"
+    if stats.scale != 1:
+        hint += "; a smaller loss scale cannot mend a forward overflow"
     return [check.fail(who(stats), message, where=where, observed=len(bad), limit=0, unit="gradients", hint=hint)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcheck.catalog.causes import LOST_OUTPUT
-from ampcheck.core.text import counted
+from ampcheck.core.text import at_scale, counted
 from ampcheck.shadow.compare import ResultError
 
 
@@ -18,14 +18,14 @@ def lost_text(error: ResultError) -> str:
 def lost_gradients_text(bad: Sequence[ResultError], gradients: Sequence[ResultError], scale: float) -> str:
     """Gradients with infinities or NaN that exact does not have; backward runs from the last one to the first."""
     return (
-        f"gradients must be finite where float64's are; {len(bad)} of {len(gradients)} are not, at loss scale "
-        f"{scale:g}, nearest to the loss {bad[-1].name}"
+        f"gradients must be finite where float64's are; {len(bad)} of {len(gradients)} are not, {at_scale(scale)}, "
+        f"nearest to the loss {bad[-1].name}"
     )
 
 
 def finite_gradients_text(count: int, scale: float) -> str:
     """All gradients are finite."""
-    return f"{counted(count, 'gradients')} are finite where float64's are, at loss scale {scale:g}"
+    return f"{counted(count, 'gradients')} are finite where float64's are, {at_scale(scale)}"
 
 
 def beyond_text(worst: ResultError, beyond: Sequence[ResultError], judged: Sequence[ResultError], limit: float) -> str:

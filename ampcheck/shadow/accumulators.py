@@ -10,8 +10,9 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import Call, leaves
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions
+from ampcheck.shadow.slopes import follow_slopes, kept
 from ampcheck.torchtools.spacing import spacing
 
 FAR = 0.2
@@ -60,11 +61,15 @@ def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: 
     source = call.args[1] if call.name == "copy_" and has_companions(call.args[1]) else None
     if source is not None and _part(source, companions) == _part(tensor, companions) and _share(source, tensor):
         return  # `totals[i] += x` copies the part to itself once it is written
-    builds = tensor.dtype.itemsize <= 2 and not call.schema.resets
-    gain = _gain(call, tensor, read=id(companions) in call.read) if builds else None
+    low = tensor.dtype.itemsize <= 2
+    gain = _gain(call, tensor, companions, store, read=id(companions) in call.read) if low else None
+    companions.writes += 1
+    companions.slopes = ()
     companions.decay = None if gain is None else (companions.decay or Decay()).note(gain)
     if call.schema.resets:
         past = _past(store.of(source), source) if source is not None else _NEVER
+        if gain is not None:  # a copy of what was made of the tensor, in a wider format or another line
+            past = max(past[0], _past(companions, tensor)[0] + 1), past[1]
     else:
         updates, sites = _past(companions, tensor)
         past = updates + 1, sites
@@ -100,6 +105,7 @@ def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], 
 
     Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
     """
+    follow_slopes(call, before, store)
     result = call.fresh[0]
     if result.dtype.itemsize > 2:
         return
@@ -112,7 +118,7 @@ def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], 
         companions.sites = frozenset([where])
         return
     source, tensor, (updates, sites) = max(sources, key=lambda it: (it[2][0], where in it[2][1]))
-    gain = _gain(call, tensor, read=False)
+    gain = _gain(call, tensor, source, store, read=False)
     companions.decay = None if gain is None else (source.decay or Decay()).note(gain)
     if where in sites:
         companions.sites, companions.updates = frozenset([where]), updates + 1
@@ -122,7 +128,9 @@ def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], 
             companions.sites |= {where}
 
 
-def _gain(call: Call, tensor: torch.Tensor, *, read: bool) -> float | None:
+def _gain(
+    call: Call, tensor: torch.Tensor, companions: Companions, store: CompanionStore, *, read: bool
+) -> float | None:
     """What an op keeps of a tensor that it writes, or builds on; None where that is not known.
 
     read: another op has read it since the last write: what is added may be made of it.
@@ -130,13 +138,12 @@ def _gain(call: Call, tensor: torch.Tensor, *, read: bool) -> float | None:
     name = call.name.removeprefix("_foreach_").removesuffix("_")
     if "batch_norm" in name:
         return 1.0 - float(call.argument("momentum", 0.0)) if call.argument("training", True) else 1.0
-    numbers = [value for value in (*call.args, *call.kwargs.values()) if type(value) in (int, float)]
-    first = call.args[0] if call.args else None
-    if name == "lerp" and numbers and any(t is tensor for t in leaves(first)):
-        return 1.0 - float(numbers[0])
-    if name == "mul" and numbers:
-        return float(numbers[0])
-    return 1.0 if name in _ADDS and not read else None
+    share = kept(call, tensor, companions, store)
+    if call.schema.resets:
+        return share or None
+    if share is None or share == 1.0:
+        return 1.0 if name in _ADDS and not read else None
+    return share
 
 
 def stalled(tensor: torch.Tensor, exact: torch.Tensor, companions: Companions) -> Examination | None:

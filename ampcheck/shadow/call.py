@@ -48,6 +48,12 @@ _UNSET = frozenset("empty empty_like empty_strided new_empty new_empty_strided e
 _KEEPS = frozenset("remainder_ fmod_ frac_ addbmm_".split())
 """Ops whose rules need the argument that the op overwrites."""
 
+_PROMOTES = frozenset("logsumexp _add_relu _add_relu_".split())
+"""Ops that compute with integers in the default dtype, beside those that PyTorch tags as pointwise and foreach ops."""
+
+_MASKS = frozenset(("condition", "mask"))
+"""Arguments whose values choose between others."""
+
 _UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
     "native_batch_norm": ((3, "running_mean"), (4, "running_var")),
     "cudnn_batch_norm": ((3, "running_mean"), (4, "running_var")),
@@ -62,7 +68,8 @@ class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
     `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
     the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
-    pivots. composed: its kernel calls other ops, on which autocast acts. title: as `op_name` has it."""
+    pivots. composed: its kernel calls other ops, on which autocast acts. promotes: it computes with integers as with
+    floating numbers. title: as `op_name` has it."""
 
     name: str
     namespace: str
@@ -78,6 +85,7 @@ class OpSchema:
     keeps: bool
     checks: bool
     composed: bool
+    promotes: bool
 
 
 @cache
@@ -106,6 +114,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
         keeps=short in _KEEPS,
         checks=short.lstrip("_").startswith("linalg_") or (namespace != "aten" and len(schema.returns) > 1),
         composed=composite and not view and short not in MOVES and short not in _UNSET,
+        promotes=torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES,
     )
 
 
@@ -118,7 +127,7 @@ class Call:
     before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
     sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
     whose values another has read since they were written. constants: numbers that it takes from its format, and those
-    that float32 has instead.
+    that float32 has instead. depths: how often the inputs were rounded before, see `Companions.depth`.
     """
 
     op: torch._ops.OpOverload
@@ -133,6 +142,7 @@ class Call:
     written: list[torch.Tensor] = field(default_factory=list)
     read: frozenset[int] = frozenset()
     constants: dict[float, float] = field(default_factory=dict)
+    depths: tuple[int, ...] = ()
     sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
@@ -240,14 +250,28 @@ class Side:
                 args[position] = _scratch(args[position])
             elif name in kwargs:
                 kwargs[name] = _scratch(kwargs[name])
-        if call.inputs:
-            return (op or call.op)(*args, **kwargs)
-        default = torch.get_default_dtype()  # integers only: a quotient of integers, a range, a constant
-        torch.set_default_dtype(self.dtype)
-        try:
-            return (op or call.op)(*args, **kwargs)
-        finally:
-            torch.set_default_dtype(default)
+        if not call.inputs:
+            self._set_dtype(call, args, kwargs)
+        return (op or call.op)(*args, **kwargs)
+
+    def _set_dtype(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Let an op that makes floating numbers of integers alone, such as a quotient, a range or a constant, make them
+        in the format of this side, and not in the default dtype, which belongs to the threads of the user as well."""
+        made = next((t for t in leaves(call.out) if t.is_floating_point() or t.is_complex()), None)
+        if made is None:
+            return
+        names = [argument.name for argument in call.op._schema.arguments]
+        if "dtype" in names[len(args) :] and kwargs.get("dtype") is None:
+            kwargs["dtype"] = self.lift_dtype(made.dtype)
+        if call.schema.promotes:
+            args[:] = [v if n in _MASKS else self._widened(v) for n, v in zip(names, args, strict=False)]
+            kwargs.update({n: v if n in _MASKS else self._widened(v) for n, v in kwargs.items()})
+
+    def _widened(self, value: Any) -> Any:
+        """Tensors of integers in the format of this side; all else unchanged."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self.dtype)
+        return [self._widened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _scratch(value: Any) -> Any:

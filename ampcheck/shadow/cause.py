@@ -87,8 +87,13 @@ def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, be
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits."""
+    """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits.
+
+    A zero has no bits to keep, such as a row of equal values less its mean.
+    """
     exact = store.exact(tensor)
+    if not bool(exact.any()):
+        return False
     for result in alone(call, tensor, store, _Float32(store, "moved")):
         both = result.isfinite() & exact.isfinite()
         error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))

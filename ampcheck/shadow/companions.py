@@ -23,6 +23,7 @@ from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
+    from ampcheck.shadow.slopes import Slope
 
 Key: TypeAlias = Hashable
 """Of a fault, see `ampcheck.shadow.faults`."""
@@ -44,18 +45,18 @@ class Companions:
     exact: float64. moved: float32. dtype: the format in which the run reads the memory. unit: the unit roundoff of the
     coarsest format in the history of the values. whole: every element is a whole number that came from integers.
     faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
-    build on the previous value; sites: the ops that write an accumulator which is no single tensor (`total = total
-    + x`); parts: both, of parts that are written by themselves; decay: what the writes kept of it. used: an op has read
-    the values; consumed: one with floating results. written: an op of this run wrote the values; else they entered as
-    data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys of places where something
-    happened that does no harm by itself, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of
-    memory that NumPy may write. settled: a collective wrote the values. alive: the storage; None for companions of one
-    use, of memory that is read in another format.
+    build on the previous value; writes: all of them; slopes: by what the values are made of. sites: the ops that write
+    an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are written by
+    themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
+    written: an op of this run wrote the values; else they entered as data. depth: roundings to 16 bits on the longest
+    way from data. suspects: by sort, keys of places where something happened that does no harm by itself. bytes: the
+    real values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the
+    storage; None for companions of one use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "parts",
-        "rows", "settled", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "parts", "rows",
+        "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole", "writes", "written",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +75,8 @@ class Companions:
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: object = None
-        self.updates = 0
+        self.updates = self.writes = 0
+        self.slopes: tuple[Slope, ...] = ()
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
         self.decay: Decay | None = None
@@ -338,10 +340,8 @@ class CompanionStore:
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
         companions.exact.owners += 1
         companions.moved.owners += 1
-        unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
-        return self._keep(
-            storage, Companions(companions.exact, companions.moved, dtype, unit, whole=whole, written=True)
-        )
+        sides, unit = (companions.exact, companions.moved), max(companions.unit, roundoff(dtype))
+        return self._keep(storage, Companions(*sides, dtype, unit, whole=companions.whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata

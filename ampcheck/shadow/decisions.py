@@ -39,6 +39,9 @@ _FEWEST = 4
 _CLEARLY = 0.05
 """A part of the deviation of the values by which one that is selected may miss the best."""
 
+_EQUAL = ("eq", "ne")
+"""Comparisons that rounding turns in any run where values lie close: no decisions by themselves."""
+
 _STEP = 0.25
 """The error of the steps of a table, relative to them, from which it is another table."""
 
@@ -74,9 +77,9 @@ def _decides(*names: str) -> Callable[[_Measure], _Measure]:
     return register
 
 
-def decides(call: Call) -> bool:
-    """Whether an op takes decisions that can be compared."""
-    return call.name in _MARGINS
+def decides(call: Call, *, faulty: bool) -> bool:
+    """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault."""
+    return call.name in _MARGINS and (faulty or call.name not in _EQUAL)
 
 
 def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False) -> Decided | None:
@@ -131,7 +134,7 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
     return magnitude.clamp_min(float(magnitude.square().mean().sqrt())) if exact.numel() else magnitude
 
 
-@_decides("lt", "le", "gt", "ge")
+@_decides("lt", "le", "gt", "ge", *_EQUAL)
 def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])

@@ -26,6 +26,7 @@ from ampcheck.shadow.cause import (
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
+from ampcheck.shadow.comparisons import measures_error, restarts, undetermine
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault, Step, extended
@@ -39,6 +40,7 @@ from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
     CONTRACTIONS,
+    ERROR,
     ILL,
     MASKED,
     SUMS,
@@ -60,9 +62,6 @@ _ACCUMULATES = 8
 
 _ACCUMULATED = 1.0
 """The honest error of an accumulator of 16 bits, in unit roundoffs: added in float32 and rounded once, it has one."""
-
-_DEEP = 64
-"""Roundings in a row beyond which more make no difference."""
 
 _LOST = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
@@ -97,7 +96,7 @@ class Judge:
     @staticmethod
     def looks_at(call: Call) -> bool:
         """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
-        return decides(call) or call.name in IDENTITIES
+        return decides(call, faulty=True) or call.name in IDENTITIES
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -116,12 +115,12 @@ class Judge:
         index: int,
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        if decides(call):
+        if decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}")
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}", *call.inputs)
         elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
-            self._note_scaler(call, inherited)
+            self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
@@ -154,10 +153,7 @@ class Judge:
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name)
-            for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
-                if (error := relative_error(tensor, self._store)) > _LOST:
-                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
+            self._reach([companions], name, *(() if name in weights else (tensor,)))
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         for name, companions in known.items():
             for suspect in self._suspects.of([companions], MASKED):  # no softmax takes a gradient
@@ -180,22 +176,28 @@ class Judge:
             if not companions.consumed:
                 self._reach([companions], "a result that is still in use")
 
-    def _reach(self, values: Sequence[Companions], name: str) -> None:
-        """Record what is left in values that leave the run: faults, and whole numbers that collided."""
+    def _reach(self, values: Sequence[Companions], name: str, *tensors: torch.Tensor) -> None:
+        """Record what is left in values that leave the run: faults, whole numbers that collided, and of the tensors, an
+        op that lost all digits of what they are made of."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
             self._reached.note(key, name)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
+        for tensor in tensors:
+            for suspect in self._suspects.of(values, ILL):
+                if (error := relative_error(tensor, self._store)) > _LOST:
+                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
     def _pass_on(
         self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]
     ) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        depth = max([c.depth for c in before], default=0)
+        call.depths = tuple(c.depth for c in before)
+        depth = max(call.depths, default=0)
         pass_on(before if call.name not in SHAPED else (), after)
         for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
-            companions.depth = min(_DEEP, max(depth, companions.depth if call.written else 0) + rounds)
+            companions.depth = max(depth, companions.depth if call.written else 0) + rounds
             summed = call.name in SUMS and all(c.whole for c in before)
             if COLLIDED in companions.suspects and (
                 summed or not (companions.whole or call.moves or self._is_position(companions))
@@ -243,7 +245,20 @@ class Judge:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
             drop(companions, VANISHED)
-        if seen_at_once.ill and ILL not in companions.suspects and float32_keeps(call, tensor, self._store):
+        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
+            return
+        doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
+        if doubtful and not inherited and measures_error(call, tensor, self._store, before):
+            self._suspects.add(
+                companions, ERROR, self._place(faults.CANCELLATION, tensor, Examination(0), where, index)
+            )
+            undetermine(tensor, self._store, companions)
+            return
+        if (
+            seen_at_once.ill
+            and not {ILL, ERROR} & companions.suspects.keys()
+            and float32_keeps(call, tensor, self._store)
+        ):
             seen = Examination(tensor.numel(), error=1.0)
             self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
@@ -373,16 +388,6 @@ class Judge:
         """Record a suspect as the fault that it is."""
         self._faults.setdefault(suspect.key, suspect)
         self._reached.note(suspect.key, reaches)
-
-    def _note_scaler(self, call: Call, inherited: frozenset[Key]) -> None:
-        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale, and its scale."""
-        inverse = float(call.args[2])
-        self.scale = 1 / inverse if inverse else float("inf")
-        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
-        if bool(call.written[-1]):
-            self._reached.skip(shapes, inherited)
-        else:
-            self._reached.make(shapes)
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""

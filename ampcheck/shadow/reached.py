@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import Key
 
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
@@ -48,6 +49,16 @@ class Reached:
         for key in keys:
             if not (scaled and isinstance(key, tuple) and key[1].phase == "backward"):
                 self.note(key, "a tensor that no later op read")
+
+    def unscale(self, call: Call, keys: Collection[Key]) -> float:
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale."""
+        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
+        if bool(call.written[-1]):
+            self.skip(shapes, keys)
+        else:
+            self.make(shapes)
+        inverse = float(call.args[2])
+        return 1 / inverse if inverse else float("inf")
 
     def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
         """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""

@@ -8,6 +8,7 @@ A suspect travels with the values, from the place where it happened, until it is
 - blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
   determine. It is lost where it reaches an output.
+- error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. It never does harm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
-VANISHED, MASKED, COLLIDED, BLURRED, ILL = "vanished", "masked", "collided", "blurred", "ill"
+VANISHED, MASKED, COLLIDED, BLURRED, ILL, ERROR = "vanished", "masked", "collided", "blurred", "ill", "error"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
@@ -76,6 +77,8 @@ class Suspects:
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
     """Let results carry the suspects of the inputs."""
     carried = {sort: key for c in before if c.suspects for sort, key in c.suspects.items()}
+    if ERROR in carried:  # of which nothing is determined anyway
+        carried.pop(ILL, None)
     for companions in results:
         companions.suspects = carried
 

@@ -158,6 +158,18 @@ def test_the_loss_scale_of_a_model_with_infinite_outputs_backs_off_like_any_othe
     assert "at loss scale 65536" not in scales[0]
 
 
+@pytest.mark.parametrize("factor", [1e6, 1.0])
+def test_a_message_about_gradients_names_a_loss_scale_where_one_is_in_use(factor: float) -> None:
+    """Gradients that overflow at every scale were last computed without one, as in a loop that has no scaler."""
+    run = judged(Model(lambda y: y), loss=lambda out: out.float().sum() * factor)
+    (finding,) = (f for f in run.findings if f.check == "nonfinite-gradient" and "[float16" in f.subject)
+    assert (finding.verdict, "without a loss scale" in finding.message) == (
+        (Verdict.FAIL, True) if factor == 1e6 else (Verdict.PASS, False)
+    )
+    assert "smaller loss scale" not in finding.hint
+    assert "at loss scale 1," not in finding.message
+
+
 def test_outputs_that_are_all_infinite_fail() -> None:
     finding = reported(judged(Model(lambda y: y.abs() / 0.0)), Verdict.FAIL)[0]
     assert "every element" in finding.message

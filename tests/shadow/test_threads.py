@@ -89,7 +89,7 @@ def test_a_fault_of_this_thread_is_found_while_another_computes() -> None:
     def compute() -> None:
         model = net()
         while not stop.is_set():
-            model(torch.randn(4, 6, dtype=torch.float32))  # the default is float64 while `full` has its companions
+            model(torch.randn(4, 6))
             ran.set()
 
     with Shadow() as shadow:

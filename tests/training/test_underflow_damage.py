@@ -119,7 +119,8 @@ def test_the_failure_says_by_how_much_and_which_scale_serves():
     run = judged(loop(NONE, native=H, wide_loss=False), "gradient-underflow")
     (finding,) = run.of(Verdict.FAIL)
     assert "the gradients of all parameters together are off by" in finding.message
-    assert "at loss scale 1, and by" in finding.message
+    assert "without a loss scale, and by" in finding.message
+    assert "at loss scale 32768: the rest vanished" in finding.message
 
 
 def unscaled(scaler: Any, optimizer: Any) -> None:

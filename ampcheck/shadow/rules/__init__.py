@@ -10,6 +10,7 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     attention,
     convolution,
     decisions,
+    factors,
     foreach,
     indices,
     kinks,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ampcheck.shadow.call import Call, Side
+from ampcheck.shadow.companions import roundoff
 from ampcheck.shadow.rules.registry import restart, rule
 
 rule(
@@ -14,8 +15,18 @@ rule(
     "sign_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
     "_foreach_sign", "_foreach_round", "_foreach_floor", "_foreach_ceil", "_foreach_trunc",
     "_foreach_sign_", "_foreach_round_", "_foreach_floor_", "_foreach_ceil_", "_foreach_trunc_",
-    "histc", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
+    "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
 )(restart)  # fmt: skip
+
+
+@rule("histc")
+def _counted(call: Call, side: Side) -> Any:
+    """The bins that the run chose; one that was counted to the end of the integers of its format stopped there."""
+    wide: torch.Tensor = side.convert(call.out)
+    if call.written:
+        return restart(call, side)
+    counts = call.op(call.args[0].double(), *call.args[1:], **call.kwargs).to(wide.dtype)
+    return torch.where(wide >= 1 / roundoff(call.out.dtype), torch.maximum(counts, wide), wide)
 
 
 @rule("sgn", "sgn_")

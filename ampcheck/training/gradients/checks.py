@@ -13,7 +13,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
-from ampcheck.core.text import counted, listed
+from ampcheck.core.text import at_scale, counted, listed
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -205,7 +205,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     if not finite:
         text = f"not judged: every gradient was infinite or NaN in step {stats.step}: see overflow and loss-scale"
         return [GRADIENT_UNDERFLOW.skip(stats.subject, text)]
-    at = f"at loss scale {stats.scale:g}"
+    at = at_scale(stats.scale)
     weights = [loss for loss in known if loss.kind == "parameter" and loss.share > limits.underflow]
     outputs = [loss for loss in known if loss.kind == "output" and loss.lost > limits.underflow]
     damage = damage_text(stats, limits)
@@ -273,8 +273,8 @@ def damage_text(stats: GradientStats, limits: Limits) -> str:
     if lost is None or lost.error <= limits.underflow:
         return ""
     return (
-        f"; the gradients of all parameters together are off by {lost.error:.1%} of their norm at loss scale "
-        f"{stats.scale:g}, and by {lost.cured:.2%} at {lost.scale:g}: the rest vanished"
+        f"; the gradients of all parameters together are off by {lost.error:.1%} of their norm "
+        f"{at_scale(stats.scale)}, and by {lost.cured:.2%} {at_scale(lost.scale)}: the rest vanished"
     )
 
 
