@@ -34,6 +34,7 @@ from ampcheck.numerics import (
 )
 from ampcheck.numerics.measure import Measured
 from ampcheck.torchtools.copying import is_compiled_already
+from ampcheck.torchtools.global_state import preserved_state
 
 _FULL = {
     "dynamic shapes": CompileOptions(dynamic=True),
@@ -145,7 +146,8 @@ def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[R
             listener.compiling()
         listener.progress(f"{name}: {stage.title}", number, len(stages))
         try:
-            judged = stage.run()
+            with preserved_state():  # what the model leaves behind is reported, and no other stage runs under it
+                judged = stage.run()
         except UsageError as error:
             if not stage.optional:
                 raise
