@@ -16,6 +16,8 @@ pytest_plugins = ["pytester"]
 # Workers of xdist share the cores: threads that wait for each other on a core that is taken multiply the time by four.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))  # torch is not imported yet
+if "OMP_NUM_THREADS" in os.environ:  # a sweep sets both for its children, which start warm where neither differs
+    os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 
 # Deadlines measure the machine, not the code; these machines are shared. A CI job draws the same examples each time.
 settings.register_profile(

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import re
+import runpy
 import sys
 import types
 from collections import Counter
@@ -139,8 +140,11 @@ def own_caches(folder: str) -> Iterator[None]:
 
 
 def cache_folder() -> str:
-    """The folder of Inductor's compiled code."""
+    """The folder of Inductor's compiled code. The import of Inductor, which takes a second, is not needed for it."""
+    path = os.path.join(os.path.dirname(torch.__file__), "_inductor", "runtime", "cache_dir_utils.py")
     try:
+        if "torch._inductor" not in sys.modules and os.path.exists(path):
+            return str(runpy.run_path(path)["cache_dir"]())
         return str(importlib.import_module("torch._inductor.runtime.runtime_utils").cache_dir())
     except OSError:  # it creates the folder, which is what failed
         return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "Inductor's cache folder")
