@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -59,6 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid in nightly:
             item.add_marker(pytest.mark.slow)
+    _thin(items)
     collected, cases = {item.nodeid for item in items}, {item.nodeid.partition("[")[0] for item in items}
     narrowed = any("[" in argument for argument in config.args)
     if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
@@ -72,6 +74,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Mark as slow what `every` leaves out of the tests that run always."""
+    cases = Counter[str]()
+    for item in items:
+        marker = item.get_closest_marker("every")
+        if marker is not None and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
 
 
 def _skip_newer(items: list[pytest.Item]) -> None:

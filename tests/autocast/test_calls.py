@@ -47,6 +47,7 @@ def test_dtypes_are_told_before_and_after_autocast(demo_on_cuda: PolicyCalls) ->
     assert norm.dtypes == "float32 float32 float32 -> float32 float32 float32"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dtype: torch.dtype) -> None:
