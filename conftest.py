@@ -35,6 +35,10 @@ settings.register_profile("nightly", parent=settings.get_profile("default"), der
 settings.load_profile("default")
 
 
+# The instruction sets that the processor names need no trial: Inductor would build and load a library for each, again in
+# each process and in each empty cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # What tests run must not report to the CI job that runs the tests. And they start hundreds of interpreters, each of
 # which would compile the package again where no bytecode is written.
 for _name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"):
