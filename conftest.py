@@ -35,7 +35,7 @@ settings.register_profile("nightly", parent=settings.get_profile("default"), der
 settings.load_profile("default")
 
 
-# The instruction sets that the processor names need no trial: Inductor would build and load a library for each, again in
+# Instruction sets that the processor names need no trial: Inductor would build and load a library for each, again in
 # each process and in each empty cache.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
