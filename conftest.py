@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,8 @@ pytest_plugins = ["pytester"]
 # Workers of xdist share the cores: threads that wait for each other on a core that is taken multiply the time by four.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))  # torch is not imported yet
+if "OMP_NUM_THREADS" in os.environ:  # a sweep sets both for its children, which start warm where neither differs
+    os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 
 # Deadlines measure the machine, not the code; these machines are shared. A CI job draws the same examples each time.
 settings.register_profile(
@@ -32,8 +35,13 @@ settings.register_profile("nightly", parent=settings.get_profile("default"), der
 settings.load_profile("default")
 
 
-# What tests run must not report to the CI job that runs the tests.
-for _name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+# Instruction sets that the processor names need no trial: Inductor would build and load a library for each, again in
+# each process and in each empty cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# What tests run must not report to the CI job that runs the tests. And they start hundreds of interpreters, each of
+# which would compile the package again where no bytecode is written.
+for _name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
 
 
@@ -56,6 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid in nightly:
             item.add_marker(pytest.mark.slow)
+    _thin(items)
     collected, cases = {item.nodeid for item in items}, {item.nodeid.partition("[")[0] for item in items}
     narrowed = any("[" in argument for argument in config.args)
     if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
@@ -69,6 +78,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Mark as slow what `every` leaves out of the tests that run always."""
+    cases = Counter[str]()
+    for item in items:
+        marker = item.get_closest_marker("every")
+        if marker is not None and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
 
 
 def _skip_newer(items: list[pytest.Item]) -> None:

@@ -35,6 +35,7 @@ from ampcheck.numerics import (
 )
 from ampcheck.numerics.measure import Measured
 from ampcheck.torchtools.copying import is_compiled_already
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.warm_up import compiler_warming_up
 
 _FULL = {
@@ -152,7 +153,8 @@ def _run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[
             listener.compiling()
         listener.progress(f"{name}: {stage.title}", number, len(stages))
         try:
-            judged = stage.run()
+            with preserved_state():  # what the model leaves behind is reported, and no other stage runs under it
+                judged = stage.run()
         except UsageError as error:
             if not stage.optional:
                 raise

@@ -2,7 +2,9 @@
 
 A folder holds `repro.py` (exit code 1 while the library is broken, 0 once it is mended), `report.md` (a title, then
 lines `package:`, `version:`, `way:`, `dtype:`, `severity:`, of which version and dtype may be part of others) and
-`finding.json`, which `record` writes, or `found_confirm.py` for a repro that gives its inputs by seed.
+`finding.json`, which `write_record` writes: what ampcheck says of the run of the repro as it stands. A repro may define
+`inputs(seed)`, `f(*inputs)`, DTYPE and AUTOCAST; then ampcheck judges `f` and its gradients, and the record has the
+errors against float64 for five seeds.
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcheck import audit, emulate
+from ampcheck.core.run import Verdict
 
 FOUND = Path(__file__).resolve().parent.parent / "reports" / "found"
 WAYS = ("autocast", "bfloat16", "half", "documented")
@@ -68,29 +76,100 @@ def check(folder: Path) -> tuple[str, str]:
     return ("broken" if done.returncode else "mended"), last
 
 
-def record(folder: Path, device: str = "cpu") -> dict[str, Any]:
-    """What ampcheck says of the run of a repro as it stands, with autocast's policy of `device`."""
-    from ampcheck import audit
-    from ampcheck.core.run import Verdict
+class Call(nn.Module):
+    """The function of a repro as a module, so that its forward and backward are audited."""
 
-    sys.argv = [str(folder / "repro.py")]
-    outcome: dict[str, Any] = {"exit": None}  # None where it raises
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+def record(folder: Path, device: str = "cpu") -> dict[str, Any]:
+    """What ampcheck says of a repro, with autocast's policy of `device`, emulated where it is not the CPU."""
+    script = folder / "repro.py"
+    sys.argv = [str(script)]
+    outcome: dict[str, Any] = {"device": device, "exit": None}  # None where it raises
 
     def repro() -> None:
-        printed = StringIO()
+        printed, outcome["exit"] = StringIO(), 0
         try:
             with redirect_stdout(printed):
-                runpy.run_path(str(folder / "repro.py"), run_name="__main__")
+                runpy.run_path(str(script), run_name="__main__")
         except SystemExit as end:
-            outcome["exit"] = end.code or 0
-        else:
-            outcome["exit"] = 0
+            outcome["exit"] = int(end.code or 0)
         outcome["printed"] = printed.getvalue().strip().splitlines()[-6:]
 
-    run = audit(repro, device=device, name=folder.name)
+    if by_seed(folder):
+        with emulate(device) if device != "cpu" else nullcontext():
+            repro()
+        given = runpy.run_path(str(script), run_name="repro")
+        outcome["seeds"] = over_seeds(given, device)
+        run = audit_function(given, device, folder.name)
+    else:
+        run = audit(repro, device=device, name=folder.name)
     said = (Verdict.FAIL.value, Verdict.WARN.value)
-    findings = [f for f in run.to_json()["findings"] if f["verdict"] in said and not compares(f)]
-    return {"device": device, **outcome, "findings": findings}
+    outcome["findings"] = [f for f in run.to_json()["findings"] if f["verdict"] in said and not compares(f)]
+    return outcome
+
+
+def by_seed(folder: Path) -> bool:
+    """Whether a repro defines `inputs(seed)`."""
+    return "\ndef inputs(seed" in (folder / "repro.py").read_text(encoding="utf-8")
+
+
+def entered(given: dict[str, Any], device: str) -> AbstractContextManager[Any]:
+    """The autocast in which the function of a repro runs, if any."""
+    if not given["AUTOCAST"]:
+        return nullcontext()
+    dtype = given["DTYPE"]
+    return torch.autocast("cpu", dtype=dtype) if device == "cpu" else emulate(device, dtype)
+
+
+def audit_function(given: dict[str, Any], device: str, name: str) -> Any:
+    """The run of the audit of the function of a repro, forward and backward."""
+    with entered(given, device):
+        args = tuple(arg.detach() for arg in given["inputs"](0))
+    settings: dict[str, Any] = {"autocast": True, "dtype": given["DTYPE"]} if given["AUTOCAST"] else {}
+    return audit((Call(given["f"]), args), device=device, compile=False, name=name, **settings)
+
+
+def over_seeds(given: dict[str, Any], device: str) -> dict[str, list[float | str]]:
+    """Errors of each seed: of the run, of float64 on inputs that were rounded to the low dtype, and of float32."""
+    function, dtype = given["f"], given["DTYPE"]
+    rows: dict[str, list[float | str]] = {"error": [], "rounding_of_inputs_alone": [], "float32": []}
+    for seed in range(5):
+        try:
+            with entered(given, device):
+                args = given["inputs"](seed)
+                result = function(*args)
+        except RuntimeError as raised:  # an op that the CPU lacks in 16 bits
+            rows["error"].append(f"{raised}"[:100])
+            continue
+        exact = function(*cast(args, torch.float64)).detach()
+        rows["error"].append(relative_error(result, exact))
+        rounded = function(*cast(args, dtype, torch.float64))
+        rows["rounding_of_inputs_alone"].append(relative_error(rounded, exact))
+        rows["float32"].append(relative_error(function(*cast(args, torch.float32)), exact))
+    return rows
+
+
+def relative_error(result: Tensor, exact: Tensor) -> float | str:
+    """Norm of the difference over the norm of `exact`, or `nonfinite`."""
+    if not exact.isfinite().all():
+        return "float64 is not finite"
+    if not result.isfinite().all():
+        return "nonfinite"
+    return float((result.detach().double() - exact).norm() / exact.norm())
+
+
+def cast(args: Sequence[Tensor], *dtypes: torch.dtype) -> list[Tensor]:
+    """The floating inputs, cast to each of `dtypes` in turn."""
+    for dtype in dtypes:
+        args = [arg.to(dtype) if arg.is_floating_point() else arg for arg in args]
+    return list(args)
 
 
 def packages_in(folder: Path) -> dict[str, str]:
@@ -118,9 +197,13 @@ def _recorded(folder: Path, device: str, send: Any) -> None:
 
 
 def write_record(folder: Path) -> str:
-    """Write `finding.json` of a folder, under the CPU's policy of autocast and the emulated one of CUDA."""
+    """Write `finding.json` of a folder, under the CPU's policy of autocast and the emulated one of CUDA.
+
+    Returns a line about it.
+    """
     runs: list[dict[str, Any]] = []
-    for device in ("cpu", "cuda"):
+    plain = by_seed(folder) and not runpy.run_path(str(folder / "repro.py"), run_name="repro")["AUTOCAST"]
+    for device in ("cpu",) if plain else ("cpu", "cuda"):  # without autocast no policy matters
         receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
         process = multiprocessing.get_context("fork").Process(target=_recorded, args=(folder, device, send))
         process.start()
@@ -150,8 +233,8 @@ def _checks(folder: Path) -> str:
     if not (folder / "finding.json").is_file():
         return ""
     data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-    lists = [run.get("findings", ()) for run in data["runs"]] if "runs" in data else data["findings"].values()
-    return ", ".join(sorted({f["check"] for findings in lists for f in findings if f["verdict"] == "fail"}))
+    findings = [finding for run in data["runs"] for finding in run.get("findings", ())]
+    return ", ".join(sorted({finding["check"] for finding in findings if finding["verdict"] == "fail"}))
 
 
 def table() -> Iterator[str]:

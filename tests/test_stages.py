@@ -14,6 +14,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Listener
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.stages import Stage, run_stages
+from ampcheck.torchtools.restore import restored
 from ampcheck.training.judge import STEPS
 
 AUDIT = sys.modules["ampcheck.audit"]  # ampcheck.audit is the function
@@ -91,6 +92,22 @@ def test_a_listener_hears_each_stage_its_findings_and_when_compilation_begins() 
         Verdict.FAIL, ("m: done", 3, 3),
     ]  # fmt: skip
     assert [run.findings[0].verdict for run in runs] == [Verdict.PASS, Verdict.WARN, Verdict.FAIL]
+
+
+def test_what_the_model_leaves_behind_in_one_stage_is_gone_in_the_next() -> None:
+    seen: list[object] = []
+
+    def leave() -> list[Run]:
+        seen.append((torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()))
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        return []
+
+    with restored():
+        run_stages("m", [Stage("eager", leave), Stage("compiled", leave, compiles=True)], Listener())
+        leave()
+    assert set(seen) == {(torch.device("cpu"), torch.float32, True)}
 
 
 def test_numerics_that_cannot_be_judged_are_a_skip_only_beside_a_failure() -> None:

@@ -27,6 +27,7 @@ from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
@@ -168,7 +169,7 @@ def measure_calls(
 
 def _forward(blocks: Sequence[Callable[..., object]], call: Call, low: torch.dtype, subject: Subject) -> object:
     """Run the blocks under autocast; the subject's loss, or the mean of squares of its outputs."""
-    with torch.enable_grad(), torch.autocast("cpu", low):
+    with torch.enable_grad(), torch.autocast("cpu", low), preserved_state():
         result = forward_through(blocks, call)
         if subject.loss is not None:
             return loss_of(subject.loss, result)
@@ -181,7 +182,8 @@ def _backward(loss: object) -> str:
     """Run backward where there is a loss with a gradient; the message of its exception."""
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with preserved_state():
+                loss.backward()  # type: ignore[no-untyped-call]
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             return brief(as_result(error))
     return ""

@@ -28,6 +28,7 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.copying import Prepared, forward_through, prepare
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import Scopes, overload, users_line
@@ -208,7 +209,8 @@ def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
         warnings.simplefilter("ignore")
         try:
             for call in prepared.calls:
-                forward_through(prepared.blocks, call)
+                with preserved_state():
+                    forward_through(prepared.blocks, call)
         except BaseException as error:  # noqa: BLE001  # the user's model: earlier ops count
             return brief(as_result(error))
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -60,6 +61,7 @@ def compilations() -> Callable[[], Compiled]:
     return since
 
 
+@lru_cache
 def _warm_up_compiler(device: str) -> None:
     with suppress(Exception):  # no compiler: each arm that needs one reports it
         x = torch.ones(64, requires_grad=True, device=device)

@@ -15,7 +15,7 @@ from ampcheck.speed.compiling import compilations, many_compilations
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
-from ampcheck.speed.steps import EAGER, StepConfig, step_of
+from ampcheck.speed.steps import EAGER, StepConfig, require_configurable, step_of
 from ampcheck.speed.threads import Threads, fit_threads
 from ampcheck.speed.verdict import WHERE, check_speed
 from ampcheck.torchtools.restore import restoring
@@ -49,6 +49,8 @@ def compare_modes(
     if not judged:
         raise UsageError(f"{at_least:g} times as fast is required of compiled steps, and all are eager: name a mode")
     rule = options.rule(1.0 if at_least is None else at_least, len(judged))
+    for config in configs:  # before anything is compiled
+        require_configurable(subject, config)
     clock, budget = options.clock or clock_of(device), options.budget or BUDGET
     with many_compilations(device):
         steps: dict[str, Step] = {}

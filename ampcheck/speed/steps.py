@@ -84,11 +84,8 @@ def step_of(
     if subject.kind in (Kind.TRAINING, Kind.CALL):
         if optimizer is not None:
             raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
-        if config is not None and config != StepConfig():
-            raise UsageError(
-                f"{subject.name} runs by itself, so {config} cannot be chosen for it: pass a module and its args, or "
-                "compare two revisions of it (ampcheck speed --base)"
-            )
+        if config is not None:
+            require_configurable(subject, config)
         return _own_step(subject)
     prepared = prepare(subject, device=device)
     trains = (learns(prepared) or optimizer is not None) if backward is None else backward
@@ -122,6 +119,15 @@ def step_of(
                     update(loss)
 
     return step
+
+
+def require_configurable(subject: Subject, config: StepConfig) -> None:
+    """Raise `UsageError` for a subject that runs by itself and a configuration that is not the plain one."""
+    if subject.kind in (Kind.TRAINING, Kind.CALL) and config != StepConfig():
+        raise UsageError(
+            f"{subject.name} runs by itself, so {config} cannot be chosen for it: pass a module and its args, or "
+            "compare two revisions of it (ampcheck speed --base)"
+        )
 
 
 def learns(prepared: Prepared, *, training: bool = True) -> bool:

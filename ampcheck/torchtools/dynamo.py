@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import re
+import runpy
 import sys
 import types
 from collections import Counter
@@ -139,16 +140,24 @@ def own_caches(folder: str) -> Iterator[None]:
 
 
 def cache_folder() -> str:
-    """The folder of Inductor's compiled code."""
+    """The folder of Inductor's compiled code, which is created."""
     try:
-        return str(importlib.import_module("torch._inductor.runtime.runtime_utils").cache_dir())
+        return str(_cache_folders()["cache_dir"]())
     except OSError:  # it creates the folder, which is what failed
         return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "Inductor's cache folder")
 
 
 def default_cache_folder() -> str:
     """Inductor's folder if `TORCHINDUCTOR_CACHE_DIR` is not set; that of precompiled headers in any case."""
-    return str(importlib.import_module("torch._inductor.runtime.runtime_utils").default_cache_dir())
+    return str(_cache_folders()["default_cache_dir"]())
+
+
+def _cache_folders() -> Mapping[str, Any]:
+    """Inductor's functions that name its folders, without the import of Inductor, which takes a second."""
+    path = os.path.join(os.path.dirname(torch.__file__), "_inductor", "runtime", "cache_dir_utils.py")
+    if "torch._inductor" not in sys.modules and os.path.exists(path):
+        return runpy.run_path(path)
+    return vars(importlib.import_module("torch._inductor.runtime.runtime_utils"))
 
 
 # The trace of compilations ---------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+
+from ampcheck.torchtools.dynamo import default_cache_folder
 
 _CODE = "import torch; torch.compile(lambda x: x + 1)(torch.ones(8))"
 
@@ -56,11 +56,8 @@ def _cores() -> int:
 
 
 def _empty_cache() -> bool:
-    """Whether Inductor's folder is missing or empty, found without the seconds in which Inductor is imported."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if not folder:
-        return not any(Path(tempfile.gettempdir()).glob("torchinductor_*"))  # of this user, or of another
+    """Whether Inductor's folder is missing or empty."""
     try:
-        return not os.listdir(folder)
+        return not os.listdir(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_folder())
     except OSError as error:
         return isinstance(error, FileNotFoundError)

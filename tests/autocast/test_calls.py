@@ -18,6 +18,7 @@ from ampcheck.autocast.calls import CallRecorder, OpCall, PolicyCalls, measure_c
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import registered
 from ampcheck.core.subject import Subject, load_subject
+from ampcheck.torchtools.restore import restored
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"
 
@@ -46,6 +47,7 @@ def test_dtypes_are_told_before_and_after_autocast(demo_on_cuda: PolicyCalls) ->
     assert norm.dtypes == "float32 float32 float32 -> float32 float32 float32"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dtype: torch.dtype) -> None:
@@ -155,6 +157,21 @@ def test_successive_calls_and_blocks_are_all_recorded() -> None:
     assert [call.count for call in of(twice, "aten::linear")] == [2]
     blocks = measure_calls(([linear, nn.Linear(4, 2)], [(torch.ones(2, 4),)]))
     assert sorted(call.module for call in of(blocks, "aten::linear")) == ["0", "1"]
+
+
+def test_what_a_call_leaves_behind_does_not_change_the_next_one() -> None:
+    class Leaks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x + torch.ones(4))  # on the default device
+            torch.set_default_device("meta")
+            return out
+
+    with restored():
+        calls = measure_calls((Leaks(4, 4), [(torch.ones(2, 4),), (torch.ones(3, 4),)]))
+        left = torch.get_default_device()
+    assert calls.raised is None
+    assert [call.count for call in of(calls, "aten::linear")] == [2]
+    assert left == torch.device("cpu")
 
 
 def test_a_model_that_is_kept_in_16_bits_is_recorded_as_it_is() -> None:

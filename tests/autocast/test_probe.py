@@ -162,6 +162,7 @@ class Broken(BaseException):
     """As Ctrl-C would."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_fact", "_source"])
 def test_the_dispatcher_is_as_before_when_probing_is_broken_off(

@@ -309,6 +309,7 @@ def test_an_end_that_cannot_be_judged_is_named(bisect: Any, reader: list[str]) -
     assert "SyntaxError" in out
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: Any) -> None:
     code, run, _, commits = bisect(planted(5, 3))
     assert code == 1

@@ -103,7 +103,9 @@ def interrupt(audit: subprocess.Popen[str]) -> None:
     os.killpg(audit.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("target", "judged"), [("first", 0), ("second", 1), ("loop", 1)])
+@pytest.mark.parametrize(
+    ("target", "judged"), [pytest.param("first", 0, marks=pytest.mark.slow), ("second", 1), ("loop", 1)]
+)
 def test_an_interrupt_leaves_a_report_of_what_was_judged_marked_as_incomplete(
     folder: Path, target: str, judged: int
 ) -> None:

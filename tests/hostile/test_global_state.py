@@ -50,6 +50,7 @@ def test_a_public_call_leaves_everything_as_it_was(case: Case, tmp_path: Path) -
     assert _changed(case, World(Plan(), tmp_path, case.p), None) == {}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", params([case for case in CASES if case.raises], QUICK))
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_so_does_one_in_which_the_users_code_raises(case: Case, error: type[BaseException], tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ AROUND: dict[str, Callable[[World], Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("around", AROUND)
 def test_an_audit_inside_another_block_leaves_that_block_as_it_was(around: str, tmp_path: Path) -> None:
     warmed(CASES[0], tmp_path)

@@ -47,6 +47,7 @@ COMPOSED: dict[str, Function] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.parametrize("fmt", FORMATS)
 @settings(max_examples=25)

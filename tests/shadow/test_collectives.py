@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import needs_gloo, on_two_ranks
+from ranks import needs_gloo, run_ranks
 
 pytestmark = [needs_gloo, pytest.mark.needs_torch("2.8", "gloo's reduce_scatter")]
 
@@ -17,7 +19,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_two_ranks(CASES, tmp_path_factory.mktemp("collectives"))
+    folder = tmp_path_factory.mktemp("collectives")
+    run_ranks(Path(__file__).parent / "rank_worker.py", ",".join(CASES), str(folder))
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 def both(ranks: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ SCALAR_SAMPLE = {
 }
 """Cases that are found, though in some forms not at their line."""
 
-SHARE = 5
+SHARE = 10
 """By default one case in so many runs; all of them are slow."""
 
 

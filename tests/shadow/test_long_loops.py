@@ -84,7 +84,8 @@ def growth(name: str, steps: int) -> tuple[int, int, float]:
     return objects[1] - objects[0], resident[1] - resident[0], cost
 
 
-@pytest.mark.parametrize("steps", [400, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("warm_processes")
+@pytest.mark.parametrize("steps", [200, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_memory_and_time_per_step_stay_flat(name: str, steps: int) -> None:
     """In a process of its own: the memory of other tests comes and goes."""

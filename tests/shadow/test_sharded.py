@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import needs_gloo, on_two_ranks
+from ranks import needs_gloo, run_ranks
 
 pytestmark = needs_gloo
 
@@ -14,7 +16,9 @@ CASES = ["fsdp", "fsdp_bfloat16", "fsdp_overflows", "dtensor"]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_two_ranks(CASES, tmp_path_factory.mktemp("sharded"))
+    folder = tmp_path_factory.mktemp("sharded")
+    run_ranks(Path(__file__).parent / "rank_worker.py", ",".join(CASES), str(folder))
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", ["fsdp", "fsdp_bfloat16"])

@@ -92,3 +92,9 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=found):
         compare_modes(SUBJECT, several, **settings)  # type: ignore[arg-type]
+
+
+def test_a_loop_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "many_compilations", lambda device: pytest.fail("the compiler was asked"))
+    with pytest.raises(UsageError, match="runs by itself, so default, float32 cannot be chosen for it"):
+        compare_modes(Subject({"step": lambda i: 0.0}), [EAGER, COMPILED])

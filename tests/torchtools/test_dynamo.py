@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,26 @@ def test_caches_of_ones_own_take_what_is_compiled_and_are_left_again(tmp_path: P
         kept = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert not any(str(tmp_path) in value for value in os.environ.values())
     assert kept, "what Inductor wrote must lie in the folder that was asked for"
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_the_folder_of_the_cache_is_inductors_own_and_inductor_is_not_imported_for_it(
+    chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    def ask(function: Callable[[], str]) -> str:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        if chosen:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+        return function()
+
+    expected = ask(cache_dir)
+    monkeypatch.delitem(sys.modules, "torch._inductor")
+    monkeypatch.setitem(sys.modules, "torch._inductor.runtime.runtime_utils", None)  # its import raises
+    assert ask(dynamo.cache_folder) == expected
 
 
 def test_the_bound_of_compilations_is_a_setting_of_this_pytorch() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ampcheck import audit
 from ampcheck.torchtools import warm_up
+from ampcheck.torchtools.dynamo import default_cache_folder
 from ampcheck.torchtools.warm_up import compiler_warming_up
 
 
@@ -42,16 +43,13 @@ def test_caches_with_content_start_no_process(cache: Path) -> None:
         assert process is None
 
 
-def test_the_default_folder_is_found_without_importing_inductor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
+def test_the_default_folder_counts_where_no_other_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(warm_up.tempfile, "tempdir", str(tmp_path))
-    assert warm_up._empty_cache()
-    Path(default_cache_dir()).mkdir()
-    assert not warm_up._empty_cache()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(warm_up, "_cores", lambda: 2)
+    Path(default_cache_folder(), "ab").mkdir(parents=True)
+    with compiler_warming_up() as process:
+        assert process is None
 
 
 def test_a_single_core_is_left_to_the_audit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

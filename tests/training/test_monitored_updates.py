@@ -64,6 +64,7 @@ def _weights(count: int) -> nn.Parameter:
     return nn.Parameter((torch.rand(count) + 0.5).bfloat16())
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rate", [1e-5, 1e-4, 3e-4])
 @pytest.mark.parametrize("steps", [3, 10, 40])
 @pytest.mark.parametrize("count", [1, 64, 3000, 20000])

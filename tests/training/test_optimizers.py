@@ -105,6 +105,7 @@ def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
 KERNELS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_second_moments_that_become_zero_are_named(kernel):
     assert ended_off(adam(**kernel), F16, SMALL) > 0.5
@@ -141,6 +142,7 @@ def test_the_sum_of_adagrad_stops_whatever_its_kernel(kernel):
     assert "a sum must go on growing" in fails(run)["stagnation"].message
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
 def test_weights_that_an_eps_makes_nan_name_the_option(kernel):
     hint = fails(audited(adam(**kernel), F16))["nonfinite-gradient"].hint

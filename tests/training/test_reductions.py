@@ -112,6 +112,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_running_sum_in_bfloat16_is_found_however_it_is_written(form):
     addends = gradients(384)
@@ -123,6 +124,7 @@ def test_a_running_sum_in_bfloat16_is_found_however_it_is_written(form):
     assert stats.sums[0].addends == 384
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("form", FORMS[:7])
 def test_the_same_sum_in_float32_passes_also_when_its_result_is_rounded(form):
     addends = gradients(384, dtype=torch.float32)

@@ -150,6 +150,7 @@ class Restored:
 ways = pytest.mark.parametrize("judged", [of_blocks, of_monitors])
 
 
+@pytest.mark.every(3)
 @ways
 @pytest.mark.parametrize("make", [adam, from_checkpoint(1e-5)], ids=["new", "weights of a checkpoint"])
 @pytest.mark.parametrize(
@@ -175,6 +176,7 @@ def test_the_loss_of_updates_is_real():
     assert gone < 0.3
 
 
+@pytest.mark.every(3)
 @ways
 @pytest.mark.parametrize(
     ("make", "between"),
@@ -192,6 +194,7 @@ def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
     assert not judged(make, between)
 
 
+@pytest.mark.every(5)
 @ways
 @pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
 @pytest.mark.parametrize("accepted", [0, 1], ids=["each step", "each second step"])
@@ -205,6 +208,7 @@ def test_weights_that_are_restored_after_a_step_are_no_finding(judged, make, acc
     assert not judged(restored.after(make(rate)), restored)
 
 
+@pytest.mark.every(3)
 @ways
 @pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
 @pytest.mark.parametrize("start", [1.0, 1.00001], ids=["at the bound", "near it"])

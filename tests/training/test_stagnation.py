@@ -139,6 +139,7 @@ def test_master_weights_that_the_optimizer_steps_carry_the_updates():
     assert not failures({**parts, "step": step})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("follow", narrow_loops.EMAS)
 def test_an_average_in_bfloat16_that_cannot_follow_is_found(follow):
     found = failures(ema_loop(follow))

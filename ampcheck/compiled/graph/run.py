@@ -19,7 +19,7 @@ from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
-from ampcheck.torchtools.global_state import changed, read_state, restore_state
+from ampcheck.torchtools.global_state import changed, preserved_state, read_state, restore_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
 
@@ -165,7 +165,7 @@ class Runner:
                 before = counters("stats")["unique_graphs"]
                 args, kwargs = _fresh(self.subject.calls[0], self.device)
                 try:
-                    with context:
+                    with context, preserved_state():
                         forward_through(compiled, Call(args, kwargs))
                 except BaseException as error:  # noqa: BLE001  # a mode in which the model raises has no graph
                     as_result(error)
@@ -212,7 +212,8 @@ def own_device(subject: Subject, device: str) -> str:
 
 def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     try:
-        explained = torch._dynamo.explain(function)(*args, **kwargs)
+        with preserved_state():
+            explained = torch._dynamo.explain(function)(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  # it runs the user's model; the run reports what that raises
         return f"raises {type(as_result(error)).__name__}"
     return f"{explained.graph_break_count} graph breaks" if explained.graph_count else "finds no graph"

@@ -1,18 +1,16 @@
-"""Two and four processes on gloo, started as a user starts them."""
+"""Two and four processes on gloo."""
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import has_gloo, run_ranks
 
 from ampcheck.health import health_of
 
-if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+if not has_gloo:
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 from distributed_worker import batch, net, plain_record
@@ -36,11 +34,7 @@ def results(tmp_path_factory):
     @functools.cache
     def launch(ranks):
         result = tmp_path_factory.mktemp("distributed") / "found.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += [str(HERE / "distributed_worker.py"), LAUNCHES[ranks], str(result)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_ranks(HERE / "distributed_worker.py", LAUNCHES[ranks], str(result), ranks=ranks)
         return json.loads(result.read_text(encoding="utf-8"))
 
     return launch
