@@ -4,6 +4,7 @@
     python benchmarks/judged_sweep.py zoo.json --judged benchmarks/zoo_judged.json \\
         --json reports/evidence/zoo_eager.json
 
+A sweep with `--speed` has the gains of torch.compile as well, beside those that PyTorch 2.0 was announced with.
 The judgements are a JSON list of {"model", "check", "judgement", "reason"}. A Markdown table is written next to the
 JSON: every failure and warning, those of one model and check together, then a row for each model.
 """
@@ -19,6 +20,12 @@ from pathlib import Path
 from _evidence import markdown_table, write_evidence
 
 from ampcheck import Finding, Run, Verdict
+
+GAINS = "Geometric means"
+CLAIM = (
+    "PyTorch 2.0 was announced (pytorch.org/get-started/pytorch-2.0) with 93 % of 163 models that compile, and gains of "
+    "1.21 in float32 and 1.51 under AMP, on an A100. These models are small, and the device is a CPU."
+)
 
 
 def findings(run: Run, judged: list[dict[str, str]]) -> Iterator[str]:
@@ -51,7 +58,8 @@ def main() -> None:
     for table in run.tables:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         cells = [{name: str("" if v is None else v).replace("|", "/") for name, v in row.items()} for row in rows]
-        lines += ["", f"## {table.title}", "", *markdown_table(cells)]
+        claim = [CLAIM, ""] if table.title == GAINS else []
+        lines += ["", f"## {table.title}", "", *claim, *markdown_table(cells)]
     write_evidence(options.json, {"run": run.to_json()}, lines)
 
 
