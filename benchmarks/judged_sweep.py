@@ -23,8 +23,8 @@ from ampcheck import Finding, Run, Verdict
 
 GAINS = "Geometric means"
 CLAIM = (
-    "PyTorch 2.0 was announced (pytorch.org/get-started/pytorch-2.0) with 93 % of 163 models that compile, and gains of "
-    "1.21 in float32 and 1.51 under AMP, on an A100. These models are small, and the device is a CPU."
+    "PyTorch 2.0 was announced (pytorch.org/get-started/pytorch-2.0) with 93 % of 163 models that compile and gain "
+    "1.21 times in float32 and 1.51 under AMP, on an A100. These models are small, and the device is a CPU."
 )
 
 
