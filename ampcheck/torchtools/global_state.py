@@ -109,6 +109,7 @@ def _read(read: Callable[[], object]) -> object:
         return UNREADABLE
 
 
+@lru_cache(maxsize=1)
 def _settings() -> dict[str, Setting]:
     """All settings, in the order in which they are restored: the nesting first, since leaving it clears the cache."""
     settings: dict[str, Setting] = {"autocast nesting depth": (nesting, _set_nesting)}

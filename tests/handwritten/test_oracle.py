@@ -27,6 +27,7 @@ def oracle(case: Case) -> Oracle:
     return Oracle(case)
 
 
+@pytest.mark.every(4)
 @each_format
 @each_case
 def test_low_run_is_at_fault_exactly_where_declared(case, low):
@@ -37,6 +38,7 @@ def test_low_run_is_at_fault_exactly_where_declared(case, low):
         assert severity < SOUND, f"{case.name} in {low}: {severity:.3g} of the bound, declared sound"
 
 
+@pytest.mark.every(4)
 @each_format
 @each_case
 def test_float32_twin_is_sound(case, low):

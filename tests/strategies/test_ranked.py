@@ -58,6 +58,7 @@ def test_so_is_every_value_of_tf32_beyond_float16_too() -> None:
     assert len(set(sides(fmt, 0.0, fmt.max, True)[0].ordered.tolist())) == fmt.encode(fmt.max) + 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float8_e5m2"])
 @pytest.mark.parametrize("bounds", [(0.1, 0.7), (-0.7, -0.1), (0.0, 1.1), (-1.1, 0.9), (3.3, 777.7)])
 def test_the_ends_of_a_range_are_notable(name: str, bounds: tuple[float, float]) -> None:
@@ -105,6 +106,7 @@ def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, floa
     assert abs(find(values(name, **bounds), lambda x: abs(x) == limit, settings=SEARCH)) == limit
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "tf32", "float8_e4m3fn"])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 @pytest.mark.parametrize("bound", ["min_value", "max_value"])

@@ -91,6 +91,7 @@ FACTS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("fact", FACTS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: str) -> None:
@@ -123,6 +124,7 @@ def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> Non
     assert abs(found) <= 512 or fails == "a square that overflows"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("limit", [3.2, 256, 300, 40000])
 def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_begins(name: str, limit: float) -> None:

@@ -43,6 +43,7 @@ def _equal_weights():
     torch.manual_seed(0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_defect_manifests(name):
