@@ -23,7 +23,7 @@ from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modu
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.source import Hook, hookable
 
 NO_GRADIENT = "the loss has no gradient"
 COMPILED = "calls of compiled functions, which ran in eager mode"
@@ -333,7 +333,7 @@ def _module_outputs(
 
     with ExitStack() as hooks:
         for name, module in hookable(root):
-            hooks.callback(module.register_forward_hook(hook(name)).remove)
+            hooks.callback(module.register_forward_hook(Hook(hook(name))).remove)
         yield
 
 

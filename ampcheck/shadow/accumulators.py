@@ -26,6 +26,7 @@ six writes a step is in the same phase at each."""
 
 _LOST = 0.9
 _SAMPLE = 256
+_SCALES = frozenset("mul div lerp".split())
 _ADDS = frozenset("add sub addcmul addcdiv index_add scatter_add".split())
 
 
@@ -141,9 +142,9 @@ def _gain(
     share = kept(call, tensor, companions, store)
     if call.schema.resets:
         return share or None
-    if share is None or share == 1.0:
-        return 1.0 if name in _ADDS and not read else None
-    return share
+    if share is not None and (share != 1.0 or name in _SCALES):
+        return share
+    return 1.0 if name in _ADDS and not read else None
 
 
 def stalled(tensor: torch.Tensor, exact: torch.Tensor, companions: Companions) -> Examination | None:

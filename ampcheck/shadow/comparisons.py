@@ -57,7 +57,9 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
 
 def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | None:
     """What an honest error of one operand changes in a result, a norm; None where the op does not run so."""
-    number = next(i for i, result in enumerate(call.results) if result is tensor)
+    number = next((i for i, result in enumerate(call.results) if result is tensor), None)
+    if number is None:  # running statistics of a norm, which are no result of it
+        return None
     try:
         moved = results_of(side.run(call))[number]
         side.share = 0.0

@@ -113,5 +113,5 @@ def _number(value: Any, sign: float = 1.0) -> float | None:
     if isinstance(value, (int, float)):
         return sign * value
     if isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex() and value.device.type == "cpu":
-        return sign * float(value)
+        return sign * float(value.detach())
     return None

@@ -43,6 +43,28 @@ class _Stack(threading.local):
         self.updates = 0
 
 
+class Hook:
+    """A hook of a module that its copies and pickles do without: the user's code may make some while it runs."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: object) -> None:
+        """Call the function."""
+        self._function(*args)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _ignore
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
 class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
@@ -89,8 +111,9 @@ class Scopes:
             if self._everywhere:
                 self._follow_everything(hooks)
             for name, module in hookable(self._model):
-                hooks.callback(module.register_forward_pre_hook(partial(self._enter, name), prepend=True).remove)
-                hooks.callback(module.register_forward_hook(partial(self._leave, name), always_call=True).remove)
+                enter, leave = Hook(partial(self._enter, name)), Hook(partial(self._leave, name))
+                hooks.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
             try:
                 yield
             finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,3 +145,24 @@ def test_a_leak_of_forward_does_not_change_what_is_compiled() -> None:
     run = audit((Leaks(4, 4), (torch.randn(3, 4),)), dtype="bfloat16")
     assert {f.check for f in run.of(Verdict.FAIL)} == {"autocast-state"}, run
     assert_compiled(Leaks(4, 4), (torch.randn(3, 4),))
+
+
+class Teacher(nn.Module):
+    """Copies a part of itself while it runs, as momentum encoders and references in float64 do, and pickles it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            reference = copy.deepcopy(self.student).double()(x.double())
+        pickle.dumps(self.student)
+        return (self.student(x) - reference).abs().mean() + self.student(x).square().mean()
+
+
+def test_a_model_may_copy_and_pickle_its_parts_while_it_runs() -> None:
+    torch.manual_seed(0)
+    run = audit((Teacher(), (torch.randn(16, 8),)), compile=False)
+    assert run.of(Verdict.FAIL) == ()
+    assert [f.check for f in run.findings if f.check == "precision-loss" and f.verdict is Verdict.PASS]

@@ -144,3 +144,14 @@ def test_a_compensated_sum_stays_exact(dtype: torch.dtype) -> None:
         exact = shadow.exact(total)
     torch.testing.assert_close(exact, terms.double().sum(0), rtol=1e-9, atol=0)
     assert shadow.faults == ()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_running_statistics_of_what_is_zero_are_no_comparison(dtype: torch.dtype) -> None:
+    """They are written by an op whose result they are not."""
+    norm = nn.BatchNorm1d(4).to(dtype)
+    with Shadow() as shadow:
+        for _ in range(4):
+            norm(torch.full((8, 4), 3.8).to(dtype) - torch.full((8, 4), 3.8).double().to(dtype))
+            norm((torch.full((8, 4), 3.8).to(dtype) - torch.full((8, 4), 3.8)).to(dtype))
+    assert not [reason for reason in shadow.unruled if "not judged" in reason]
