@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from opinfo import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.autocast.state import raw_autocast, registered
@@ -85,23 +86,9 @@ def harvest(*, each: int = 2) -> dict[str, list[Call]]:
     return {name: found[name] for name in sorted(found) if found[name]}
 
 
-@contextmanager
-def _flags_left_settable() -> Iterator[None]:
-    """PyTorch's test utilities forbid this process to set the flags of cuDNN when they are imported."""
-    held = torch.backends.disable_global_flags
-    torch.backends.disable_global_flags = lambda: None
-    try:
-        yield
-    finally:
-        torch.backends.disable_global_flags = held
-
-
 def _run_samples(wanted: set[str], each: int) -> None:
-    with _flags_left_settable():
-        from torch.testing._internal.common_methods_invocations import op_db
-
     packets = {name.partition("::")[2].partition(".")[0].strip("_") for name in wanted}
-    for info in op_db:
+    for info in op_db():
         names = {info.name.rpartition(".")[2], info.name.replace(".", "_"), info.aten_name}
         if torch.float32 not in info.dtypes or not any(packet in name for name in names for packet in packets):
             continue

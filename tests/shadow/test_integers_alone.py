@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from opinfo import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.shadow import Shadow
@@ -93,7 +93,7 @@ def check(calls: list[Call], default: torch.dtype) -> None:
 
 
 def operators() -> Iterator[Any]:
-    supported = (op for op in op_db if any(op.supports_dtype(dtype, "cpu") for dtype in INTEGERS))
+    supported = (op for op in op_db() if any(op.supports_dtype(dtype, "cpu") for dtype in INTEGERS))
     return (op for op in supported if not op.name.startswith("jiterator"))  # of CUDA alone
 
 
