@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,7 +35,6 @@ from ampcheck.numerics import (
 from ampcheck.numerics.measure import Measured
 from ampcheck.torchtools.copying import is_compiled_already
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.warm_up import compiler_warming_up
 
 _FULL = {
     "dynamic shapes": CompileOptions(dynamic=True),
@@ -137,11 +135,6 @@ def _with_options(context: AuditContext) -> Iterator[Stage]:
 
 def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[Run]:
     """The runs of the stages. name: of the subject."""
-    with compiler_warming_up() if any(stage.compiles for stage in stages) else nullcontext():
-        return _run_stages(name, stages, listener)
-
-
-def _run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[Run]:
     runs: list[Run] = []
     prevented: UsageError | None = None
     compiles = False
