@@ -1,11 +1,19 @@
-"""The end of a process that has taken part in a process group."""
+"""The end of a process in which PyTorch has run: Python's teardown takes two seconds, and may fail."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import NoReturn
+
+
+def run_exit_handlers() -> None:
+    """Do what Python does before its teardown: wait for threads that are no daemons, and run the exit handlers."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def exit_without_teardown(code: int) -> NoReturn:
