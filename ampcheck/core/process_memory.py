@@ -10,10 +10,11 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def tree_memory(pid: int) -> int | None:
+def tree_memory(pid: int, *, at_most: bool = False) -> int | None:
     """Bytes in memory of a process and all its descendants, pages that they share counted once.
 
-    None where the system does not report it, or the process has ended.
+    at_most: counted in each, which takes a fifth of the time. None where the system does not report it, or the
+    process has ended.
     """
     children = defaultdict[int, list[int]](list)
     for entry in os.listdir(_PROC) if _PROC.is_dir() else ():
@@ -25,15 +26,14 @@ def tree_memory(pid: int) -> int | None:
     tree = [pid]
     for member in tree:
         tree += children[member]
-    known = [used for member in tree if (used := _memory(member)) is not None]
+    memory = _resident if at_most else _memory
+    known = [used for member in tree if (used := memory(member)) is not None]
     return sum(known) if known else None
 
 
 def resident_memory() -> int | None:
     """Bytes of this process in memory; None where the system does not report them."""
-    with suppress(OSError, ValueError, IndexError):
-        return os.sysconf("SC_PAGE_SIZE") * int((_PROC / "self" / "statm").read_text().split()[1])
-    return None
+    return _resident("self")
 
 
 def total_memory() -> int | None:
@@ -49,6 +49,10 @@ def _memory(pid: int) -> int | None:
         for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return 1024 * int(line.split()[1])
-    with suppress(OSError, ValueError, IndexError):  # Linux before 4.14, and some containers
+    return _resident(pid)  # Linux before 4.14, and some containers
+
+
+def _resident(pid: int | str) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
         return os.sysconf("SC_PAGE_SIZE") * int((_PROC / str(pid) / "statm").read_text().split()[1])
     return None

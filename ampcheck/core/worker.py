@@ -190,7 +190,7 @@ class Worker:
 
     def _require_memory(self, command: str, limit: int) -> None:
         begin = time.monotonic()
-        if begin < self._next_sample:
+        if begin < self._next_sample and (tree_memory(self.pid, at_most=True) or 0) <= limit:
             return
         used = tree_memory(self.pid)
         # Of a tree of large processes it takes a tenth of a second, beside work that may be timed.
