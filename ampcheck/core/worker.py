@@ -51,8 +51,8 @@ _POLL = 0.25
 """Seconds between looks at a silent child: one that died may have left its end of the pipe to a child of its own, and
 then the pipe never ends."""
 
-_SPARING = 30
-"""Times as long as a sample of the memory takes, until the next."""
+_SPARING, _GROWN = 30, 1.2
+"""Times as long as an exact sample of the memory takes, until the next, unless its bound grows by more."""
 
 
 TIME, MEMORY, ENDED = "time", "memory", "ended"
@@ -89,7 +89,7 @@ class Worker:
         memory: int | None = None,
     ) -> None:
         self.name, self._memory = name, memory
-        self._next_sample = 0.0
+        self._next_sample, self._bound = 0.0, 0
         self.peak: int | None = None
         """The largest use of memory that was seen, in bytes; sampled where a limit is set."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
@@ -190,8 +190,10 @@ class Worker:
 
     def _require_memory(self, command: str, limit: int) -> None:
         begin = time.monotonic()
-        if begin < self._next_sample and (tree_memory(self.pid, at_most=True) or 0) <= limit:
+        bound = tree_memory(self.pid, at_most=True) or 0
+        if begin < self._next_sample and bound <= min(limit, _GROWN * self._bound):
             return
+        self._bound = bound
         used = tree_memory(self.pid)
         # Of a tree of large processes it takes a tenth of a second, beside work that may be timed.
         self._next_sample = begin + _SPARING * (time.monotonic() - begin)

@@ -140,6 +140,8 @@ def _gain(
     if "batch_norm" in name:
         return 1.0 - float(call.argument("momentum", 0.0)) if call.argument("training", True) else 1.0
     share = kept(call, tensor, companions, store)
+    if tensor.requires_grad and name in _ADDS:  # a weight, whose decay makes it no average
+        share = None
     if call.schema.resets:
         return share or None
     if share is not None and (share != 1.0 or name in _SCALES):

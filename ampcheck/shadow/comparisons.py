@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ampcheck.shadow.bounds import SLACK, floor_of
-from ampcheck.shadow.call import Call, Side, results_of
+from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
 from ampcheck.shadow.suspects import ERROR
 
 _ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
+
+EXPONENTIALS = frozenset("exp exp2 exp_ exp2_".split())
+"""Ops that make a ratio, which data determine, of the difference of logarithms."""
 
 _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
@@ -34,8 +39,10 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
     exact = store.exact(tensor)
     error = float(torch.linalg.vector_norm(tensor.to(exact.dtype) - exact))
     size = float(torch.linalg.vector_norm(exact))
-    if not before or not size <= _ZERO * error < torch.inf:
+    if call.schema.random or not before or not size <= _ZERO * error < torch.inf:
         return False
+    if call.name.startswith("_foreach_"):
+        call, before = _one_of(call, tensor, before)
     written = {id(t) for t in call.written}  # of which nothing is left
     errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
     errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if ERROR in companions.suspects}
@@ -69,6 +76,23 @@ def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | Non
     if moved is None or still is None or moved.shape != tensor.shape:
         return None
     return float(torch.linalg.vector_norm(moved - still))
+
+
+def _one_of(call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> tuple[Call, Sequence[Companions]]:
+    """An op on lists, of which it takes the items of one result: the others have no part in it."""
+    number = next((i for i, result in enumerate(call.results or call.written) if result is tensor), 0)
+
+    def item(value: Any) -> Any:
+        return value[number : number + 1] if isinstance(value, (list, tuple)) and number < len(value) else value
+
+    args, kwargs = tuple(map(item, call.args)), {name: item(value) for name, value in call.kwargs.items()}
+    kept = {id(t) for t in floating_values((*args, *kwargs.values()))}
+    pairs = [(t, companions) for t, companions in zip(call.inputs, before, strict=True) if id(t) in kept]
+    alone = replace(
+        call, args=args, kwargs=kwargs, inputs=[t for t, _ in pairs], depths=tuple(c.depth for _, c in pairs),
+        results=item(call.results), written=item(call.written), out=item(call.out),
+    )  # fmt: skip
+    return alone, [companions for _, companions in pairs]
 
 
 def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> None:

@@ -138,7 +138,7 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
 def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
-    left, right = (store.exact(v) if has_companions(v) else v for v in sides)
+    left, right = (store.exact(v) if has_companions(v) else v if v.is_complex() else v.double() for v in sides)
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
     margin = torch.where(expected != call.out, (left - right).abs().double(), 0.0)
     margin = torch.where(margin.isfinite(), margin, 0.0)

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ampcheck.core.run import Where
+from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import largest_of
 from ampcheck.shadow.companions import CompanionStore, roundoff
+from ampcheck.shadow.faults import COLLISION, Fault
+from ampcheck.shadow.memory import dtype_name
 
 IDENTITIES = frozenset(
     "eq ne lt le gt ge unique _unique _unique2 unique_dim unique_consecutive isin searchsorted bucketize".split()
@@ -37,6 +42,13 @@ class Collisions:
     collided: int
     largest: float
     consecutive: bool
+
+    def fault(self, tensor: torch.Tensor, where: Where, index: int) -> Fault:
+        """The fault of a result that they are in. index: of the op in the run."""
+        return Fault(
+            COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape), self.largest,
+            largest_of(tensor), self.largest, self.collided, index=index, note=CONSECUTIVE if self.consecutive else "",
+        )  # fmt: skip
 
 
 def examine_integers(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Collisions | None:

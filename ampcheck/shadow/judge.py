@@ -26,7 +26,7 @@ from ampcheck.shadow.cause import (
     sums_in_16_bits,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
-from ampcheck.shadow.comparisons import measures_error, restarts, undetermine
+from ampcheck.shadow.comparisons import EXPONENTIALS, measures_error, restarts, undetermine
 from ampcheck.shadow.decisions import decides, examine_decision
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault, Step, extended
@@ -106,19 +106,13 @@ class Judge:
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
     def judge(
-        self,
-        call: Call,
-        where: Where,
-        before: Sequence[Companions],
-        inherited: frozenset[Key],
-        ruled: bool,
-        index: int,
+        self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], ruled: bool, index: int
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         if decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}", *call.inputs)
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}")
         elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
@@ -153,7 +147,9 @@ class Judge:
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name, *(() if name in weights else (tensor,)))
+            self._reach([companions], name)
+            for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
+                self._accuse_if_lost(suspect, tensor, name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         for name, companions in known.items():
             for suspect in self._suspects.of([companions], MASKED):  # no softmax takes a gradient
@@ -176,17 +172,17 @@ class Judge:
             if not companions.consumed:
                 self._reach([companions], "a result that is still in use")
 
-    def _reach(self, values: Sequence[Companions], name: str, *tensors: torch.Tensor) -> None:
-        """Record what is left in values that leave the run: faults, whole numbers that collided, and of the tensors, an
-        op that lost all digits of what they are made of."""
+    def _reach(self, values: Sequence[Companions], name: str) -> None:
+        """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
             self._reached.note(key, name)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
-        for tensor in tensors:
-            for suspect in self._suspects.of(values, ILL):
-                if (error := relative_error(tensor, self._store)) > _LOST:
-                    self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
+
+    def _accuse_if_lost(self, suspect: Fault, tensor: torch.Tensor, name: str) -> None:
+        """Report a suspect of a tensor whose digits are gone."""
+        if (error := relative_error(tensor, self._store)) > _LOST:
+            self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
     def _pass_on(
         self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]
@@ -245,8 +241,15 @@ class Judge:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
             drop(companions, VANISHED)
-        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
-            return
+        if ERROR in companions.suspects:
+            if restarts(tensor, self._store, companions):
+                companions.faults = inherited
+                return
+            if call.name in EXPONENTIALS:  # 1 in exact, of an error of any size
+                for suspect in self._suspects.of([companions], ERROR):
+                    self._accuse_if_lost(suspect, tensor, call.name)
+            if seen_at_once.within and not (seen_at_once.ill or single):
+                drop(companions, ERROR)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
         if doubtful and not inherited and measures_error(call, tensor, self._store, before):
             self._suspects.add(
@@ -367,11 +370,7 @@ class Judge:
         lost = examine_integers(call, tensor, self._store)
         if lost is None or COLLIDED in companions.suspects:
             return
-        fault = Fault(
-            faults.COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape),
-            lost.largest, largest_of(tensor), lost.largest, lost.collided, index=index,
-            note=CONSECUTIVE if lost.consecutive else "",
-        )  # fmt: skip
+        fault = lost.fault(tensor, where, index)
         self._suspects.add(companions, COLLIDED, fault)
         if lost.consecutive:
             self._add(fault)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -40,8 +39,8 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
     target of a file may be `collection[pattern]`. only: a pattern of names. Collections are loaded in a process of
     their own. Raises `UsageError` for a list that cannot be read, or that names nothing.
     """
-    members = cache(_members)
-    entries = [entry for target in _targets(source) for entry in _expanded(target, members)]
+    families = cache(_families)
+    entries = [entry for target in _targets(source) for entry in _expanded(target, families)]
     entries = [entry for entry in dict.fromkeys(entries) if fnmatchcase(entry.name, only)]
     if not entries:
         raise UsageError(f"{source} names no target" + (f" that matches --only {only!r}" if only != "*" else ""))
@@ -67,18 +66,15 @@ def _targets(source: str) -> list[str]:
     raise UsageError(f"a sweep needs a file of targets, a folder with a zoo.py, or file.py:collection; found {source}")
 
 
-def _expanded(target: str, members: Callable[[str], Mapping[str, str]]) -> Iterator[Entry]:
-    """The entries of a line, in which `collection[pattern]` stands for all that match. members: see `_members`."""
+def _expanded(target: str, families: Callable[[str], Mapping[str, str]]) -> Iterator[Entry]:
+    """The entries of a line, in which `collection[pattern]` stands for all that match. families: see `_families`."""
     collection, pattern = split_member(target)
     if not pattern:
         yield Entry(target)
     elif not _GLOB.intersection(pattern):
-        family = ""
-        with suppress(UsageError):  # a collection that cannot be loaded, which the audit reports
-            family = members(collection).get(pattern, "")
-        yield Entry(target, family)
+        yield Entry(target, families(collection).get(pattern, ""))
     else:
-        for name, family in members(collection).items():
+        for name, family in _members(collection).items():
             if fnmatchcase(name, pattern):
                 yield Entry(f"{collection}[{name}]", family)
 
@@ -87,6 +83,14 @@ def _members(collection: str) -> Mapping[str, str]:
     """The names of a collection with their families, loaded in a process of its own."""
     with Worker("ampcheck.sweep.child_process", name=collection) as worker:
         return dict(worker.ask("members", collection=collection))
+
+
+def _families(collection: str) -> Mapping[str, str]:
+    """The same; nothing of a collection that cannot be loaded, which the audit of its members reports."""
+    try:
+        return _members(collection)
+    except UsageError:
+        return {}
 
 
 def _interleaved(entries: Iterable[Entry]) -> Iterator[Entry]:
