@@ -42,19 +42,19 @@ def measure_compilation(target: Target) -> Run:
     modes, precisions = (EAGER, MODE), ("float32", "bfloat16")
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
         caches = Path(folder)
-        starts = _starts(target, caches)
+        starts, failed = _starts(target, caches)
         stats = measure_matrix(
             subject, modes=modes, precisions=precisions, device=target.device, budget=BUDGET, caches=caches
         )
-    run, figures = matrix_run(_without_cost(stats) if starts else stats), _figures(stats, starts)
+    run, figures = matrix_run(_without_cost(stats) if starts else stats), _figures(stats, starts, failed)
     table = Table(FIGURES, tuple(figures), [tuple(figures.values())], check="speedup")
     return replace(run, tables=(table, *run.tables), title=f"compilation of {subject.name}")
 
 
-def _starts(target: Target, caches: Path) -> StartupStats | None:
+def _starts(target: Target, caches: Path) -> tuple[StartupStats | None, str]:
     """A start with empty caches, one with those that it filled, and an eager one, each in a process of its own.
 
-    None where one fails: the matrix, which uses the compiled code of float32, reports the reason.
+    None and the reason where one fails; the matrix uses the compiled code of float32.
     """
     config = StepConfig(MODE)
     launcher = Launcher(target.target, caches, SpeedOptions(), target.device)
@@ -64,9 +64,9 @@ def _starts(target: Target, caches: Path) -> StartupStats | None:
             # Numbered 1: the first of an arm is also timed in its steady state, which the matrix does.
             launch = launcher.launch(name, start, cache=cache_of(start), number=1)
             arms.append(StartupArm(name, str(config), (launch,)))
-    except UsageError:
-        return None
-    return StartupStats(target.target, tuple(arms), target.device)
+    except UsageError as error:
+        return None, str(error)
+    return StartupStats(target.target, tuple(arms), target.device), ""
 
 
 def _without_cost(stats: MatrixStats) -> MatrixStats:
@@ -76,7 +76,7 @@ def _without_cost(stats: MatrixStats) -> MatrixStats:
     return replace(stats, cells=tuple(cells))
 
 
-def _figures(stats: MatrixStats, starts: StartupStats | None) -> dict[str, Scalar]:
+def _figures(stats: MatrixStats, starts: StartupStats | None, failed: str) -> dict[str, Scalar]:
     compiled, low = stats.cell(MODE, "float32"), stats.cell(MODE, "bfloat16")
     cold, warm = (starts.arm(name) if starts is not None else None for name in (COLD, WARM))
     graph = cold.launches[0].graph if cold is not None else None
@@ -102,7 +102,10 @@ def _figures(stats: MatrixStats, starts: StartupStats | None) -> dict[str, Scala
         figures[f"accuracy, {name}"] = cell.accuracy or "not judged"
     for name, cell in (("eager", stats.cell(EAGER, "float32")), ("compiled", compiled)):
         figures[f"peak MiB, {name}"] = None if cell.peak is None else round(cell.peak / 2**20, 2)
-    return {**figures, "reason": "; ".join(f"{cell.name}: {cell.reason}" for cell in cells.values() if cell.reason)}
+    reasons = [f"{cell.name}: {cell.reason}" for cell in cells.values() if cell.reason]
+    if failed and not compiled.reason:
+        reasons.append(f"starts: {failed}")
+    return {**figures, "reason": "; ".join(reasons)}
 
 
 def _right(cell: Cell, ratio: Ratio | None) -> Ratio | None:

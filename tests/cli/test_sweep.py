@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ampcheck.cli.main import main
+from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
-from ampcheck.sweep import child_process
+from ampcheck.speed.matrix.stats import Cell, MatrixStats
+from ampcheck.sweep import child_process, compilation
 from ampcheck.sweep.listing import Entry, read_list
 from ampcheck.sweep.results import Limits, ResultFolder, Task
 from ampcheck.sweep.source import CodeDigests
@@ -383,3 +385,16 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_start_that_fails_is_named_beside_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise UsageError("the cold start was ended")
+
+    monkeypatch.setattr(compilation.Launcher, "launch", fails)
+    starts, failed = compilation._starts(Target("models.py:healthy"), Path("caches"))
+    assert starts is None
+    cells = tuple(Cell(mode, precision) for mode in ("eager", "default") for precision in ("float32", "bfloat16"))
+    figures = compilation._figures(MatrixStats("healthy", cells), starts, failed)
+    assert figures["cold s"] is None
+    assert figures["reason"] == "starts: the cold start was ended"
