@@ -56,11 +56,12 @@ def test_healthy_stacks_of_any_depth_pass(width: int, depth: int, activation: nn
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
+@pytest.mark.parametrize("depth", [2, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_gradient_that_is_the_rounding_of_the_output_alone_passes(dtype: str) -> None:
+def test_a_gradient_that_is_the_rounding_of_the_output_alone_passes(dtype: str, depth: int) -> None:
     """The mean of squares of a normalised output is constant: its exact gradient is zero but for eps."""
     for seed in range(3):
-        run = _run(_stack(96, 2, nn.GELU(), seed), torch.randn(4, 96), dtype=dtype)
+        run = _run(_stack(96, depth, nn.GELU(), seed), torch.randn(4, 96), dtype=dtype)
         assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
