@@ -157,7 +157,7 @@ class CompanionStore:
         self._by_storage: dict[int, Companions] = {}
         self.watches = False
         self.by_rows = False
-        self._moves = Moves(seed)
+        self.moves = Moves(seed)
 
     def __len__(self) -> int:
         return len(self._by_storage)
@@ -201,7 +201,7 @@ class CompanionStore:
     def enter_rows(self, tensor: torch.Tensor, *, moves: bool) -> Companions:
         """Follow a large matrix by rows: none of them has companions as yet."""
         self.by_rows = True
-        rows = Rows((tensor.shape[0], tensor.shape[1]), tensor.device, self._moves.move if moves else None)
+        rows = Rows((tensor.shape[0], tensor.shape[1]), tensor.device, self.moves.move if moves else None)
         companions = Companions(None, None, tensor.dtype, roundoff(tensor.dtype), written=not moves, rows=rows)
         return self._keep(tensor.untyped_storage(), companions)
 
@@ -310,7 +310,7 @@ class CompanionStore:
     def shake(self, tensor: torch.Tensor) -> None:
         """Move a value once more, by its own rounding: what depends on that alone is determined by nothing."""
         self.of(tensor).own()
-        moved = self._moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
+        moved = self.moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
         write_view(tensor, self.of(tensor).moved.values, moved)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
@@ -332,7 +332,7 @@ class CompanionStore:
         exact = values.to(torch.float64, copy=True)
         unit = roundoff(dtype)
         if moves and values.numel() and dtype.itemsize < 8:
-            moved = self._moves.move(values.to(torch.float32))
+            moved = self.moves.move(values.to(torch.float32))
         else:
             moved = values.to(torch.float32, copy=True)
         return Companions(Flat(exact), Flat(moved), dtype, unit, written=not moves)

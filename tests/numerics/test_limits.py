@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,6 +65,35 @@ def test_a_gradient_that_is_the_rounding_of_the_output_alone_passes(dtype: str, 
     for seed in range(3):
         run = _run(_stack(96, depth, nn.GELU(), seed), torch.randn(4, 96), dtype=dtype)
         assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
+
+
+_NORMS = [lambda: nn.BatchNorm1d(8), lambda: nn.LayerNorm(8), lambda: nn.GroupNorm(2, 8)]
+
+
+def _step(norm: nn.Module, dtype: torch.dtype, half: bool, body: nn.Module) -> Callable[[], None]:
+    """A forward and backward pass of a user's own, with a norm of what a norm gives as its loss."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), body, norm), torch.randn(16, 8)
+    if half:
+        model, x = model.to(dtype), x.to(dtype)
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype, enabled=not half):
+            output = model(x)
+        output.float().norm().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["autocast", "half"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("norm", _NORMS, ids=["batch", "layer", "group"])
+def test_a_loss_that_normalisation_makes_constant_passes_in_code_of_any_kind(
+    norm: Callable[[], nn.Module], dtype: torch.dtype, half: bool
+) -> None:
+    run = audit(_step(norm(), dtype, half, nn.GELU()))
+    assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
+    assert _bad(audit(_step(norm(), dtype, half, Rough(1000))), "precision-loss")
 
 
 @pytest.mark.slow
