@@ -14,9 +14,8 @@ from ampcheck.autocast.device import Placement, place
 from ampcheck.core.check import Evidence
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
-from ampcheck.core.run import Band, Chart, Coverage, Finding, Run, Table, Verdict, merge
+from ampcheck.core.run import Chart, Coverage, Finding, Run, Table, Verdict, merge
 from ampcheck.lab.registry import Experiment, experiments_of
 from ampcheck.torchtools.restore import restoring
 
@@ -103,13 +102,6 @@ def usable(names: Iterable[str], device: str) -> tuple[dict[str, torch.dtype], d
     reasons = {name: lacks(name, device) for name in names}
     dtypes: dict[str, torch.dtype] = {name: getattr(torch, name) for name, reason in reasons.items() if not reason}
     return dtypes, {name: reason for name, reason in reasons.items() if reason}
-
-
-def bands_of(name: str) -> tuple[Band, ...]:
-    """The subnormal and the normal range of a format, as powers of two, for a chart."""
-    form = format_of(name)
-    least, normal, top = (math.log2(value) for value in (form.smallest_subnormal, form.smallest_normal, form.max))
-    return Band(f"{name} subnormal", least, normal), Band(f"{name} normal", normal, top)
 
 
 def power(value: float) -> str:

@@ -11,11 +11,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
+from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.lab.lab import Expectations, bands_of, power, run_of, usable
+from ampcheck.lab.lab import Expectations, power, run_of, usable
 
 SCALE = 2.0**13
 COUNT = 200_000
@@ -173,7 +174,7 @@ def histogram_chart(stats: UnderflowStats) -> Chart:
         f"Magnitudes at or below {power(format_of('float16').flushes_at)}, half of the smallest subnormal, become zero "
         f"in float16. bfloat16 has all of these and {more} powers of two more below them."
     )
-    title, bands = f"Magnitudes, unscaled and scaled by {power(SCALE)}", bands_of("float16")
+    title, bands = f"Magnitudes, unscaled and scaled by {power(SCALE)}", bands_of(format_of("float16"))
     return Chart("histogram", title, "magnitude", "magnitudes in a power of two", series, bands, note=note)
 
 

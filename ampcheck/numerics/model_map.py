@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import FORMATS, format_of_values
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Band, ModelMap, Site, Where
+from ampcheck.core.run import ModelMap, Site, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
@@ -38,7 +39,7 @@ def maps(stats: NumericsStats, limits: Limits) -> tuple[ModelMap, ...]:
         kept = set(sorted(range(len(sites)), key=lambda index: _rank(sites[index]))[:SITES])
         sites = [site for index, site in enumerate(sites) if index in kept]
     names = ("float16", "bfloat16") if stats.format == "float16" else (stats.format,)
-    bands = tuple(band for name in names for band in _bands(name))
+    bands = tuple(band for name in names for band in bands_of(FORMATS[name]))
     return (ModelMap(who(stats), tuple(sites), bands, "; ".join(notes)),)
 
 
@@ -113,9 +114,3 @@ def _rank(site: Site) -> tuple[bool, bool, float]:
     """Damage first, then modules, then ops by how near they come to the end of their format."""
     top = format_of_values(site.dtype).max if site.op else math.inf
     return not site.lost, bool(site.op), -(site.amax or 0.0) / top
-
-
-def _bands(name: str) -> tuple[Band, Band]:
-    form = FORMATS[name]
-    small, normal, top = (math.log2(v) for v in (form.smallest_subnormal, form.smallest_normal, form.max))
-    return Band(f"{name} subnormal", small, normal), Band(f"{name} normal", normal, top)

@@ -67,9 +67,11 @@ class Axis:
                     title = f"{band.label}: {self.name(band.low)} … {self.name(band.high)}"
                     fill = _part(band, lane) if lane is self.lanes[0] else "wider"
                     box = node("rect", width="100%", height=_LANE - 3, class_=fill)
-                    words = node("text", x=4, y=_LANE - 6, text=title)
+                    short = band.label.rpartition(" ")[2] if fill == "thin" else title
+                    words = node("text", x=4, y=_LANE - 6, text=short)
                     place = {"x": percent(left), "width": percent(right - left)}
-                    top.append(node("svg", box, words, y=index * _LANE, height=_LANE - 3, **place))
+                    drawn = node("title", text=title), box, words
+                    top.append(node("svg", *drawn, y=index * _LANE, height=_LANE - 3, **place))
         for index, (share, label) in enumerate(self.scale.ticks(9)):
             anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
             place = {"class": "tick odd" if index % 2 else "tick", "text_anchor": anchor}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
+from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
@@ -142,9 +143,9 @@ def _ranges(stats: MonitorStats) -> Iterator[Chart]:
     bands: tuple[Band, ...] = ()
     scale = stats.scaler.scales[-1] if stats.scaler and stats.scaler.scales else 0.0
     if 0 < scale < math.inf:
-        bands = _bands(f"float16 at scale {scale:g}", math.log2(scale))
+        bands = bands_of(FORMATS["float16"], scale)
     elif any(gradient.health.dtype == "float16" for _, gradient in stats.gradients):
-        bands = _bands("float16", 0.0)
+        bands = bands_of(FORMATS["float16"])
     yield Chart(
         "range",
         f"Where the gradients lie: {stats.subject}",
@@ -154,12 +155,6 @@ def _ranges(stats: MonitorStats) -> Iterator[Chart]:
         check=str(GRADIENT_UNDERFLOW),
         note=note,
     )
-
-
-def _bands(name: str, shift: float) -> tuple[Band, Band]:
-    fmt = FORMATS["float16"]
-    small, normal, top = (math.log2(v) - shift for v in (fmt.smallest_subnormal, fmt.smallest_normal, fmt.max))
-    return Band(f"{name}, subnormal", small, normal), Band(f"{name}, normal", normal, top)
 
 
 def _span(health: TensorHealth) -> tuple[float, ...]:
