@@ -48,6 +48,7 @@ from ampcheck.shadow.suspects import (
     Suspects,
     drop,
     emptied_rows,
+    missing_terms,
     pass_on,
     place_of,
     rescues,
@@ -125,6 +126,10 @@ class Judge:
             return
         if is_own_cast(call, where):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
+        if where.phase != "backward" and (missing := missing_terms(call, results, before, self._store)):
+            self._reach(missing, "a sum that lacks it")
+            for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
+                self._accuse(suspect, "a sum that lacks it")
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, before, after)
         if not ruled:
@@ -212,10 +217,8 @@ class Judge:
         inherited: frozenset[Key],
         index: int,
     ) -> None:
-        exact, moved = call.sides.get(id(tensor)) or (
-            view_of(tensor, companions.exact.values),
-            view_of(tensor, companions.moved.values),
-        )
+        values = companions.exact.values, companions.moved.values
+        exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values[0]), view_of(tensor, values[1]))
         whole, unit, low = where.phase == "backward", companions.unit, tensor.dtype.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
@@ -252,9 +255,8 @@ class Judge:
                 drop(companions, ERROR)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
         if doubtful and not inherited and measures_error(call, tensor, self._store, before):
-            self._suspects.add(
-                companions, ERROR, self._place(faults.CANCELLATION, tensor, Examination(0), where, index)
-            )
+            error = self._place(faults.CANCELLATION, tensor, Examination(0), where, index)
+            self._suspects.add(companions, ERROR, error)
             undetermine(tensor, self._store, companions)
             return
         if (
@@ -313,8 +315,7 @@ class Judge:
         if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
             return  # elements that are zero were seen by `look`; the place where they began is known
         plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
-        suspect = vanished(call, tensor, exact, plain)
-        if suspect is None:
+        if (suspect := vanished(call, tensor, exact, plain)) is None:
             drop(companions, VANISHED)
         elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
             self._suspects.add(companions, VANISHED, suspect)

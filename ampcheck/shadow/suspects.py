@@ -2,18 +2,19 @@
 
 A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
 
-- vanished: elements that are zero here and not in exact. Something may divide by them.
+- vanished: elements that are zero here and not in exact. Something may divide by them, or lack them in a sum.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
 - blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
-  determine. It is lost where it reaches an output.
+  determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
   ratio of it, which the data determine; nothing else that is made of it is judged.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -21,8 +22,8 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.bounds import FLOOR, Examination
+from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of, survives
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
@@ -41,6 +42,9 @@ CONTRACTIONS = frozenset(
 
 SUMS = frozenset("sum mean nansum".split())
 """Ops that make one measurement of many whole numbers."""
+
+
+_ADDITIONS = frozenset("add add_ sub sub_ rsub addcmul lerp".split())
 
 
 class Suspects:
@@ -108,6 +112,43 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault
         exact_amax=largest_of(gone),
         elements=count,
     )
+
+
+def missing_terms(
+    call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], store: CompanionStore
+) -> list[Companions]:
+    """The terms of a sum that are zero throughout, and in float64 are more than the roundings of the sum.
+
+    The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
+    hinge loss, may be zero by chance.
+    """
+    if call.name not in _ADDITIONS or results[0].numel() == 1:
+        return []
+    missing, total = [], store.exact(results[0])
+    for term, companions in zip(call.inputs, before, strict=True):
+        suspect = companions.faults or {ILL, VANISHED} & companions.suspects.keys()
+        if not suspect or bool(term.any()) or any(term is t for t in call.written):
+            continue
+        if call.written:
+            part = store.exact(term).expand(total.shape) * call.argument("alpha", 1)
+        else:
+            part = total - _Without(store, term).run(call)
+        share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
+        if FLOOR * companions.unit < share < math.inf:
+            missing.append(companions)
+    return missing
+
+
+class _Without(Side):
+    """The exact inputs of a sum, zeros in place of one of them."""
+
+    def __init__(self, store: CompanionStore, term: torch.Tensor) -> None:
+        super().__init__(store, "exact")
+        self._term = term
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        exact = super().of(tensor)
+        return torch.zeros_like(exact) if tensor is self._term else exact
 
 
 def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor) -> int:
