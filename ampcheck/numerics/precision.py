@@ -104,11 +104,11 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
+        bound = f", limit {seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}"
         message = (
             f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
-            f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64, limit "
-            f"{seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}; "
-            f"{_story(fault)}; {range_text(fault)}"
+            f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64"
+            f"{bound if seen.limit else ''}; {_story(fault)}; {range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
