@@ -42,6 +42,15 @@ _EXACT = frozenset(
 )
 """Arithmetic that gives whole numbers for whole numbers."""
 
+CONTRACTIONS = frozenset(
+    "mm bmm mv dot addmm baddbmm addmv addbmm convolution _grouped_mm scaled_dot_product_attention "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math".split()
+)
+"""Ops whose results have a ranking of their own: each is a sum over elements of the inputs."""
+
+SUMS = frozenset("sum mean nansum".split())
+"""Ops that make one measurement of many whole numbers."""
+
 _UNSET = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize".split())
 """Ops whose results have no values yet."""
 

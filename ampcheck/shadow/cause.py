@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
+from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import Call, Side, leaves
+from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
+from ampcheck.shadow.exchange import NAMESPACES
+from ampcheck.shadow.faults import Fault
+from ampcheck.shadow.memory import dtype_name
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
@@ -22,7 +27,37 @@ _WRITES = frozenset(
 """Ops that write a constant."""
 
 
-def kind_of(
+def fault_at(kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int) -> Fault:
+    """A fault of a result. index: the number of the op in the run."""
+    return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
+
+
+def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
+    """A fault with the largest magnitudes that went into the op and came out, and the number of lost elements."""
+    largest = largest_of(tensor), largest_of(store.exact(tensor))
+    seen = fault.examination
+    elements = seen.lost or seen.zeroed
+    return replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1], elements=elements)
+
+
+def fault_of(
+    call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, where: Where, index: int, *,
+    accumulates: bool,
+) -> Fault:  # fmt: skip
+    """The fault of an op whose result is beyond its bound. accumulates: the result adds up what was written to it."""
+    accumulates = accumulates or bool(call.schema.writes and call.written)
+    sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
+    masks = where.phase != "backward" and not sums
+    kind = _kind_of(call, tensor, seen, store, accumulates=accumulates, masks=masks)
+    coarse = kind == faults.ROUNDING and where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
+    fault = with_sizes(fault_at(kind, tensor, seen, where, index), call, tensor, store)
+    if kind == faults.CONSTANT:
+        number, wide = next(iter(call.constants.items()))
+        return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
+    return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
+
+
+def _kind_of(
     call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool, masks: bool
 ) -> str:
     """The kind of a fault, one of the constants of `ampcheck.shadow.faults`. masks: the op may make a mask."""
@@ -37,7 +72,7 @@ def kind_of(
     return faults.ROUNDING if _rounds(call, tensor, seen, store) else faults.CANCELLATION
 
 
-def sums_in_16_bits(call: Call, tensor: torch.Tensor, seen: Examination) -> bool:
+def _sums_in_16_bits(call: Call, tensor: torch.Tensor, seen: Examination) -> bool:
     """Whether a sum of that many terms in the format of the result has this error. GPU kernels add in float32."""
     terms = max((t.numel() for t in call.inputs), default=1) / max(1, tensor.numel())
     return terms > 1 and seen.error <= 2 * math.sqrt(terms) * roundoff(tensor.dtype)

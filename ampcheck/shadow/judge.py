@@ -14,21 +14,21 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
-from ampcheck.shadow.call import SHAPED, Call
+from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
+    fault_at,
+    fault_of,
     float32_keeps,
-    kind_of,
     largest_input,
     largest_of,
     makes_nonfinite,
     overflows_anyway,
-    sums_in_16_bits,
+    with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, measures_error, restarts, undetermine
 from ampcheck.shadow.decisions import decides, examine_decision
-from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
@@ -39,11 +39,9 @@ from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
-    CONTRACTIONS,
     ERROR,
     ILL,
     MASKED,
-    SUMS,
     VANISHED,
     Suspects,
     drop,
@@ -102,7 +100,7 @@ class Judge:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
-        counts = [key for key in self._faults if self._recurrence.recurs(key) and not self._reached.retried(key)]
+        counts = [key for key in self._faults if self._recurrence.recurs(key) and not self._heals(key)]
         recorded = (replace(self._faults[key], reaches=self._reached.of(key)) for key in counts)
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
@@ -113,7 +111,7 @@ class Judge:
         if decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}")
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}", used=False)
         elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
@@ -175,12 +173,16 @@ class Judge:
         """Record which faults are left in values that are alive and that no op has used."""
         for companions in self._store:
             if not companions.consumed:
-                self._reach([companions], "a result that is still in use")
+                self._reach([companions], "a result that is still in use", used=False)
 
-    def _reach(self, values: Sequence[Companions], name: str) -> None:
+    def _heals(self, key: Key) -> bool:
+        """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
+        return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
+
+    def _reach(self, values: Sequence[Companions], name: str, *, used: bool = True) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
-            self._reached.note(key, name)
+            self._reached.note(key, name, used=used)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
 
@@ -238,8 +240,8 @@ class Judge:
         if low:
             self._note_largest(call, tensor, where, seen_at_once.largest)
         if accumulates and (still := stalled(tensor, exact, companions)) is not None:
-            drift = replace(self._place(faults.DRIFT, tensor, still, where, index, call), note=STALLED)
-            self._add(drift, "the accumulator")
+            drift = with_sizes(fault_at(faults.DRIFT, tensor, still, where, index), call, tensor, self._store)
+            self._add(replace(drift, note=STALLED), "the accumulator")
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions, where, index)
         else:
@@ -255,7 +257,7 @@ class Judge:
                 drop(companions, ERROR)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
         if doubtful and not inherited and measures_error(call, tensor, self._store, before):
-            error = self._place(faults.CANCELLATION, tensor, Examination(0), where, index)
+            error = fault_at(faults.CANCELLATION, tensor, Examination(0), where, index)
             self._suspects.add(companions, ERROR, error)
             undetermine(tensor, self._store, companions)
             return
@@ -265,10 +267,11 @@ class Judge:
             and float32_keeps(call, tensor, self._store)
         ):
             seen = Examination(tensor.numel(), error=1.0)
-            self._suspects.add(companions, ILL, self._place(faults.CANCELLATION, tensor, seen, where, index, call))
+            ill = fault_at(faults.CANCELLATION, tensor, seen, where, index)
+            self._suspects.add(companions, ILL, with_sizes(ill, call, tensor, self._store))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
-            fault = self._place(faults.DECISION, tensor, Examination(tensor.numel()), where, index)
+            fault = fault_at(faults.DECISION, tensor, Examination(tensor.numel()), where, index)
             self._suspects.add(companions, BLURRED, fault)
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
@@ -286,7 +289,7 @@ class Judge:
             drop(companions, MASKED)
             return
         own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store, before))
-        result = self._fault(call, tensor, seen, where, accumulates, index) if own else None
+        result = fault_of(call, tensor, seen, self._store, where, index, accumulates=accumulates) if own else None
         if result is None or (inherited and result.kind == faults.MASK):
             companions.faults = inherited
             earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
@@ -314,36 +317,11 @@ class Judge:
     ) -> None:
         if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
             return  # elements that are zero were seen by `look`; the place where they began is known
-        plain = self._place(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
+        plain = fault_at(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
         if (suspect := vanished(call, tensor, exact, plain)) is None:
             drop(companions, VANISHED)
         elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
             self._suspects.add(companions, VANISHED, suspect)
-
-    def _place(
-        self, kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int, call: Call | None = None
-    ) -> Fault:
-        """A fault of a result."""
-        fault = Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
-        if call is None:
-            return fault
-        largest = largest_of(tensor), largest_of(self._store.exact(tensor))
-        fault = replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1])
-        return replace(fault, elements=seen.lost or seen.zeroed)
-
-    def _fault(
-        self, call: Call, tensor: torch.Tensor, seen: Examination, where: Where, accumulates: bool, index: int
-    ) -> Fault:
-        accumulates = accumulates or bool(call.schema.writes and call.written)
-        sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
-        masks = where.phase != "backward" and not sums
-        kind = kind_of(call, tensor, seen, self._store, accumulates=accumulates, masks=masks)
-        coarse = kind == faults.ROUNDING and where.phase == "backward" and sums_in_16_bits(call, tensor, seen)
-        fault = self._place(kind, tensor, seen, where, index, call)
-        if kind == faults.CONSTANT:
-            number, wide = next(iter(call.constants.items()))
-            return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
-        return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
     def _decision(
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
@@ -353,7 +331,7 @@ class Judge:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
-            self._reached.note(key, name)
+            self._reached.note(key, name, used=False)
         causes = list(self._suspects.of(before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)
@@ -361,7 +339,7 @@ class Judge:
             return
         seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
         kind = faults.COLLISION if decided.integers else faults.DECISION
-        fault = replace(self._place(kind, call.inputs[0], seen, where, index), elements=decided.elements)
+        fault = replace(fault_at(kind, call.inputs[0], seen, where, index), elements=decided.elements)
         note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred and decided.blurred else ""
         fault = replace(fault, amax_in=largest_of(call.inputs[0]), note=note)
         self._add(fault, "the decision")

@@ -2,6 +2,7 @@
 
 A `GradScaler` skips a step whose gradients are not finite, and lowers the scale: an overflow does no harm by that, once
 a step with the same gradients is made. Where steps were made before, the run may also end while the scale comes down.
+A scaler that the code has of its own tests gradients and discards them: nothing but the test has read them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TypeAlias
 
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import Key
+from ampcheck.shadow.faults import OVERFLOW
 
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
 """The shapes of the gradients that a scaler unscales together."""
@@ -25,6 +27,7 @@ class Reached:
 
     def __init__(self) -> None:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._unused: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
@@ -33,11 +36,17 @@ class Reached:
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
         skipped = [keys[key] for steps, keys in self._skipped.items() if key in keys and not self._passes(steps, key)]
-        return {name: share for reached in (*skipped, self._by_key.get(key, {})) for name, share in reached.items()}
+        others = self._by_key.get(key, {}), self._unused.get(key, {})
+        return {name: share for reached in (*skipped, *others) for name, share in reached.items()}
 
-    def note(self, key: Key, name: str, share: float = 1.0) -> None:
-        """Record that a fault reached something; of several shares, the largest."""
+    def note(self, key: Key, name: str, share: float = 1.0, *, used: bool = True) -> None:
+        """Record that a fault reached something; of several shares, the largest.
+
+        used: False for what the run tests or reports and has no other use for.
+        """
         places = [keys[key] for keys in self._skipped.values() if key in keys] or [self._by_key[key]]
+        if not used and _is_backward(key, OVERFLOW):
+            places = [self._unused[key]]
         for place in places:
             place[name] = max(share, place.get(name, 0.0))
 
@@ -47,8 +56,8 @@ class Reached:
         Gradients that another loss adds to, and that `zero_grad` discards before a step reads them, do no harm.
         """
         for key in keys:
-            if not (scaled and isinstance(key, tuple) and key[1].phase == "backward"):
-                self.note(key, "a tensor that no later op read")
+            if not (scaled and _is_backward(key)):
+                self.note(key, "a tensor that no later op read", used=False)
 
     def unscale(self, call: Call, keys: Collection[Key]) -> float:
         """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale."""
@@ -78,7 +87,14 @@ class Reached:
         skipped = key in self._retried or any(key in keys for keys in self._skipped.values())
         return skipped and not self.of(key)
 
+    def unused(self, key: Key) -> bool:
+        """Whether all that a fault made infinite or NaN in backward was tested or reported, and discarded."""
+        return key in self._unused and self.of(key).keys() == self._unused[key].keys()
+
     def _passes(self, gradients: Gradients, key: Key) -> bool:
         """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""
-        backward = isinstance(key, tuple) and key[1].phase == "backward"
-        return backward and gradients in self._made and self._in_a_row[gradients] <= _COMES_DOWN
+        return _is_backward(key) and gradients in self._made and self._in_a_row[gradients] <= _COMES_DOWN
+
+
+def _is_backward(key: Key, kind: str = "") -> bool:
+    return isinstance(key, tuple) and key[1].phase == "backward" and kind in ("", key[0])

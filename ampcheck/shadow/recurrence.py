@@ -6,11 +6,12 @@ now and then far too small: of thousands of executions of one sound op a few exc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import Key
-from ampcheck.shadow.faults import CANCELLATION, DRIFT, ROUNDING, Fault
+from ampcheck.shadow.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
 
 _FIRST = 64
 """Executions of an op at one place from which on errors must recur; among the first ones each counts."""
@@ -43,6 +44,7 @@ class Recurrence:
         self._runs: dict[tuple[Where, tuple[int, ...]], int] = {}
         self._rates: dict[Key, _Rate] = {}
         self._recurrent: set[Key] = set()
+        self._overflows: dict[tuple[Key, tuple[int, ...]], tuple[int, int]] = {}
 
     def count(self, where: Where, shape: tuple[int, ...]) -> None:
         """An op ran at this place, with a result of this shape: the parameters of an optimizer share one place."""
@@ -52,6 +54,8 @@ class Recurrence:
         """An error at a place that was counted. accumulates: of a tensor that adds up, whose error stays."""
         runs = self._runs.get((fault.where, fault.shape), 0)
         seen = fault.examination
+        if fault.kind == OVERFLOW:
+            self._overflows[fault.key, fault.shape] = self._overflows.get((fault.key, fault.shape), (0, 0))[0] + 1, runs
         far = seen.lost or seen.error > _FAR * seen.limit
         if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
             self._recurrent.add(fault.key)
@@ -65,3 +69,11 @@ class Recurrence:
     def recurs(self, key: Key) -> bool:
         """Whether the errors of a fault are more than an accident."""
         return key in self._recurrent or key not in self._rates
+
+    def recovers(self, key: Key) -> bool:
+        """Whether an op that overflowed gave finite results at its latest execution, or at most of them."""
+        for (overflowed, shape), (times, latest) in self._overflows.items():
+            runs = self._runs.get((key[1], shape), 0) if overflowed == key and isinstance(key, tuple) else math.inf
+            if runs == latest and runs <= 2 * times:
+                return False
+        return True

@@ -34,16 +34,6 @@ _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximu
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
 
 
-CONTRACTIONS = frozenset(
-    "mm bmm mv dot addmm baddbmm addmv addbmm convolution _grouped_mm scaled_dot_product_attention "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math".split()
-)
-"""Ops whose results have a ranking of their own: each is a sum over elements of the inputs."""
-
-SUMS = frozenset("sum mean nansum".split())
-"""Ops that make one measurement of many whole numbers."""
-
-
 _ADDITIONS = frozenset("add add_ sub sub_ rsub addcmul lerp".split())
 
 

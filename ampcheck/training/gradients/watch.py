@@ -177,7 +177,7 @@ class GradientWatch:
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
         self._replaced: dict[str, int] = {}
-        self._settled = False
+        self._settled = self._skipped_by_code = False
 
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
@@ -188,8 +188,11 @@ class GradientWatch:
         start = shadow.ops
         parameters = dict(self._loop.parameters())
         overflowed: set[str] = set()
+        made = False
 
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            nonlocal made
+            made = True
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
                 if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
@@ -200,12 +203,13 @@ class GradientWatch:
             if values is None:
                 return
             value, exact, known, flushed = values
-            if kind == "parameter":
-                before = parameters[name].grad if name in overflowed else None
-                if before is None or not bool(plain_values(before).any()):
-                    overflowed.discard(name)  # cleared since
-                if bool((~value.isfinite() & exact.isfinite()).any()):
-                    overflowed.add(name)
+            if overflowed and not any(_has_gradient(parameters[other]) for other in overflowed):  # cleared since
+                nonlocal start
+                start = shadow.ops
+                for record in (overflowed, losses, histograms):
+                    record.clear()
+            if kind == "parameter" and bool((~value.isfinite() & exact.isfinite()).any()):
+                overflowed.add(name)
             module = name.rpartition(".")[0] if kind == "parameter" else name.partition("[")[0]
             loss = losses.setdefault((kind, name), GradientLoss(kind, name, module))
             half = "float16" in self._recorder.low
@@ -223,10 +227,14 @@ class GradientWatch:
         if not losses and not any(event.act is Act.BACKWARD for event in own):
             return  # torch.autograd.grad may have computed gradients of parameters
         scale = self._scale(events)
-        settled = not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
-        worst = _worst(losses.values())
+        share, overflows = _worst(losses.values())
+        by_code = overflows and not made and not any(event.act is Act.SCALER_STEP for event in own)
+        settled = not by_code and not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
+        if settled and self._skipped_by_code:  # a scale of the code's own, which it has lowered since
+            self._attempts = [attempt for attempt in self._attempts if not attempt[2]]
+        self._skipped_by_code = by_code
         if not self._settled:
-            self._attempts.append((scale, *worst))
+            self._attempts.append((scale, share, overflows))
         if self.stats is None or settled:
             stats = self._stats(number, scale, losses, dict(histograms), shadow, start, own)
             if self._settled:
@@ -285,6 +293,10 @@ class GradientWatch:
             tuple(self._attempts),
             Coverage(dict(seen)),
         )
+
+
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and bool(plain_values(parameter.grad).any())
 
 
 def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:
