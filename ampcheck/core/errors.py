@@ -12,6 +12,9 @@ from ampcheck.core.text import clean
 
 _T = TypeVar("_T")
 
+OP_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
+"""What an op raises that does not take such arguments."""
+
 _MESSAGE = 500  # characters of an exception's message that findings quote
 _READ = 100_000  # characters of it that are searched for a line to quote
 _COLOURS = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")

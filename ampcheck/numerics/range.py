@@ -278,10 +278,16 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     check = INTEGER_CAST
     findings = []
     for fault in faults_of(stats, [faults.COLLISION]):
+        seen = fault.examination
+        what = f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}"
+        if seen.error:  # a conversion to integers decided
+            what = (
+                f"other integers than float64 of {fault.elements:,} of {seen.numel:,} values up to {fault.amax_in:.6g}"
+            )
         message = (
             f"different integers must stay different; {op_text(fault.where)}{source_text(stats, fault.where)} makes "
-            f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}: {fault.dtype} holds every "
-            f"integer up to {format_of_values(fault.dtype).largest_exact_integer} only"
+            f"{what}: {fault.dtype} holds every integer up to "
+            f"{format_of_values(fault.dtype).largest_exact_integer} only"
         )
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ampcheck.core.errors import OP_ERRORS
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
@@ -85,7 +86,7 @@ def largest_of(tensor: torch.Tensor) -> float:
     if not tensor.is_complex() and tensor.dtype.itemsize > 1:
         low, high = (v.item() for v in torch.aminmax(tensor.detach()))
         if math.isfinite(low) and math.isfinite(high):
-            return max(-low, high)
+            return abs(max(-low, high))
     magnitude = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
     return float(torch.where(magnitude.isfinite(), magnitude, 0.0).amax())
 
@@ -152,7 +153,7 @@ def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | 
         return []
     try:
         result = (side or _Alone(store, "exact")).run(call)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+    except OP_ERRORS:
         return []
     return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.core.errors import OP_ERRORS
 from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
@@ -73,7 +74,7 @@ def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | Non
         moved = results_of(side.run(call))[number]
         side.share = 0.0
         still = results_of(side.run(call))[number]
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+    except OP_ERRORS:
         return None
     if moved is None or still is None or moved.shape != tensor.shape:
         return None

@@ -28,7 +28,7 @@ from ampcheck.shadow.cause import (
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, measures_error, restarts, undetermine
-from ampcheck.shadow.decisions import decides, examine_decision
+from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
@@ -65,6 +65,10 @@ _ACCUMULATED = 1.0
 _LOST = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
+_VANISHING = (faults.FLUSH, faults.ZERO)
+_VANISHED_SHARE = 0.05
+"""The relative error of an update of a weight from which what vanished from it counts."""
+
 _FEW = 64
 """Elements up to which an error heals only if each of them is within its bound."""
 
@@ -95,7 +99,7 @@ class Judge:
     @staticmethod
     def looks_at(call: Call) -> bool:
         """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
-        return decides(call, faulty=True) or call.name in IDENTITIES
+        return decides(call, faulty=True) or call.name in IDENTITIES or tests_finiteness(call)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -108,7 +112,9 @@ class Judge:
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], ruled: bool, index: int
     ) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        if decides(call, faulty=bool(inherited)):
+        if tests_finiteness(call):
+            self._reached.test(inherited)
+        elif decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}", used=False)
@@ -128,6 +134,8 @@ class Judge:
             self._reach(missing, "a sum that lacks it")
             for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
                 self._accuse(suspect, "a sum that lacks it")
+        if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
+            self._update(call, before)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, before, after)
         if not ruled:
@@ -143,14 +151,19 @@ class Judge:
                 self._result(call, tensor, companions, where, before, inherited, index)
 
     def reach(
-        self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], weights: Collection[str] = ()
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        gradients: Mapping[str, torch.Tensor],
+        weights: Collection[str] = (),
+        *,
+        used: bool = True,
     ) -> None:
         """Record which faults are left in these tensors. weights: outputs of which data may leave anything open."""
         for name, tensor in outputs.items():
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name)
+            self._reach([companions], name, used=used)
             for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
                 self._accuse_if_lost(suspect, tensor, name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
@@ -175,8 +188,20 @@ class Judge:
             if not companions.consumed:
                 self._reach([companions], "a result that is still in use", used=False)
 
+    def _update(self, call: Call, before: Sequence[Companions]) -> None:
+        """Record what vanished from an update that is written to a weight: the weight itself hardly shows it."""
+        written = {id(tensor) for tensor in call.written}
+        for tensor, companions in zip(call.inputs, before, strict=True):
+            if id(tensor) in written or not companions.faults or relative_error(tensor, self._store) <= _VANISHED_SHARE:
+                continue
+            for key in companions.faults:
+                fault = self._faults.get(key)  # None for one of another rank
+                if fault is not None and fault.kind in _VANISHING and fault.where.phase != "backward":
+                    self._reached.note(key, "an update of a weight")
+
     def _heals(self, key: Key) -> bool:
-        """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
+        """Whether all that a fault did was tested and discarded: a step that is made at a lower loss scale, or a result
+        that is computed again."""
         return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
 
     def _reach(self, values: Sequence[Companions], name: str, *, used: bool = True) -> None:

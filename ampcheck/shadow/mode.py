@@ -13,7 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.core.errors import brief
+from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
@@ -30,24 +30,18 @@ from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
 from ampcheck.torchtools.storage import local, unwrapped
 
-_ABOVE = (
-    DispatchKeySet(DispatchKey.AutocastCPU)
-    | DispatchKeySet(DispatchKey.AutocastCUDA)
-    | DispatchKeySet(DispatchKey.ADInplaceOrView)
-)
+_ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """What companions are computed below of, together with autograd."""
-_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 _TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _NO_FAULTS: frozenset[Key] = frozenset()
-_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 _LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
@@ -163,16 +157,23 @@ class Shadow(DispatchMode):
             known = self.store.of(tensor).unit if has_companions(tensor) else roundoff(tensor.dtype)
             return Reference(self.exact(tensor).clone(), self.moved(tensor).clone(), known)
 
-    def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor] | None = None) -> None:
+    def reach(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        gradients: Mapping[str, torch.Tensor] | None = None,
+        *,
+        used: bool = True,
+    ) -> None:
         """Record which faults are left in outputs (results, weights, buffers), and in gradients of one step.
 
-        The error of a gradient counts by its share of the norm of all `gradients` together.
+        The error of a gradient counts by its share of the norm of all `gradients` together. used: False where the run
+        may still test the outputs, and discard what is not finite.
         """
         if self.judge is not None:
             weights = {name for name, tensor in outputs.items() if isinstance(tensor, torch.nn.Parameter)}
             with _aside():
                 results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
-                self.judge.reach(results, grads, weights)
+                self.judge.reach(results, grads, weights, used=used)
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -184,7 +185,7 @@ class Shadow(DispatchMode):
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}
-        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
+        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()}, used=False)
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
@@ -279,7 +280,7 @@ class Shadow(DispatchMode):
                     self.judge.judge(call, where, before, inherited, ruled, self.ops)
                     if self.freedom is not None:
                         self.freedom = with_call(self.freedom, call, self.store)
-                except _FAILURES as error:  # what we cannot judge must not pose as a failure of the run
+                except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
             if rows is not None:
                 self.partly[schema.title] += rows.write_back(out)
@@ -364,7 +365,7 @@ class Shadow(DispatchMode):
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
-            with _autocast_of_caller() if op_schema(func).composed else _NOTHING:
+            with autocast_of_caller() if op_schema(func).composed else _NOTHING:
                 return func(*args, **kwargs)
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
@@ -374,17 +375,6 @@ class Shadow(DispatchMode):
 def _is_composite(func: torch._ops.OpOverload) -> bool:
     """Whether an op is nothing but calls of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
-
-
-@contextmanager
-def _autocast_of_caller() -> Iterator[None]:
-    """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
-    excluded_by = torch._C._dispatch_tls_local_exclude_set
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        entered = excluded_by()
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded_by() - (_AUTOCAST - entered)):
-        yield
 
 
 @contextmanager

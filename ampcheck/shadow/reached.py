@@ -28,6 +28,7 @@ class Reached:
     def __init__(self) -> None:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._unused: defaultdict[Key, dict[str, float]] = defaultdict(dict)
+        self._tested: set[Key] = set()
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
@@ -45,7 +46,7 @@ class Reached:
         used: False for what the run tests or reports and has no other use for.
         """
         places = [keys[key] for keys in self._skipped.values() if key in keys] or [self._by_key[key]]
-        if not used and _is_backward(key, OVERFLOW):
+        if not used and isinstance(key, tuple) and key[0] == OVERFLOW:
             places = [self._unused[key]]
         for place in places:
             place[name] = max(share, place.get(name, 0.0))
@@ -87,14 +88,19 @@ class Reached:
         skipped = key in self._retried or any(key in keys for keys in self._skipped.values())
         return skipped and not self.of(key)
 
+    def test(self, keys: Collection[Key]) -> None:
+        """Record that the run tests whether values are finite that these faults are in."""
+        self._tested.update(keys)
+
     def unused(self, key: Key) -> bool:
-        """Whether all that a fault made infinite or NaN in backward was tested or reported, and discarded."""
-        return key in self._unused and self.of(key).keys() == self._unused[key].keys()
+        """Whether all that a fault made infinite or NaN was tested and discarded, in backward also if only reported."""
+        known = key in self._unused and (_is_backward(key) or key in self._tested)
+        return known and self.of(key).keys() == self._unused[key].keys()
 
     def _passes(self, gradients: Gradients, key: Key) -> bool:
         """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""
         return _is_backward(key) and gradients in self._made and self._in_a_row[gradients] <= _COMES_DOWN
 
 
-def _is_backward(key: Key, kind: str = "") -> bool:
-    return isinstance(key, tuple) and key[1].phase == "backward" and kind in ("", key[0])
+def _is_backward(key: Key) -> bool:
+    return isinstance(key, tuple) and key[1].phase == "backward"

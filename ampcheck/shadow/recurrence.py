@@ -6,7 +6,6 @@ now and then far too small: of thousands of executions of one sound op a few exc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ampcheck.core.run import Where
@@ -71,9 +70,24 @@ class Recurrence:
         return key in self._recurrent or key not in self._rates
 
     def recovers(self, key: Key) -> bool:
-        """Whether an op that overflowed gave finite results at its latest execution, or at most of them."""
+        """Whether an op that overflowed gave finite results at its latest execution, or at most of them.
+
+        In forward also whether the same op gives such results elsewhere, as where a product is repeated in float32.
+        """
+        assert isinstance(key, tuple)
+        where: Where = key[1]
         for (overflowed, shape), (times, latest) in self._overflows.items():
-            runs = self._runs.get((key[1], shape), 0) if overflowed == key and isinstance(key, tuple) else math.inf
-            if runs == latest and runs <= 2 * times:
+            runs = self._runs.get((where, shape), 0)
+            if overflowed != key or runs > latest or runs > 2 * times:
+                continue
+            if where.phase == "backward" or not any(self._is_finite(other, where, shape) for other in self._runs):
                 return False
         return True
+
+    def _is_finite(self, place: tuple[Where, tuple[int, ...]], where: Where, shape: tuple[int, ...]) -> bool:
+        """Whether a place other than `where` has the same op, no cast, with results of this shape that are all finite."""
+        other, its_shape = place
+        if other.op == "aten::_to_copy":
+            return False
+        same = other != where and (other.op, other.phase, its_shape) == (where.op, where.phase, shape)
+        return same and not any(key[1] == other for key, _ in self._overflows if isinstance(key, tuple))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.training import REDUCE_PRECISION, TF32
+from ampcheck.catalog.training import REDUCE_PRECISION, SCALE_INVARIANCE, TF32
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict
 from ampcheck.numerics.checks import OBSERVABLE
@@ -39,20 +39,21 @@ def judge_call(
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
     `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
-    gradients.
+    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use.
     """
     values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
     shadow, products = LoopShadow(judge=values not in ([], [COVERAGE.slug])), list[OperandStats]()
+    results: list[object] = []  # alive until the block is judged: a NaN that is returned is kept
     training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)
 
     def run(call: Callable[[], object]) -> object:
-        result = training.call(call)
+        results.append(result := training.call(call))
         shadow.reach({f"the result {path}".strip(): tensor for path, tensor in tensors(result)})
         return result
 
     with training.watching():
         products.append(measure_operands(lambda: function(run), subject))
-    sums = reduction_stats(training.following.sums, training.following.lineage.ops, subject)
+    sums = reduction_stats(training.following.sums, training.following.lineage, subject)
     judged = [*check_reductions(sums, limits), *(f for stats in products for f in check_operands(stats, limits))]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
@@ -65,14 +66,15 @@ def judge_call(
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     learned = judge_running(training, limits, checks)
     judged = together(judged, list(learned.findings))
-    wanted = (*(checks or ()), COVERAGE.slug)
+    scaled = any(scaler.is_enabled() for scaler in training.loop.reached.scalers.values())
+    wanted = (*(checks or ()), COVERAGE.slug, *([SCALE_INVARIANCE.slug] if checks is None and scaled else ()))
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()
     return replace(
         learned,
         findings=tuple(findings),
-        coverage=coverage + learned.coverage,
+        coverage=coverage + learned.coverage + Coverage(unseen=sums.coverage.unseen),
         tables=(*learned.tables, *block_tables),
         maps=maps,
     )

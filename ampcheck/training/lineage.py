@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
 from ampcheck.torchtools.modes import DispatchMode
@@ -88,7 +90,7 @@ class Lineage(DispatchMode):
     part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers;
     weights: those of narrow parameters. draws: whether random numbers were drawn after a backward pass or while
     autograd was off, as by an optimizer that rounds at random. additions: watches, such as a `ReductionWatch`, which
-    see every op and may add origins. active: whether ops are followed.
+    see every op and may add origins. active: whether ops are followed. unfollowed: counts ops that were not, by reason.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -102,6 +104,7 @@ class Lineage(DispatchMode):
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
+        self.unfollowed = Counter[str]()
         self._additions = additions
         self._forms = StorageMap[Form]()
         self._origins: dict[int, Resident] = {}
@@ -175,18 +178,29 @@ class Lineage(DispatchMode):
         backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
         self._after_backward |= backward
         recorded = recorded or backward
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        notes: list[_Note] = []
+        forms: list[Form] = []
+        with self._aside(call):
             notes, forms = self._plan(call, recorded)
             for watch in self._additions:
                 watch.before(call, self)
         call.out = func(*args, **kwargs)
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        with self._aside(call):
             results = enumerate(leaves(call.out) if forms else ())
             for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
                 self._note(call, *note)
             for watch in self._additions:
                 watch.after(call, self, users_line(sys._getframe()))
         return call.out
+
+    @contextmanager
+    def _aside(self, call: Call) -> Iterator[None]:
+        """Look at an op outside of any mode; what cannot be looked at must not pose as a failure of the run."""
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            try:
+                yield
+            except OP_ERRORS as error:
+                self.unfollowed[f"{call.schema.title} is not followed through sums: {brief(error)}"] += 1
 
     def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
         """What to note of the tensors that an op writes, and the forms of those that it will return.

@@ -170,7 +170,7 @@ class Observation:
             compared = {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
-                "sums": reduction_stats(following.sums, following.lineage.ops, loop.name),
+                "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
                 "unfollowed": unfollowed(following.shadow),

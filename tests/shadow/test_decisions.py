@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ampcheck.audit import audit
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import DECISION, Fault
 
@@ -152,3 +153,35 @@ def test_a_mask_is_a_finding_where_values_are_far_from_the_threshold(low: torch.
         return (x.square().mean(-1) - x.mean(-1).square()) > 0.001
 
     assert any(fault.where.line for fault in faults_of(variances))
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["bfloat16", "float32"])
+def test_exceptions_that_all_vanish_are_found_though_each_is_a_near_tie(wide: bool) -> None:
+    """One of 1,000 random numbers exceeds 0.999; in bfloat16 that is 1, and none does."""
+
+    def drop() -> torch.Tensor:
+        rate = torch.tensor(0.001)
+        uniform = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+        keep = 1 - (rate if wide else rate.bfloat16())
+        return (uniform >= keep).float().mean()
+
+    assert audit(drop).failed is not wide
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["float16", "float32"])
+def test_bins_that_are_narrower_than_the_spacing_of_the_format_are_found(wide: bool) -> None:
+    def histogram() -> torch.Tensor:
+        energy = 1990 + 20 * torch.rand(4000, generator=torch.Generator().manual_seed(0))
+        energy = energy if wide else energy.half().float()
+        return torch.bincount(torch.bucketize(energy, torch.arange(1990, 2010, 0.25)), minlength=81)
+
+    assert audit(histogram).failed is not wide
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_a_few_near_ties_among_exceptions_are_none(share: float) -> None:
+    def above() -> torch.Tensor:
+        x = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+        return (x.sigmoid() > share).float().mean()
+
+    assert not audit(above).failed

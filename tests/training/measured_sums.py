@@ -16,4 +16,4 @@ def measure_reductions(function: Callable[[], Any], subject: str = "this functio
     with shadow, Lineage(watch) as lineage:
         lineage.begin(())
         function()
-    return reduction_stats(watch, lineage.ops, subject)
+    return reduction_stats(watch, lineage, subject)

@@ -7,6 +7,7 @@ import torch
 from measured_sums import measure_reductions
 from torch import nn
 
+from ampcheck.audit import audit
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.training.reductions.checks import check_reductions
@@ -93,3 +94,25 @@ def test_views_of_one_sum_and_other_orders_in_memory_are_the_same_sum():
     stats = measure_reductions(run)
     assert stats.sums
     assert max(total.error for total in stats.sums) < 1e-6
+
+
+def test_a_number_and_a_list_of_a_number_are_added_as_without_a_watch() -> None:
+    def total() -> torch.Tensor:
+        areas = torch.tensor([2.0, 3.0]).half()
+        return areas[0] + areas[1:] - areas[:1].sum()
+
+    run = audit(total)
+    assert not run.failed
+    assert not any("followed through sums" in reason for reason in run.coverage.unseen)
+
+
+def test_an_op_that_the_watch_of_sums_cannot_follow_is_counted_and_the_code_runs_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("ampcheck.training.reductions.sums.ReductionWatch.before", fails)
+    run = audit(lambda: torch.ones(3).half() + 1)
+    assert any("followed through sums" in reason for reason in run.coverage.unseen)
+    assert not run.failed

@@ -11,6 +11,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Scalar, Table, Verdict, Where
+from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import FEWEST, ReductionWatch, SumStats
 
@@ -27,11 +28,11 @@ class ReductionStats:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def reduction_stats(watch: ReductionWatch, ops: int, subject: str) -> ReductionStats:
+def reduction_stats(watch: ReductionWatch, lineage: Lineage, subject: str) -> ReductionStats:
     """The sums and norms of a run that has ended."""
     sums, norms = tuple(watch.sums()), tuple(watch.norms())
-    seen = {"ops": ops, "running sums": len(sums), "total norms": len(norms)}
-    return ReductionStats(subject, sums, norms, Coverage(seen))
+    seen = {"ops": lineage.ops, "running sums": len(sums), "total norms": len(norms)}
+    return ReductionStats(subject, sums, norms, Coverage(seen, lineage.unfollowed))
 
 
 def check_reductions(stats: ReductionStats, limits: Limits) -> list[Finding]:

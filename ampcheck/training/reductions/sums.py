@@ -289,7 +289,9 @@ def _broadcasts(addend: torch.Tensor, accumulator: torch.Tensor) -> bool:
 def _sampled(tensor: torch.Tensor, accumulator: torch.Tensor) -> torch.Tensor:
     """At most 65536 elements, float64, in the order in which the accumulator lies in memory, whatever view it is."""
     order = sorted(range(accumulator.dim()), key=accumulator.stride, reverse=True)
-    expanded = tensor.detach().expand(accumulator.shape) if tensor.shape != accumulator.shape else tensor.detach()
+    values = tensor.detach()
+    more = max(0, values.dim() - accumulator.dim())  # dimensions of size one, such as that of a number in a list
+    expanded = values.reshape(values.shape[more:]).expand(accumulator.shape)
     flat = expanded.permute(order).reshape(-1)
     return flat[:: (flat.numel() - 1) // _ADDED + 1 | 1].double()
 

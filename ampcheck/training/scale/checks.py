@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from itertools import takewhile
 
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted, listed
-from ampcheck.training.gradients.checks import mend_nonfinite
+from ampcheck.core.text import listed
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
+from ampcheck.training.scale.settling import (
+    collapse,
+    finite_scales_text,
+    first_op,
+    mend_every_scale,
+    nonfinite_text,
+    oscillation,
+    percent,
+    skips_text,
+    span_text,
+)
 from ampcheck.training.scale.stats import (
-    COLLAPSE,
     LossScaleStats,
-    has_fallen,
-    is_settled,
     needs_no_scale,
     power,
-    skipped_last,
 )
 
 _LISTED = 3
@@ -38,13 +42,14 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
     there and backing off is no finding. Findings are: no scale is in the window, the scale in use loses more than
     `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, it is
-    not a positive finite number, or gradients that overflowed were replaced, so that their step was taken.
+    not a positive finite number, it grows so often that many steps are skipped, or gradients that overflowed were
+    replaced, so that their step was taken.
     """
     if stats.enabled and stats.unusable is not None:
         return [_unusable(stats, *stats.unusable)]
     if stats.replaced:
         return [_replaced(stats)]
-    findings = _collapse(stats)
+    findings = collapse(stats) or oscillation(stats)
     window = stats.judged_window
     if window is not None and (not findings or stats.scale is not None or window.empty):
         findings += _against_window(stats, window, limits)
@@ -102,74 +107,7 @@ def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
         "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see "
         "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
     )
-    return unusable_scale(stats.subject, scale, since + _skips(stats), _first_op(stats, step), hint)
-
-
-def _collapse(stats: LossScaleStats) -> list[Finding]:
-    """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
-    if not stats.enabled or not stats.trajectory:
-        return []
-    window = stats.judged_window
-    finite = [scale for scale, _, overflows in stats.verified if not overflows]
-    ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
-    ceiling = None if stats.hopeless else min(ends, default=None)
-    skipped, all_skipped = skipped_last(stats.trajectory, ceiling), skipped_last(stats.trajectory)
-    at_one_scale = list(takewhile(lambda step: step[2], reversed(stats.trajectory)))
-    constant = len(at_one_scale) >= COLLAPSE and at_one_scale[0][1] >= at_one_scale[-1][1]
-    first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
-    observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
-    hint = mend_every_scale(stats)
-    if skipped >= COLLAPSE:
-        up_to = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
-        text = f"the last {all_skipped} of {steps} steps were all skipped{up_to}"
-    elif constant:
-        text = f"the last {all_skipped} of {steps} steps were all skipped, and the scale never fell"
-        observed = float(all_skipped)
-        hint = (
-            "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
-        )
-    elif last is not None and has_fallen(first, last):
-        text = f"it fell below 1, from {power(first)} to {power(last)}"
-        observed, limit, unit = last, 1.0, "loss scale"
-        if stats.largest_finite is not None and stats.largest_finite < 1:
-            hint = _too_large(first, stats.largest_finite)
-    else:
-        return []
-    settled = skipped < COLLAPSE and is_settled(window, *stats.trajectory[-1][1:])
-    message = f"the loss scale must settle where gradients are finite; {text}{_skips(stats)}"
-    if window:
-        message += f"; {_finite_scales(stats, window)}"
-    if window and window.nonfinite:
-        message += f"; {_nonfinite(window)}"
-    where = _first_op(stats, next((step for step, _, skip in stats.trajectory if skip), None))
-    verdict = Verdict.WARN if settled else Verdict.FAIL
-    shown = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
-    return [LOSS_SCALE.finding(verdict, stats.subject, message, **shown)]
-
-
-def _too_large(first: float, finite: float) -> str:
-    """The hint where nothing overflows at a scale below 1: by how much to divide the loss, so that the first serves."""
-    factor = math.ldexp(1.0, math.frexp(first)[1] - math.frexp(finite)[1] + (math.frexp(first)[0] > 0.5))
-    return (
-        f"the loss is too large: its gradients overflow above a loss scale of {power(finite)}; average the loss "
-        f"instead of summing it, or divide it by {power(factor)}, so that the first scale, {power(first)}, serves"
-    )
-
-
-def mend_every_scale(stats: LossScaleStats) -> str:
-    """The hint where no loss scale helps."""
-    if stats.first_op is not None:
-        return f"no loss scale mends this; {mend_nonfinite(stats.first_op)}"
-    return (
-        "what is not finite at any scale comes from the forward pass or from one op of the backward pass, not from the "
-        "scale: see overflow and nonfinite-gradient, and keep that op in float32"
-    )
-
-
-def _first_op(stats: LossScaleStats, step: int | None = None) -> Where:
-    """The op in which the first skipped step overflows, with its own phase and line."""
-    first = stats.first_op or Where("backward")
-    return replace(first, phase=first.phase or "backward", step=step)
+    return unusable_scale(stats.subject, scale, since + skips_text(stats), first_op(stats, step), hint)
 
 
 def _not_judged(stats: LossScaleStats) -> str:
@@ -181,10 +119,10 @@ def _not_judged(stats: LossScaleStats) -> str:
     if window is None:
         return "no unscaled gradient was measured, so that no window of loss scales is known"
     if not window.nonzero:
-        bad = f", {_nonfinite(window)}" if window.nonfinite else ""
+        bad = f", {nonfinite_text(window)}" if window.nonfinite else ""
         return f"no measured gradient has a finite, nonzero element{bad}: every loss scale is as good"
     if stats.scale is None and not stats.trajectory:
-        return f"no optimizer was stepped through the scaler; {_span(window)}"
+        return f"no optimizer was stepped through the scaler; {span_text(window)}"
     return ""
 
 
@@ -203,7 +141,7 @@ def _against_window(stats: LossScaleStats, window: ScaleWindow, limits: Limits) 
         return []
     message = (
         f"{_required(limits.underflow, window)}; at {power(stats.scale)} the gradients by themselves would lose "
-        f"{_percent(window.lost(stats.scale))}, and a real backward pass lost {_percent(real[0])}: the rest "
+        f"{percent(window.lost(stats.scale))}, and a real backward pass lost {percent(real[0])}: the rest "
         f"vanishes on the way"
     )
     hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
@@ -219,7 +157,7 @@ def _empty(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Findin
     message = (
         f"{_required(window.share, window)} and nothing may overflow; no loss scale does both: {window.needed_by} "
         f"needs 2^{window.needed} or more, {window.allowed_by} overflows above 2^{window.allowed}, where "
-        f"{_percent(lost.lost)} of {lost.tensor} are lost ({_evidence(window)}; {in_use})"
+        f"{percent(lost.lost)} of {lost.tensor} are lost ({_evidence(window)}; {in_use})"
     )
     hint = (
         f"{_FLOAT32_MODULE}: {window.needed_by} or {window.allowed_by}; or scale the parts of the loss that they "
@@ -238,23 +176,23 @@ def _never(stats: LossScaleStats, window: ScaleWindow) -> list[Finding]:
     if not any(over and window.low is not None and scale <= window.low for scale, _, over in stats.verified):
         return []
     message = (
-        f"gradients must be finite at some loss scale; {_finite_scales(stats, window)}, and none of "
-        f"{len(stats.trajectory)} steps was taken{_skips(stats)}"
+        f"gradients must be finite at some loss scale; {finite_scales_text(stats, window)}, and none of "
+        f"{len(stats.trajectory)} steps was taken{skips_text(stats)}"
     )
-    return [LOSS_SCALE.fail(stats.subject, message, where=_first_op(stats), hint=mend_every_scale(stats))]
+    return [LOSS_SCALE.fail(stats.subject, message, where=first_op(stats), hint=mend_every_scale(stats))]
 
 
 def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Limits) -> Finding:
     lost, real = window.at(scale), stats.measured(scale)
-    text = f"{_percent(lost.lost)} of {lost.tensor}"
+    text = f"{percent(lost.lost)} of {lost.tensor}"
     text = f"the loss scale {power(scale)} loses {text}" if stats.enabled else f"without a loss scale {text} are lost"
     on_the_way = stats.real_lost.get(lost.tensor)
-    if on_the_way is not None and stats.real_scale == scale and _percent(on_the_way) != _percent(lost.lost):
-        counted = f"{_percent(on_the_way)} in the real backward pass that gradient-underflow counts"
+    if on_the_way is not None and stats.real_scale == scale and percent(on_the_way) != percent(lost.lost):
+        counted = f"{percent(on_the_way)} in the real backward pass that gradient-underflow counts"
         text += f" by the last rounding alone ({counted})"
     message = (
-        f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {_span(window)} "
-        f"({_evidence(window)}){_skips(stats)}"
+        f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {span_text(window)} "
+        f"({_evidence(window)}){skips_text(stats)}"
     )
     hint = (
         f"start higher (init_scale=2.0**{window.allowed}) or let the scale grow sooner (a smaller growth_interval)"
@@ -279,19 +217,19 @@ def _without_scaler(stats: LossScaleStats, window: ScaleWindow, verdict: Verdict
     message = (
         f"gradients must stay below {format_of(window.format).max:g} in {window.format}; without a loss scale "
         f"{window.allowed_by} {'overflows' if verdict is Verdict.FAIL else 'would overflow'}; "
-        f"{_finite_scales(stats, window)} ({_evidence(window)})"
+        f"{finite_scales_text(stats, window)} ({_evidence(window)})"
     )
     hint = f"average the loss instead of summing it, or {_FLOAT32_MODULE}"
     where = Where("backward", module=window.allowed_by)
     if stats.hopeless:
-        hint, where = mend_every_scale(stats), _first_op(stats)
+        hint, where = mend_every_scale(stats), first_op(stats)
     return LOSS_SCALE.finding(verdict, stats.subject, message, where=where, hint=hint)
 
 
 def _no_step_yet(stats: LossScaleStats, window: ScaleWindow) -> Finding:
     message = (
         f"no step of {len(stats.trajectory)} was taken yet, the scale is going from {power(stats.trajectory[0][1])} to "
-        f"{power(stats.last_scale or stats.trajectory[-1][1])}; {_span(window)}{_skips(stats)}"
+        f"{power(stats.last_scale or stats.trajectory[-1][1])}; {span_text(window)}{skips_text(stats)}"
     )
     hint = "observe more steps ('steps' in the mapping), or start lower (init_scale)"
     return LOSS_SCALE.undecided(stats.subject, message, hint=hint)
@@ -319,15 +257,15 @@ def _passed(stats: LossScaleStats, window: ScaleWindow, scale: float) -> Finding
     )
     using = f"the scale in use, {power(scale)}, is" if stats.enabled else "the scale 1, without a scaler, is"
     message = (
-        f"{_span(window)}; {using} {position} and loses {_percent(lost.lost)}"
+        f"{span_text(window)}; {using} {position} and loses {percent(lost.lost)}"
         f"{f' of {lost.tensor}' if lost.lost else ''}{_measured(stats)} ({_evidence(window)})"
     )
     # An op on the way has larger values than the gradients measured.
     if over := [tried for tried, _, overflows in stats.verified if overflows and window.contains(tried)]:
         message += f"; real backward passes overflow from {power(min(over))} on"
-    message += _skips(stats)
+    message += skips_text(stats)
     if window.nonfinite:
-        message += f"; {_nonfinite(window)}"
+        message += f"; {nonfinite_text(window)}"
     shown = _share(Where("backward"), lost.lost, window.share)
     return LOSS_SCALE.passed(stats.subject, message, window.nonzero, **shown)
 
@@ -337,61 +275,15 @@ def _share(where: Where, observed: float, limit: float, hint: str = "") -> Evide
 
 
 def _required(share: float, window: ScaleWindow) -> str:
-    return f"at most {_percent(share)} of a tensor's nonzero gradient elements may round to zero in {window.format}"
+    return f"at most {percent(share)} of a tensor's nonzero gradient elements may round to zero in {window.format}"
 
 
 def _measured(stats: LossScaleStats) -> str:
     real = stats.measured(stats.scale)
     if real is None:
         return ""
-    return f" (in a real backward pass {_percent(real[0])}{', and it overflows' if real[1] else ''})"
-
-
-def _span(window: ScaleWindow) -> str:
-    """The scales of a window."""
-    if window.low is None or window.high is None:
-        return f"no loss scale loses at most {_percent(window.share)} of a tensor and overflows nowhere"
-    return (
-        f"loss scales from {power(window.low)} to {power(window.high)} lose at most {_percent(window.share)} of a "
-        f"tensor in {window.format} and overflow nowhere"
-    )
-
-
-def _finite_scales(stats: LossScaleStats, window: ScaleWindow) -> str:
-    """The scales of the window; those that were tried where real backward passes overflow at all of them."""
-    if not stats.hopeless:
-        return _span(window)
-    tried = [scale for scale, _, _ in stats.verified]
-    return (
-        f"real backward passes overflow at every scale that was tried, from {power(min(tried))} to "
-        f"{power(max(tried))}, so that what overflows is not the scaled gradients"
-    )
+    return f" (in a real backward pass {percent(real[0])}{', and it overflows' if real[1] else ''})"
 
 
 def _evidence(window: ScaleWindow) -> str:
     return f"{window.nonzero:,} nonzero elements of {len(window.histograms):,} gradients"
-
-
-def _skips(stats: LossScaleStats) -> str:
-    """How many steps were skipped, whose gradients were not finite, and in which op that began; empty without one."""
-    skipped = [step for step, _, skip in stats.trajectory if skip]
-    if not skipped:
-        return ""
-    ordered = sorted(stats.skipped_by.items(), key=lambda item: (-item[1], item[0]))
-    names = [f"{name} ({count}x)" for name, count in ordered[:_LISTED]]
-    if len(ordered) > _LISTED:
-        names.append(f"{len(ordered) - _LISTED} more")
-    text = f"; the scaler skipped {len(skipped)} of {counted(len(stats.trajectory), 'steps')}, first step {skipped[0]}"
-    text += f", not finite: {', '.join(names)}" if names else ""
-    return text + (f", first in {stats.first_op}" if stats.first_op else "")
-
-
-def _nonfinite(window: ScaleWindow) -> str:
-    """The elements that are not finite at any scale."""
-    name, count = max(window.nonfinite.items(), key=lambda item: item[1])
-    others = f" and {len(window.nonfinite) - 1} other tensors" if len(window.nonfinite) > 1 else ""
-    return f"{count:,} elements of {name}{others} are infinite or NaN without any scale"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -1,0 +1,150 @@
+"""Whether a loss scale settles where steps are made, and how findings word its steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import takewhile
+
+from ampcheck.catalog.training import LOSS_SCALE
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.text import counted
+from ampcheck.training.gradients.checks import mend_nonfinite
+from ampcheck.training.loss_scale_window import ScaleWindow
+from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, has_fallen, is_settled, power, skipped_last
+
+_LISTED = 3
+_SKIPPED = 1 / 3
+"""The share of skipped steps, after the first that was taken, from which on a scale does not settle."""
+
+
+def collapse(stats: LossScaleStats) -> list[Finding]:
+    """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
+    if not stats.enabled or not stats.trajectory:
+        return []
+    window = stats.judged_window
+    finite = [scale for scale, _, overflows in stats.verified if not overflows]
+    ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
+    ceiling = None if stats.hopeless else min(ends, default=None)
+    skipped, all_skipped = skipped_last(stats.trajectory, ceiling), skipped_last(stats.trajectory)
+    at_one_scale = list(takewhile(lambda step: step[2], reversed(stats.trajectory)))
+    constant = len(at_one_scale) >= COLLAPSE and at_one_scale[0][1] >= at_one_scale[-1][1]
+    first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
+    observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
+    hint = mend_every_scale(stats)
+    if skipped >= COLLAPSE:
+        up_to = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
+        text = f"the last {all_skipped} of {steps} steps were all skipped{up_to}"
+    elif constant:
+        text = f"the last {all_skipped} of {steps} steps were all skipped, and the scale never fell"
+        observed = float(all_skipped)
+        hint = (
+            "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
+        )
+    elif last is not None and has_fallen(first, last):
+        text = f"it fell below 1, from {power(first)} to {power(last)}"
+        observed, limit, unit = last, 1.0, "loss scale"
+        if stats.largest_finite is not None and stats.largest_finite < 1:
+            hint = _too_large(first, stats.largest_finite)
+    else:
+        return []
+    settled = skipped < COLLAPSE and is_settled(window, *stats.trajectory[-1][1:])
+    message = f"the loss scale must settle where gradients are finite; {text}{skips_text(stats)}"
+    if window:
+        message += f"; {finite_scales_text(stats, window)}"
+    if window and window.nonfinite:
+        message += f"; {nonfinite_text(window)}"
+    where = first_op(stats, next((step for step, _, skip in stats.trajectory if skip), None))
+    verdict = Verdict.WARN if settled else Verdict.FAIL
+    shown = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
+    return [LOSS_SCALE.finding(verdict, stats.subject, message, **shown)]
+
+
+def oscillation(stats: LossScaleStats) -> list[Finding]:
+    """Whether the scale grows beyond what gradients hold as soon as it has fallen, so that many steps are skipped."""
+    taken = next((n for n, (_, _, skipped) in enumerate(stats.trajectory) if not skipped), len(stats.trajectory))
+    later = stats.trajectory[taken + 1 :]
+    lost = sum(skipped for _, _, skipped in later)
+    if not stats.enabled or len(later) < COLLAPSE or lost <= _SKIPPED * len(later):
+        return []
+    message = (
+        f"the loss scale must settle where gradients are finite; {lost} of {len(later)} steps after the first that was "
+        f"taken were skipped: the scale grows again at once{skips_text(stats)}"
+    )
+    hint = "let the scale grow seldom: growth_interval=2000 is the default of torch.amp.GradScaler"
+    where = first_op(stats, next(step for step, _, skipped in later if skipped))
+    shown = Evidence(where=where, observed=lost / len(later), limit=_SKIPPED, unit="share of steps", hint=hint)
+    return [LOSS_SCALE.fail(stats.subject, message, **shown)]
+
+
+def _too_large(first: float, finite: float) -> str:
+    """The hint where nothing overflows at a scale below 1: by how much to divide the loss, so that the first serves."""
+    factor = math.ldexp(1.0, math.frexp(first)[1] - math.frexp(finite)[1] + (math.frexp(first)[0] > 0.5))
+    return (
+        f"the loss is too large: its gradients overflow above a loss scale of {power(finite)}; average the loss "
+        f"instead of summing it, or divide it by {power(factor)}, so that the first scale, {power(first)}, serves"
+    )
+
+
+def mend_every_scale(stats: LossScaleStats) -> str:
+    """The hint where no loss scale helps."""
+    if stats.first_op is not None:
+        return f"no loss scale mends this; {mend_nonfinite(stats.first_op)}"
+    return (
+        "what is not finite at any scale comes from the forward pass or from one op of the backward pass, not from the "
+        "scale: see overflow and nonfinite-gradient, and keep that op in float32"
+    )
+
+
+def first_op(stats: LossScaleStats, step: int | None = None) -> Where:
+    """The op in which the first skipped step overflows, with its own phase and line."""
+    first = stats.first_op or Where("backward")
+    return replace(first, phase=first.phase or "backward", step=step)
+
+
+def span_text(window: ScaleWindow) -> str:
+    """The scales of a window."""
+    if window.low is None or window.high is None:
+        return f"no loss scale loses at most {percent(window.share)} of a tensor and overflows nowhere"
+    return (
+        f"loss scales from {power(window.low)} to {power(window.high)} lose at most {percent(window.share)} of a "
+        f"tensor in {window.format} and overflow nowhere"
+    )
+
+
+def finite_scales_text(stats: LossScaleStats, window: ScaleWindow) -> str:
+    """The scales of the window; those that were tried where real backward passes overflow at all of them."""
+    if not stats.hopeless:
+        return span_text(window)
+    tried = [scale for scale, _, _ in stats.verified]
+    return (
+        f"real backward passes overflow at every scale that was tried, from {power(min(tried))} to "
+        f"{power(max(tried))}, so that what overflows is not the scaled gradients"
+    )
+
+
+def skips_text(stats: LossScaleStats) -> str:
+    """How many steps were skipped, whose gradients were not finite, and in which op that began; empty without one."""
+    skipped = [step for step, _, skip in stats.trajectory if skip]
+    if not skipped:
+        return ""
+    ordered = sorted(stats.skipped_by.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{name} ({count}x)" for name, count in ordered[:_LISTED]]
+    if len(ordered) > _LISTED:
+        names.append(f"{len(ordered) - _LISTED} more")
+    text = f"; the scaler skipped {len(skipped)} of {counted(len(stats.trajectory), 'steps')}, first step {skipped[0]}"
+    text += f", not finite: {', '.join(names)}" if names else ""
+    return text + (f", first in {stats.first_op}" if stats.first_op else "")
+
+
+def nonfinite_text(window: ScaleWindow) -> str:
+    """The elements that are not finite at any scale."""
+    name, count = max(window.nonfinite.items(), key=lambda item: item[1])
+    others = f" and {len(window.nonfinite) - 1} other tensors" if len(window.nonfinite) > 1 else ""
+    return f"{count:,} elements of {name}{others} are infinite or NaN without any scale"
+
+
+def percent(share: float) -> str:
+    """A share as text, in percent."""
+    return f"{100 * share:.3g} %"
