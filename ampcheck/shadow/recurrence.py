@@ -85,7 +85,7 @@ class Recurrence:
         return True
 
     def _is_finite(self, place: tuple[Where, tuple[int, ...]], where: Where, shape: tuple[int, ...]) -> bool:
-        """Whether a place other than `where` has the same op, no cast, with results of this shape that are all finite."""
+        """Whether a place other than `where` has the same op, no cast, with results of this shape that are finite."""
         other, its_shape = place
         if other.op == "aten::_to_copy":
             return False
