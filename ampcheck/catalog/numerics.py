@@ -43,7 +43,8 @@ OVERFLOW = Check(
     "overflow",
     "range",
     "An op gives finite results where float64 does. Fails when an infinity or NaN of low precision reaches an output, "
-    "a declared loss, a gradient, a weight or a buffer; warns when it disappears before.",
+    "a declared loss, a gradient, a weight or a buffer; warns when it disappears before. What code tests (isfinite) "
+    "and discards is no finding, if the step is made at a lower loss scale or the result is computed again.",
     "Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a "
     "non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model "
     "writes on purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Inside a "
@@ -73,8 +74,9 @@ PRECISION_LOSS = Check(
     "precision-loss",
     "range",
     "Values differ from float64 by no more than rounding explains. Fails at the op that loses the digits, when the "
-    "damage reaches an output, a gradient, a weight, a buffer or a number that leaves the run; when a decision (topk, "
-    "comparison, index) differs from that of float64 by more than rounding explains; for an output or gradient beyond "
+    "damage reaches an output, a gradient, a weight, a buffer or a number that leaves the run, or a term vanishes from "
+    "its sum; when a decision (topk, comparison, index) differs from that of float64 by more than rounding explains, "
+    "or most of those that are the exception do; for an output or gradient beyond "
     "its limit; and for an output that is 25 % off although float32 would keep it. Warns where a CPU kernel of "
     "backward sums in 16 bits.",
     "Every floating tensor of the run has two companions: exact, the same program in float64 with all casts lifted, "
@@ -96,7 +98,8 @@ SILENT_ZERO = Check(
     "silent-zero",
     "range",
     "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
-    "at which the values become zero, when the damage reaches an output, a gradient, a weight or a buffer.",
+    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, a "
+    "buffer or a sum that lacks them.",
     "Elements that are zero here and not in float64, and that are too small for the format; a later op that gives inf "
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
