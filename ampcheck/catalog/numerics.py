@@ -43,8 +43,8 @@ OVERFLOW = Check(
     "overflow",
     "range",
     "An op gives finite results where float64 does. Fails when an infinity or NaN of low precision reaches an output, "
-    "a declared loss, a gradient, a weight or a buffer; warns when it disappears before. What code tests (isfinite) "
-    "and discards is no finding, if the step is made at a lower loss scale or the result is computed again.",
+    "a declared loss, a gradient, a weight or a buffer; warns when it disappears before. Gradients that are discarded "
+    "and finite later, at a lower loss scale, and a result that code tests and computes again, are no failure.",
     "Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a "
     "non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model "
     "writes on purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Inside a "

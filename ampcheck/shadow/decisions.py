@@ -43,9 +43,6 @@ _CLEARLY = 0.05
 _EQUAL = ("eq", "ne")
 """Comparisons that rounding turns in any run where values lie close: no decisions by themselves."""
 
-_SURE = 1e-300
-"""The scale of a decision that no honest error explains."""
-
 _STEP = 0.25
 """The error of the steps of a table, relative to them, from which it is another table."""
 
@@ -163,11 +160,12 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     scale = torch.maximum(
         _scale(left.double()), right.double().abs() if not has_companions(call.args[1]) else _scale(right)
     )
-    return Margins(margin, scale.expand(margin.shape), sure=_loses_exceptions(expected, call.out))
+    return Margins(margin, scale.expand(margin.shape), sure=_loses_exceptions(call, store, expected))
 
 
-def _loses_exceptions(expected: torch.Tensor, decided: torch.Tensor) -> bool:
-    """Whether most of the comparisons that come out one way now and then come out the other way in the run.
+def _loses_exceptions(call: Call, store: CompanionStore, expected: torch.Tensor) -> bool:
+    """Whether most of the comparisons that come out one way now and then come out the other way in the run, because the
+    number that all are compared with was rounded.
 
     Each may be a near tie, as random numbers are near 1 where they exceed 0.999: together they are what was asked for.
     """
@@ -176,7 +174,14 @@ def _loses_exceptions(expected: torch.Tensor, decided: torch.Tensor) -> bool:
     times = min(times, expected.numel() - times)
     if not _FEW_RARE <= times <= _RARE * expected.numel():
         return False
-    return int((exceptions & (expected != decided)).sum()) > times / 2
+    for number, other in (call.args[1::-1], call.args[:2]):
+        if has_companions(number) and number.numel() == 1 and isinstance(other, torch.Tensor):
+            exact = store.exact(number)
+            sides = (exact, other.double()) if number is call.args[0] else (other.double(), exact)
+            mended = exceptions & (expected != call.out) & (call.op(*sides) == expected)
+            if int(mended.sum()) > times / 2:
+                return True
+    return False
 
 
 @_decides("argmax", "argmin")
@@ -224,9 +229,7 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     margin = torch.maximum(low - values, values - high).clamp_min(0.0)
     steps = edges.diff()
     sure = bool((table - steps).abs().sum() > _STEP * steps.abs().sum())
-    unit = max((store.of(v).unit for v in call.args[:2] if has_companions(v)), default=0.0)
-    skips = high - low <= unit * values.abs()  # the format skips whole intervals there
-    return Margins(margin, torch.where(skips, _SURE, _scale(values)), sure=sure)
+    return Margins(margin, _scale(values), sure=sure)
 
 
 @_decides("round", "floor", "ceil", "trunc")

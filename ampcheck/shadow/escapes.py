@@ -1,4 +1,4 @@
-"""Numbers that leave the run without an op: to NumPy, to Python, to other libraries, to a pickle; and that enter it."""
+"""Numbers that leave the run without an op: to NumPy, to Python, to other libraries, to a pickle."""
 
 from __future__ import annotations
 
@@ -24,16 +24,10 @@ class Escaped(Protocol):
 _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
 
-_FACTORIES = ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor"))
-"""What makes tensors of the numbers of Python and NumPy, and rounds them without an op."""
-
 
 @contextmanager
 def watched_escapes(escaped: Escaped, entered: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call `escaped` for every tensor that leaves, and `entered` for every one that `torch.from_numpy` makes.
-
-    Numbers that enter in 16 bits are rounded to them by an op, which can be followed, to the same bits.
-    """
+    """Call `escaped` for every tensor that leaves, and `entered` for every one that `torch.from_numpy` makes."""
 
     def leaving(original: Callable[..., Any], shared: bool) -> Callable[..., Any]:
         def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -52,21 +46,7 @@ def watched_escapes(escaped: Escaped, entered: Callable[[torch.Tensor], None]) -
 
         return enter
 
-    def rounding(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            tensor = original(*args, **kwargs)
-            if not _is_followed(tensor) or not tensor.is_floating_point() or tensor.itemsize != 2:
-                return tensor
-            if any(getattr(value, "itemsize", 8) <= 2 for value in (args[-1:] or kwargs.values())):
-                return tensor  # of the same format already; it may share memory
-            wide = {**kwargs, "dtype": torch.float32} | ({"requires_grad": False} if "requires_grad" in kwargs else {})
-            return original(*args, **wide).to(tensor.dtype).requires_grad_(tensor.requires_grad)
-
-        return make
-
     with ExitStack() as patches:
-        for owner, name in _FACTORIES:
-            patches.enter_context(replaced(owner, name, rounding))
         for name in _SHARED + _COPIED:
             make = partial(leaving, shared=name in _SHARED)
             patches.enter_context(replaced(torch.Tensor, name, make))

@@ -26,7 +26,7 @@ from ampcheck.shadow.cause import (
     overflows_anyway,
     with_sizes,
 )
-from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
+from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, measures_error, restarts, undetermine
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
@@ -117,7 +117,7 @@ class Judge:
         elif decides(call, faulty=bool(inherited)):
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}", used=False)
+            self._reach(before, f"a number that left the run at {where.file}:{where.line}", reported=True)
         elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
@@ -151,19 +151,14 @@ class Judge:
                 self._result(call, tensor, companions, where, before, inherited, index)
 
     def reach(
-        self,
-        outputs: Mapping[str, torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
-        weights: Collection[str] = (),
-        *,
-        used: bool = True,
+        self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], weights: Collection[str] = ()
     ) -> None:
         """Record which faults are left in these tensors. weights: outputs of which data may leave anything open."""
         for name, tensor in outputs.items():
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name, used=used)
+            self._reach([companions], name)
             for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
                 self._accuse_if_lost(suspect, tensor, name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
@@ -186,28 +181,28 @@ class Judge:
         """Record which faults are left in values that are alive and that no op has used."""
         for companions in self._store:
             if not companions.consumed:
-                self._reach([companions], "a result that is still in use", used=False)
+                self._reach([companions], "a result that is still in use")
 
     def _update(self, call: Call, before: Sequence[Companions]) -> None:
-        """Record what vanished from an update that is written to a weight: the weight itself hardly shows it."""
+        """Record what vanished from an update that a weight could take up: the weight itself hardly shows it."""
         written = {id(tensor) for tensor in call.written}
+        keeps = sum(float(torch.linalg.vector_norm(t.detach()).double() * roundoff(t.dtype)) ** 2 for t in call.written)
         for tensor, companions in zip(call.inputs, before, strict=True):
             if id(tensor) in written or not companions.faults or relative_error(tensor, self._store) <= _VANISHED_SHARE:
                 continue
-            for key in companions.faults:
-                fault = self._faults.get(key)  # None for one of another rank
-                if fault is not None and fault.kind in _VANISHING and fault.where.phase != "backward":
-                    self._reached.note(key, "an update of a weight")
+            known = (self._faults[key] for key in companions.faults if key in self._faults)  # others are of other ranks
+            for fault in known if error_square(tensor, self._store) > keeps else ():
+                if fault.kind in _VANISHING and fault.where.phase != "backward":
+                    self._reached.note(fault.key, "an update of a weight")
 
     def _heals(self, key: Key) -> bool:
-        """Whether all that a fault did was tested and discarded: a step that is made at a lower loss scale, or a result
-        that is computed again."""
+        """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
         return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
 
-    def _reach(self, values: Sequence[Companions], name: str, *, used: bool = True) -> None:
+    def _reach(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
-            self._reached.note(key, name, used=used)
+            self._reached.note(key, name, reported=reported)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
 
@@ -300,6 +295,7 @@ class Judge:
             self._suspects.add(companions, BLURRED, fault)
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
+            self._reached.repeat(where, exact)
             drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
@@ -327,6 +323,7 @@ class Judge:
             return
         fault = self._suspects.origin_of(result, call, tensor, before, self._store)
         self._recurrence.note(fault, accumulates=accumulates)
+        self._reached.lose(fault, exact)
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
@@ -356,7 +353,7 @@ class Judge:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
-            self._reached.note(key, name, used=False)
+            self._reached.note(key, name)
         causes = list(self._suspects.of(before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)

@@ -157,23 +157,16 @@ class Shadow(DispatchMode):
             known = self.store.of(tensor).unit if has_companions(tensor) else roundoff(tensor.dtype)
             return Reference(self.exact(tensor).clone(), self.moved(tensor).clone(), known)
 
-    def reach(
-        self,
-        outputs: Mapping[str, torch.Tensor],
-        gradients: Mapping[str, torch.Tensor] | None = None,
-        *,
-        used: bool = True,
-    ) -> None:
+    def reach(self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor] | None = None) -> None:
         """Record which faults are left in outputs (results, weights, buffers), and in gradients of one step.
 
-        The error of a gradient counts by its share of the norm of all `gradients` together. used: False where the run
-        may still test the outputs, and discard what is not finite.
+        The error of a gradient counts by its share of the norm of all `gradients` together.
         """
         if self.judge is not None:
             weights = {name for name, tensor in outputs.items() if isinstance(tensor, torch.nn.Parameter)}
             with _aside():
                 results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
-                self.judge.reach(results, grads, weights, used=used)
+                self.judge.reach(results, grads, weights)
 
     def _reach_ends(self) -> None:
         """Record what is left in the modules that ran, and in values that no op has used."""
@@ -185,7 +178,7 @@ class Shadow(DispatchMode):
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}
-        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()}, used=False)
+        self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
 
     def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
         """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""

@@ -2,7 +2,8 @@
 
 A `GradScaler` skips a step whose gradients are not finite, and lowers the scale: an overflow does no harm by that, once
 a step with the same gradients is made. Where steps were made before, the run may also end while the scale comes down.
-A scaler that the code has of its own tests gradients and discards them: nothing but the test has read them.
+Code that has a loss scale of its own tests gradients and discards them. So does code that computes a result again in a
+wider format where it is not finite.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
+import torch
+
+from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import Key
-from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.shadow.faults import OVERFLOW, Fault
 
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
 """The shapes of the gradients that a scaler unscales together."""
@@ -29,6 +33,8 @@ class Reached:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._unused: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._tested: set[Key] = set()
+        self._lost: defaultdict[tuple[str, torch.Size], dict[Key, tuple[float, float]]] = defaultdict(dict)
+        self._repeated: set[Key] = set()
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
@@ -37,18 +43,17 @@ class Reached:
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
         skipped = [keys[key] for steps, keys in self._skipped.items() if key in keys and not self._passes(steps, key)]
-        others = self._by_key.get(key, {}), self._unused.get(key, {})
-        return {name: share for reached in (*skipped, *others) for name, share in reached.items()}
+        unused = {} if key in self._tested & self._repeated else self._unused.get(key, {})
+        return {name: s for reached in (*skipped, self._by_key.get(key, {}), unused) for name, s in reached.items()}
 
-    def note(self, key: Key, name: str, share: float = 1.0, *, used: bool = True) -> None:
+    def note(self, key: Key, name: str, share: float = 1.0, *, reported: bool = False, discarded: bool = False) -> None:
         """Record that a fault reached something; of several shares, the largest.
 
-        used: False for what the run tests or reports and has no other use for.
+        reported: a number that leaves the run, such as the norm of all gradients. discarded: what nothing has read.
         """
-        places = [keys[key] for keys in self._skipped.values() if key in keys] or [self._by_key[key]]
-        if not used and isinstance(key, tuple) and key[0] == OVERFLOW:
-            places = [self._unused[key]]
-        for place in places:
+        unused = isinstance(key, tuple) and key[0] == OVERFLOW and (discarded or (reported and _is_backward(key)))
+        places = [keys[key] for keys in self._skipped.values() if key in keys]
+        for place in places or [self._unused[key] if unused else self._by_key[key]]:
             place[name] = max(share, place.get(name, 0.0))
 
     def discard(self, keys: Collection[Key], *, scaled: bool) -> None:
@@ -58,7 +63,7 @@ class Reached:
         """
         for key in keys:
             if not (scaled and _is_backward(key)):
-                self.note(key, "a tensor that no later op read", used=False)
+                self.note(key, "a tensor that no later op read", discarded=True)
 
     def unscale(self, call: Call, keys: Collection[Key]) -> float:
         """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale."""
@@ -93,9 +98,19 @@ class Reached:
         self._tested.update(keys)
 
     def unused(self, key: Key) -> bool:
-        """Whether all that a fault made infinite or NaN was tested and discarded, in backward also if only reported."""
-        known = key in self._unused and (_is_backward(key) or key in self._tested)
-        return known and self.of(key).keys() == self._unused[key].keys()
+        """Whether all that a fault of backward made infinite or NaN was reported or discarded."""
+        return _is_backward(key) and key in self._unused and self.of(key).keys() == self._unused[key].keys()
+
+    def lose(self, fault: Fault, exact: torch.Tensor) -> None:
+        """Note a result of forward that is not finite, which the run may compute again."""
+        if fault.kind == OVERFLOW and not _is_backward(fault.key):
+            self._lost[fault.where.op, exact.shape][fault.key] = _sums(exact)
+
+    def repeat(self, where: Where, exact: torch.Tensor) -> None:
+        """Note a result that is within its bound: what an op lost elsewhere if it is the same in float64."""
+        for key, sums in self._lost.get((where.op, exact.shape), {}).items() if self._lost else ():
+            if isinstance(key, tuple) and key[1] != where and sums == _sums(exact):
+                self._repeated.add(key)
 
     def _passes(self, gradients: Gradients, key: Key) -> bool:
         """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""
@@ -104,3 +119,8 @@ class Reached:
 
 def _is_backward(key: Key) -> bool:
     return isinstance(key, tuple) and key[1].phase == "backward"
+
+
+def _sums(exact: torch.Tensor) -> tuple[float, float]:
+    """The sum of values and the norm of them, by which the same result is known again."""
+    return float(exact.real.sum()), float(torch.linalg.vector_norm(exact))

@@ -43,7 +43,7 @@ class Recurrence:
         self._runs: dict[tuple[Where, tuple[int, ...]], int] = {}
         self._rates: dict[Key, _Rate] = {}
         self._recurrent: set[Key] = set()
-        self._overflows: dict[tuple[Key, tuple[int, ...]], tuple[int, int]] = {}
+        self._overflows: dict[Key, tuple[int, int]] = {}
 
     def count(self, where: Where, shape: tuple[int, ...]) -> None:
         """An op ran at this place, with a result of this shape: the parameters of an optimizer share one place."""
@@ -54,7 +54,7 @@ class Recurrence:
         runs = self._runs.get((fault.where, fault.shape), 0)
         seen = fault.examination
         if fault.kind == OVERFLOW:
-            self._overflows[fault.key, fault.shape] = self._overflows.get((fault.key, fault.shape), (0, 0))[0] + 1, runs
+            self._overflows[fault.key] = self._overflows.get(fault.key, (0, 0))[0] + 1, self._executions(fault.key)
         far = seen.lost or seen.error > _FAR * seen.limit
         if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
             self._recurrent.add(fault.key)
@@ -70,24 +70,10 @@ class Recurrence:
         return key in self._recurrent or key not in self._rates
 
     def recovers(self, key: Key) -> bool:
-        """Whether an op that overflowed gave finite results at its latest execution, or at most of them.
+        """Whether an op that overflowed gave finite results, of any shape, at its last execution or at most of them."""
+        times, latest = self._overflows.get(key, (0, 0))
+        runs = self._executions(key)
+        return runs > latest or runs > 2 * times
 
-        In forward also whether the same op gives such results elsewhere, as where a product is repeated in float32.
-        """
-        assert isinstance(key, tuple)
-        where: Where = key[1]
-        for (overflowed, shape), (times, latest) in self._overflows.items():
-            runs = self._runs.get((where, shape), 0)
-            if overflowed != key or runs > latest or runs > 2 * times:
-                continue
-            if where.phase == "backward" or not any(self._is_finite(other, where, shape) for other in self._runs):
-                return False
-        return True
-
-    def _is_finite(self, place: tuple[Where, tuple[int, ...]], where: Where, shape: tuple[int, ...]) -> bool:
-        """Whether a place other than `where` has the same op, no cast, with results of this shape that are finite."""
-        other, its_shape = place
-        if other.op == "aten::_to_copy":
-            return False
-        same = other != where and (other.op, other.phase, its_shape) == (where.op, where.phase, shape)
-        return same and not any(key[1] == other for key, _ in self._overflows if isinstance(key, tuple))
+    def _executions(self, key: Key) -> int:
+        return sum(runs for (where, _), runs in self._runs.items() if isinstance(key, tuple) and where == key[1])

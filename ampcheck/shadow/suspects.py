@@ -120,7 +120,7 @@ def missing_terms(
         if not suspect or bool(term.any()) or any(term is t for t in call.written):
             continue
         if call.written:
-            part = store.exact(term).expand(total.shape) * call.argument("alpha", 1)
+            part = store.exact(term).expand(total.shape) * (call.argument("alpha", 1) if term is call.args[1] else 1)
         else:
             part = total - _Without(store, term).run(call)
         share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -178,29 +177,32 @@ class Lineage(DispatchMode):
         backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
         self._after_backward |= backward
         recorded = recorded or backward
-        notes: list[_Note] = []
-        forms: list[Form] = []
-        with self._aside(call):
-            notes, forms = self._plan(call, recorded)
-            for watch in self._additions:
-                watch.before(call, self)
+        planned: tuple[list[_Note], list[Form]] | None = None
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            try:  # what cannot be followed must not pose as a failure of the run
+                plan = self._plan(call, recorded)
+                for watch in self._additions:
+                    watch.before(call, self)
+                planned = plan
+            except OP_ERRORS as error:
+                self._miss(call, error)
         call.out = func(*args, **kwargs)
-        with self._aside(call):
-            results = enumerate(leaves(call.out) if forms else ())
-            for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
-                self._note(call, *note)
-            for watch in self._additions:
-                watch.after(call, self, users_line(sys._getframe()))
-        return call.out
-
-    @contextmanager
-    def _aside(self, call: Call) -> Iterator[None]:
-        """Look at an op outside of any mode; what cannot be looked at must not pose as a failure of the run."""
+        if planned is None:
+            return call.out
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
             try:
-                yield
+                notes, forms = planned
+                results = enumerate(leaves(call.out) if forms else ())
+                for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
+                    self._note(call, *note)
+                for watch in self._additions:
+                    watch.after(call, self, users_line(sys._getframe()))
             except OP_ERRORS as error:
-                self.unfollowed[f"{call.schema.title} is not followed through sums: {brief(error)}"] += 1
+                self._miss(call, error)
+        return call.out
+
+    def _miss(self, call: Call, error: Exception) -> None:
+        self.unfollowed[f"{call.schema.title} is not followed through sums: {brief(error)}"] += 1
 
     def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
         """What to note of the tensors that an op writes, and the forms of those that it will return.

@@ -168,20 +168,20 @@ def test_exceptions_that_all_vanish_are_found_though_each_is_a_near_tie(wide: bo
     assert audit(drop).failed is not wide
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["float16", "float32"])
-def test_bins_that_are_narrower_than_the_spacing_of_the_format_are_found(wide: bool) -> None:
-    def histogram() -> torch.Tensor:
-        energy = 1990 + 20 * torch.rand(4000, generator=torch.Generator().manual_seed(0))
-        energy = energy if wide else energy.half().float()
-        return torch.bincount(torch.bucketize(energy, torch.arange(1990, 2010, 0.25)), minlength=81)
-
-    assert audit(histogram).failed is not wide
-
-
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 def test_a_few_near_ties_among_exceptions_are_none(share: float) -> None:
     def above() -> torch.Tensor:
         x = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
         return (x.sigmoid() > share).float().mean()
+
+    assert not audit(above).failed
+
+
+def test_sums_that_are_one_but_for_rounding_are_no_exceptions() -> None:
+    def above() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        shares = torch.randn(256, 32, generator=generator).bfloat16().softmax(-1)
+        directions = F.normalize(torch.randn(256, 64, generator=generator).half(), dim=-1)
+        return (shares.sum(-1) > 1).float().mean() + ((directions * directions).sum(-1) > 1).float().mean()
 
     assert not audit(above).failed

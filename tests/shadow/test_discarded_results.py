@@ -37,27 +37,85 @@ def test_a_product_that_overflows_and_is_repeated_in_float32_passes(name: str) -
     assert "overflow" in _failed(audit(lambda: product(repeats=False)))
 
 
-def test_a_batch_whose_loss_is_not_finite_is_left_out_and_a_loop_that_leaves_out_all_fails() -> None:
-    def train(broken: int) -> None:
+def test_a_loop_that_leaves_out_every_batch_fails() -> None:
+    def train() -> None:
         torch.manual_seed(0)
-        model = nn.Linear(8, 8)
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(16, 8)
+        with torch.no_grad():
+            model[2].weight.mul_(1e5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for number in range(12):
-            x = torch.randn(16, 8)
+        for _ in range(12):
             with torch.autocast("cpu", torch.float16):
-                output = model(x * (1e5 if number % 4 < broken else 1.0))
-                loss = F.mse_loss(output.float(), x)
+                loss = F.mse_loss(model(x).float(), x)
             if not torch.isfinite(loss):
                 continue
             optimizer.zero_grad()
-            (loss * 256).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.grad /= 256
+            loss.backward()
             optimizer.step()
 
-    assert "overflow" not in _failed(audit(lambda: train(1)))
-    assert "overflow" in _failed(audit(lambda: train(4)))
+    assert "overflow" in _failed(audit(train))
+
+
+def test_results_that_are_tested_and_used_all_the_same_fail() -> None:
+    def evaluate(keeps: Callable[[Tensor], object]) -> list[object]:
+        torch.manual_seed(0)
+        model, kept = nn.Linear(8, 8).half(), []
+        with torch.no_grad():
+            model.weight.mul_(8)
+        for number in range(10):
+            output = model(torch.randn(16, 8).half() * (1e4 if number < 4 else 1))
+            bool(torch.isfinite(output).all())
+            kept.append(keeps(output))
+        return kept
+
+    for keeps in (lambda y: y, lambda y: y.argmax(-1), lambda y: y.tolist()):
+        assert "overflow" in _failed(audit(lambda keeps=keeps: evaluate(keeps)))
+
+
+def test_results_that_are_tested_and_never_computed_again_fail() -> None:
+    def products() -> list[Tensor]:
+        torch.manual_seed(0)
+        kept = []
+        for number in range(10):
+            product = (torch.randn(8, 8) * (400 if number < 3 else 1)).half() @ (torch.randn(8, 8) * 400).half()
+            if torch.isfinite(product).all():
+                kept.append(product)
+        return kept
+
+    assert "overflow" in _failed(audit(products))
+
+
+def test_batches_of_different_lengths_whose_norm_is_logged_pass() -> None:
+    def train(scaler: torch.amp.GradScaler | None) -> list[float]:
+        torch.manual_seed(0)
+        model, norms, scale = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), [], 2.0**20
+        with torch.no_grad():
+            model[2].weight.mul_(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for length in range(7, 27, 2):
+            x = torch.randn(length, 8)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = F.mse_loss(model(x).float(), x)
+            (loss * scale if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            elif norms[-1] == norms[-1] and norms[-1] != float("inf"):
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= scale
+                optimizer.step()
+            else:
+                scale /= 4
+        return norms
+
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=2.0**20), None):
+        run = audit(lambda scaler=scaler: train(scaler))
+        assert "overflow" not in _failed(run), [f.message for f in run.of(Verdict.FAIL)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -90,3 +148,13 @@ def test_an_update_that_vanishes_in_half_before_it_reaches_a_float32_weight_is_f
 
     found = _failed(audit(train)) & {"flush", "silent-zero"}
     assert bool(found) is not wide
+
+
+def test_an_update_that_no_format_could_add_is_none() -> None:
+    def decay() -> None:
+        weight = nn.Parameter(torch.linspace(0.5, 1.5, 64))
+        with torch.no_grad():
+            for _ in range(4):
+                weight.sub_((weight.half() * 1e-9).float())
+
+    assert not _failed(audit(decay))

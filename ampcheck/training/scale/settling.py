@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
@@ -65,12 +65,13 @@ def oscillation(stats: LossScaleStats) -> list[Finding]:
     """Whether the scale grows beyond what gradients hold as soon as it has fallen, so that many steps are skipped."""
     taken = next((n for n, (_, _, skipped) in enumerate(stats.trajectory) if not skipped), len(stats.trajectory))
     later = stats.trajectory[taken + 1 :]
-    lost = sum(skipped for _, _, skipped in later)
+    grown = (now[2] and now[1] > before[1] for before, now in pairwise(stats.trajectory[taken:]))
+    lost = sum(grown)
     if not stats.enabled or len(later) < COLLAPSE or lost <= _SKIPPED * len(later):
         return []
     message = (
         f"the loss scale must settle where gradients are finite; {lost} of {len(later)} steps after the first that was "
-        f"taken were skipped: the scale grows again at once{skips_text(stats)}"
+        f"taken were skipped as the scale had grown{skips_text(stats)}"
     )
     hint = "let the scale grow seldom: growth_interval=2000 is the default of torch.amp.GradScaler"
     where = first_op(stats, next(step for step, _, skipped in later if skipped))
