@@ -8,7 +8,7 @@ wider format where it is not finite.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
@@ -33,8 +33,8 @@ class Reached:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._unused: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._tested: set[Key] = set()
-        self._lost: defaultdict[tuple[str, torch.Size], dict[Key, tuple[float, float]]] = defaultdict(dict)
-        self._repeated: set[Key] = set()
+        self._lost: defaultdict[tuple[str, torch.Size], dict[tuple[float, float], Key]] = defaultdict(dict)
+        self._missing = Counter[Key]()
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
@@ -43,7 +43,8 @@ class Reached:
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
         skipped = [keys[key] for steps, keys in self._skipped.items() if key in keys and not self._passes(steps, key)]
-        unused = {} if key in self._tested & self._repeated else self._unused.get(key, {})
+        repeated = key in self._tested and self._missing.get(key) == 0
+        unused = {} if repeated else self._unused.get(key, {})
         return {name: s for reached in (*skipped, self._by_key.get(key, {}), unused) for name, s in reached.items()}
 
     def note(self, key: Key, name: str, share: float = 1.0, *, reported: bool = False, discarded: bool = False) -> None:
@@ -103,14 +104,19 @@ class Reached:
 
     def lose(self, fault: Fault, exact: torch.Tensor) -> None:
         """Note a result of forward that is not finite, which the run may compute again."""
-        if fault.kind == OVERFLOW and not _is_backward(fault.key):
-            self._lost[fault.where.op, exact.shape][fault.key] = _sums(exact)
+        if fault.kind != OVERFLOW or _is_backward(fault.key):
+            return
+        lost, sums = self._lost[fault.where.op, exact.shape], _sums(exact)
+        self._missing[fault.key] += sums not in lost
+        lost.setdefault(sums, fault.key)
 
     def repeat(self, where: Where, exact: torch.Tensor) -> None:
         """Note a result that is within its bound: what an op lost elsewhere if it is the same in float64."""
-        for key, sums in self._lost.get((where.op, exact.shape), {}).items() if self._lost else ():
-            if isinstance(key, tuple) and key[1] != where and sums == _sums(exact):
-                self._repeated.add(key)
+        lost = self._lost.get((where.op, exact.shape)) if self._lost else None
+        key = lost.get(_sums(exact)) if lost else None
+        if lost and isinstance(key, tuple) and key[1] != where:
+            del lost[_sums(exact)]
+            self._missing[key] -= 1
 
     def _passes(self, gradients: Gradients, key: Key) -> bool:
         """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""

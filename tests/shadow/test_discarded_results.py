@@ -72,14 +72,18 @@ def test_results_that_are_tested_and_used_all_the_same_fail() -> None:
         assert "overflow" in _failed(audit(lambda keeps=keeps: evaluate(keeps)))
 
 
-def test_results_that_are_tested_and_never_computed_again_fail() -> None:
+@pytest.mark.parametrize("repeated", [0, 1])
+def test_results_of_which_some_are_never_computed_again_fail(repeated: int) -> None:
     def products() -> list[Tensor]:
         torch.manual_seed(0)
         kept = []
         for number in range(10):
-            product = (torch.randn(8, 8) * (400 if number < 3 else 1)).half() @ (torch.randn(8, 8) * 400).half()
+            left, right = (torch.randn(8, 8) * (400 if number < 3 else 1)).half(), (torch.randn(8, 8) * 400).half()
+            product = left @ right
             if torch.isfinite(product).all():
                 kept.append(product)
+            elif number < repeated:
+                kept.append(left.float() @ right.float())
         return kept
 
     assert "overflow" in _failed(audit(products))
