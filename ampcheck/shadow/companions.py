@@ -305,13 +305,8 @@ class CompanionStore:
         write_view(tensor, companions.exact.values, tensor)
         write_view(tensor, companions.moved.values, view_of(tensor, companions.exact.values))
         if moves and not tensor.is_complex():
-            self.shake(tensor)
-
-    def shake(self, tensor: torch.Tensor) -> None:
-        """Move a value once more, by its own rounding: what depends on that alone is determined by nothing."""
-        self.of(tensor).own()
-        moved = self.moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
-        write_view(tensor, self.of(tensor).moved.values, moved)
+            moved = self.moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
+            write_view(tensor, companions.moved.values, moved)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
