@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ SPEED = "speed"
 """The command of a task that compares the first version with another."""
 
 UNDECIDED = "undecided"
-"""How a comparison of speed ended that is tried again by the next search."""
+"""How a comparison of speed ended that is tried once more, and again by the next search."""
 
 _OPS = "Overloads under autocast"
 
@@ -80,6 +80,13 @@ class History:
         for finding in result.run.findings:
             found.setdefault(finding.check, set()).add(finding.verdict)
         return {check: verdict for check, known in found.items() if (verdict := decided(known)) is not None}
+
+    def forget_undecided(self, numbers: Iterable[int]) -> bool:
+        """Let the undecided comparisons of speed of some versions be made once more; whether there are any."""
+        undecided = [number for number in numbers if self.results[number].ended == UNDECIDED]
+        for number in undecided:
+            del self.results[number]
+        return bool(undecided)
 
     def called(self, number: int) -> frozenset[str]:
         """The overloads that the target sends through autocast in a version; empty where that was not recorded."""
@@ -148,7 +155,7 @@ class History:
         if not number:
             text = f"the others are compared with {versions.known[0]}"
             return Run(findings=(REGRESSION.passed(name, text, 1, where=WHERE),)), JUDGED, "", None
-        rule = self.speed.rule(comparisons=self.looks - 1)
+        rule = self.speed.rule(comparisons=2 * (self.looks - 1))  # each may be made once more
         base_side, head_side = (Side("", each.name, each.title) for each in (versions.known[0], versions.known[number]))
         with versions.placed(0) as base, versions.placed(number) as head:
             settings = {"device": self.target.device, "mode": self.speed.mode, "precision": self.speed.precision}

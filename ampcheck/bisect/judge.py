@@ -36,7 +36,8 @@ def judge_history(history: History, check: str = "", progress: Progress = silent
         return history.verdicts(number).get(slug)
 
     for number in (0, last):
-        verdict(number, check)
+        if verdict(number, check) is None and history.forget_undecided([number]):
+            verdict(number, check)
         _require_verdict(history, number, check)
     before, after = history.verdicts(0), history.verdicts(last)
     slugs = [check] if check else [slug for slug in before if slug in after]
@@ -108,6 +109,8 @@ def _finding(
     """tables: of what differs between the two versions, by title; they are added here."""
     known, noun, name = history.versions.known, history.versions.noun, history.target.target
     low, high = first_change(len(known), lambda number: verdict(number, slug))
+    if high - low > 1 and history.forget_undecided(range(low + 1, high)):
+        low, high = first_change(len(known), lambda number: verdict(number, slug))
     before, after = verdict(low, slug), verdict(high, slug)
     both = [
         finding for number in (low, high) for finding in history.result(number).run.findings if finding.check == slug

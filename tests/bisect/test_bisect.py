@@ -332,7 +332,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert "revision 0" in texts["base"]
         if "broken" in texts["head"]:
             raise UsageError("the factory raised SyntaxError")
-        spread = 0.5 if "noisy" in texts["head"] else 0.001
+        noisy = "noisy" in texts["head"] and not ("once" in texts["head"] and stats.head.revision in compared[:-1])
+        spread = 0.5 if noisy else 0.001
         rounds = []
         for number in range(4):
             head = scales["head"] * (1 + spread * (-1) ** number)
@@ -372,11 +373,25 @@ def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bise
     assert code == 2
     assert str(run.findings[0].verdict) == "undecided"
     assert f"in {commits[24][:10]} (revision 24) or before it" in run.findings[0].message
-    before = set(timed)
+    before, narrowed = set(timed), {commits[number][:10] for number in range(20, 24)}
+    assert {name for name in timed if timed.count(name) == 2} >= narrowed
+    assert max(timed.count(name) for name in timed) == 2
     timed.clear()
     bisect(models, *RANGE, "--speed")
     assert {commits[number][:10] for number in range(18, 24)} <= set(timed) <= before
     assert set(timed) <= {commits[number][:10] for number in noisy}
+
+
+@pytest.mark.parametrize("noisy", [(39,), (19,), (20,), range(1, 40)], ids=str)
+def test_a_comparison_that_noise_kept_undecided_once_is_made_again(
+    bisect: Any, timed: list[str], noisy: Sequence[int]
+) -> None:
+    models = planted(40, 20, after=1.2)
+    for number in noisy:
+        models[number] += "# noisy once\n"
+    code, run, _, commits = bisect(models, *RANGE, "--speed")
+    assert code == 1
+    assert f"in {commits[20][:10]} (revision 20); the commit before it" in run.findings[0].message
 
 
 def test_a_commit_that_cannot_be_timed_is_left_out(bisect: Any, timed: list[str]) -> None:
