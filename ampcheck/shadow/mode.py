@@ -24,6 +24,7 @@ from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.judge import Judge
+from ampcheck.shadow.literals import literals_by_ops
 from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
@@ -108,7 +109,7 @@ class Shadow(DispatchMode):
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
-        for context in (self._scopes.watched(), escapes, threads, *eager):
+        for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
             self._open.enter_context(context)
         try:
             super().__enter__()  # type: ignore[no-untyped-call]

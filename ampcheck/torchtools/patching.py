@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 class _Patch:
     """One wrapper in the place of `owner.name`, for all who listen to its calls."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, equal: bool) -> None:
         self.original = self.call = original
         self.listeners: list[Callable[[Any], Any]] = []
 
@@ -25,10 +25,30 @@ class _Patch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return self.call(*args, **kwargs)
 
-        self.wrapper = wrapper
+        self.wrapper = _Equal(wrapper, original) if equal else wrapper
 
     def compose(self) -> None:
         self.call = functools.reduce(lambda call, make: make(call), self.listeners, self.original)
+
+
+class _Equal:
+    """A wrapper that equals its original: a table of functions has both, though it was made while one was replaced."""
+
+    def __init__(self, wrapper: Callable[..., Any], original: Any) -> None:
+        functools.update_wrapper(self, wrapper)
+        self._original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
 
 
 _patches: dict[tuple[Any, str], _Patch] = {}
@@ -36,15 +56,16 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: bool = False) -> Iterator[None]:
     """`make(original)` in the place of `owner.name`. Blocks may end in any order: the last one restores the original.
 
-    Left alone where another function took its place meanwhile; the wrapper then still calls the original.
+    Left alone where another function took its place meanwhile; the wrapper then still calls the original. equal: the
+    wrapper equals the original, for functions that PyTorch keeps in tables, such as those that make tensors.
     """
     with _lock:
         patch = _patches.get((owner, name))
         if patch is None or getattr(owner, name) is not patch.wrapper:
-            patch = _patches[owner, name] = _Patch(getattr(owner, name))
+            patch = _patches[owner, name] = _Patch(getattr(owner, name), equal)
             setattr(owner, name, patch.wrapper)
         patch.listeners.append(make)
         patch.compose()
