@@ -7,6 +7,7 @@ A release of PyTorch for this Python is an environment over the packages of this
 another Python everything is installed. The newest patch of each release is used. Tests that need a newer PyTorch say so
 by the marker `needs_torch`; what they say is the second table. With --json each pair is kept, and an interrupted script
 goes on from there; --again runs the pairs named in it once more. --prune removes each environment after its use.
+--stubs takes no libraries of CUDA, which need several gigabytes, and writes stand-ins: for a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from _cuda_stubs import make_stubs
 from _evidence import markdown_table, write_evidence
 
 from ampcheck.bisect.environments import Environments, published
@@ -41,32 +43,56 @@ def newest_patch(release: str, known: list[str]) -> str:
     return max(patches, key=lambda number: [int(part) for part in number.split(".")], default=release)
 
 
-def interpreter(release: str, python: str, folder: Path) -> str:
+def interpreter(release: str, python: str, folder: Path, stubs: Path | None) -> str:
     """The interpreter with a release of PyTorch and all that the tests need."""
     shared = Environments("torch")
     if python == sys.executable:
-        return shared.python(release)
+        made = shared.python(release)
+        if stubs is not None and release != shared.installed():
+            without_cuda(made, stubs)
+        return made
+    made, complete = str(folder / "bin" / "python"), folder / "complete"
+    if complete.exists():
+        return made
     found = shutil.which(python)
     if found is None:
         raise UsageError(f"there is no {python} on this machine")
-    made = folder / "bin" / "python"
-    commands = [
-        [found, "-m", "venv", str(folder)],
-        [str(made), "-m", "pip", "install", "--quiet", f"torch=={release}", f"{ROOT}[test]"],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no reason"]
-            raise UsageError(f"{' '.join(command[1:4])} failed: {lines[-1]}")
-    return str(made)
+    installed([found, "-m", "venv", str(folder)])
+    install = [made, "-m", "pip", "install", "--quiet"]
+    installed([*install, *["--no-deps"] * (stubs is not None), f"torch=={release}"])
+    if stubs is not None:
+        without_cuda(made, stubs)
+    installed([*install, f"{ROOT}[test]"], {"PIP_NO_DEPS": "0"})
+    complete.touch()
+    return made
 
 
-def tested(python: str, tests: list[str], minutes: float) -> dict[str, Any]:
+def installed(command: list[str], settings: dict[str, str] | None = None) -> None:
+    environment = {**os.environ, **(settings or {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no reason"]
+        raise UsageError(f"{' '.join(command[1:4])} failed: {lines[-1]}")
+
+
+def without_cuda(python: str, stubs: Path) -> None:
+    """Write stand-ins for the libraries of CUDA, install the Triton of this PyTorch, and take the rest off its list."""
+    library = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(library, capture_output=True, text=True, check=True).stdout.strip())
+    make_stubs(packages / "torch", stubs)
+    (record,) = packages.glob("torch-*.dist-info/METADATA")
+    text = record.read_text(encoding="utf-8")
+    for needed in re.findall(r"^Requires-Dist: (triton==\S+)", text, re.MULTILINE):
+        installed([python, "-m", "pip", "install", "--quiet", "--no-deps", needed.rstrip(";")])
+    record.write_text(re.sub(r"^Requires-Dist: (nvidia|cuda)-.*\n", "", text, flags=re.MULTILINE), encoding="utf-8")
+
+
+def tested(python: str, tests: list[str], minutes: float, workers: int) -> dict[str, Any]:
     """Counts of the tests, the first lines of what failed, and the reasons of `needs_torch`."""
     with tempfile.TemporaryDirectory(prefix="ampcheck-versions-") as folder:
         report = Path(folder) / "report.xml"
-        command = [python, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+        command = [python, "-m", "pytest", "-n", str(workers), "-q", "-p", "no:cacheprovider"]
+        command += ["--dist", "worksteal", f"--junitxml={report}", *tests]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": folder}
         try:
             done = subprocess.run(
@@ -115,10 +141,15 @@ def main() -> None:
     parser.add_argument("--pythons", default=sys.executable, help="interpreters by commas (default: this one)")
     parser.add_argument("--tests", default="tests", help="paths below the root, by commas (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=240.0, help="that one run may take (default: %(default)g)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of tests (default: %(default)s)")
+    parser.add_argument("--stubs", type=Path, metavar="FOLDER", help="of stand-ins for CUDA's libraries")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="environments of other Pythons, for the next time")
     parser.add_argument("--again", action="store_true", help="run the pairs once more that the evidence has")
     parser.add_argument("--prune", action="store_true", help="remove each environment after its use")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
+    if options.stubs is not None:  # also of the environments that `ampcheck bisect` makes
+        os.environ |= {"PIP_NO_DEPS": "1", "LD_LIBRARY_PATH": str(options.stubs.resolve())}
     rows: list[dict[str, Any]] = []
     if options.json is not None and options.json.exists():
         rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
@@ -136,7 +167,9 @@ def main() -> None:
             begin = time.perf_counter()
             with tempfile.TemporaryDirectory(prefix="ampcheck-python-", ignore_cleanup_errors=True) as folder:
                 try:
-                    row = tested(interpreter(number, python, Path(folder)), options.tests.split(","), options.minutes)
+                    place = (options.keep or Path(folder)) / f"{version}-{number}"
+                    made = interpreter(number, python, place.resolve(), options.stubs)
+                    row = tested(made, options.tests.split(","), options.minutes, options.workers)
                 except UsageError as error:
                     row = {"why": str(error)}
             if options.prune:
