@@ -48,13 +48,18 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
-    seen = fault.examination
+    seen, top = fault.examination, format_of_values(fault.dtype).max
     message = (
         f"finite inputs must give finite outputs; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
         f"{source_text(stats, fault.where)} became inf or NaN in {fault.dtype}, and are finite in float64; "
         f"{range_text(fault)}"
     )
-    top = format_of_values(fault.dtype).max
+    if seen.saturated:
+        message = (
+            f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
+            f"{source_text(stats, fault.where)} are {top:g}, the largest of {fault.dtype}, where float64 reaches "
+            f"{fault.exact_amax:.3g}"
+        )
     if fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
         hint = (
             "every gradient grows with the loss: let torch.amp.GradScaler lower the loss scale (here "

@@ -39,6 +39,10 @@ advantages, a correlation. Its odds to be a thousandth of its terms are about th
 _GONE = 0.25
 """The relative error of a value from which less than two bits of it are right."""
 
+_CUT = 1.25
+"""The magnitude, in units of the largest number of a format, from which a cast that saturates loses values. Block
+scales that are powers of two leave values up to 1.14 times that number, which lose no more than rounding takes."""
+
 _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 """The slack of groups of so few elements that one sample of their spread may be small by chance: Student's t at 1 %."""
 
@@ -56,7 +60,8 @@ JUDGED_UNIT = 2.0**-12
 class Examination:
     """What became of one value.
 
-    lost: elements that are not finite although their exact companions are; masked: all of these are negative infinities
+    lost: elements that are not finite although their exact companions are, or that a cast to 8 bits, `saturated`, cut
+    off far below them; masked: all of these are negative infinities
     where exact is next to the lowest number. flagged: groups beyond their bounds, of `groups`. error, spread: relative
     norms of the worst flagged group, else of the whole. limit: the bound of that group. impact: the norm of the errors
     of flagged groups relative to the norm of exact. flushed: the share of that error in elements below the normal
@@ -68,6 +73,7 @@ class Examination:
     lost: int = 0
     nan: int = 0
     masked: bool = False
+    saturated: int = 0
     flagged: int = 0
     groups: int = 1
     error: float = 0.0
@@ -165,6 +171,8 @@ def look(
     """
     if unit < JUDGED_UNIT:
         return Look(math.isfinite(value.sum().item()))
+    if value.dtype.itemsize == 1 and bool(_cut_off(value, exact).any()):
+        return Look(False)
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
@@ -223,6 +231,12 @@ def _difference(reference: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value - reference if value.dtype.itemsize > 2 else value.to(torch.float32).sub_(reference)
 
 
+def _cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Values of 8 bits that are the largest of their format where exact is far larger: PyTorch's casts saturate."""
+    top = format_of(value.dtype).max
+    return (value.double().abs() == top) & exact.isfinite() & (exact.abs() >= _CUT * top)
+
+
 def examine(
     value: torch.Tensor,
     exact: torch.Tensor,
@@ -250,6 +264,10 @@ def examine(
     wide, moved = value.double(), moved.double()
     finite, known = wide.isfinite(), exact.isfinite()
     lost_here = ~finite & known
+    saturated = 0
+    if value.dtype.itemsize == 1:
+        cut = _cut_off(value, exact)
+        lost_here, saturated = lost_here | cut, int(cut.sum())
     lost = int(lost_here.sum())
     masked = False
     if lost:
@@ -287,7 +305,7 @@ def examine(
     unknown = (int(exact.isnan().sum()), int(exact.isinf().sum())) if not bool(known.all()) else (0, 0)
     if not flagged:
         spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
-        result = Examination(value.numel(), lost, nan, masked, 0, size.numel(), spans[0], spans[1])
+        result = Examination(value.numel(), lost, nan, masked, saturated, 0, size.numel(), spans[0], spans[1])
         return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
     worst_size = max(float(size[worst]), 1e-300)
@@ -302,6 +320,7 @@ def examine(
         lost,
         nan,
         masked,
+        saturated,
         flagged,
         size.numel(),
         float(error[worst]) / worst_size,

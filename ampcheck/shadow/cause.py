@@ -16,7 +16,7 @@ from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
-from ampcheck.shadow.memory import dtype_name
+from ampcheck.shadow.memory import dtype_name, finite
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
@@ -110,14 +110,14 @@ def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore)
 def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Collection[Companions]) -> bool:
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
-    lost = ~tensor.isfinite() & store.exact(tensor).isfinite()
+    lost = ~finite(tensor) & store.exact(tensor).isfinite()
     results = alone(call, tensor, store, _Mended(store, mended))
-    return any(bool(result.to(tensor.dtype)[lost].isfinite().all()) for result in results)
+    return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
 def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
     """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
-    if call.written or not all(bool(t.isfinite().all()) for t in call.inputs):
+    if call.written or not all(bool(finite(t).all()) for t in call.inputs):
         return False
     return not survives(call, tensor, store, [c for c in before if c.faults])
 

@@ -19,6 +19,7 @@ from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
+from ampcheck.shadow.memory import finite
 from ampcheck.shadow.suspects import ERROR
 
 _ZERO = 2.0**-30
@@ -107,7 +108,7 @@ def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Compani
 
 def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
     """Let a value that is not finite in float64 alone, where the error is zero, be that of the run, undetermined."""
-    if not bool(tensor.isfinite().all()) or bool(store.exact(tensor).isfinite().all()):
+    if not bool(finite(tensor).all()) or bool(store.exact(tensor).isfinite().all()):
         return False
     store.lift(tensor)
     store.moved(tensor).mul_(1 + _FAR * MOVE / companions.unit)

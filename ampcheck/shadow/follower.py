@@ -10,6 +10,7 @@ from ampcheck.core.errors import brief
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
 from ampcheck.shadow.rules import RULES
 from ampcheck.torchtools.source import op_name
@@ -95,7 +96,7 @@ class Follower:
         if not any(companions.faults for companions in before):
             return
         for tensor in call.written + call.fresh:
-            lost = ~tensor.isfinite()
+            lost = ~finite(tensor)
             if bool(lost.any()):
                 self._store.to_write(tensor)
                 for side in self._sides:

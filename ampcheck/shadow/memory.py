@@ -14,6 +14,11 @@ PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.c
 """The dtype of the two parts of a complex element."""
 
 
+def finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements are finite; PyTorch has no kernel for 8 bits."""
+    return (tensor if tensor.dtype.itemsize > 1 else tensor.to(torch.float32)).isfinite()
+
+
 def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """The part of flat companions that belongs to a tensor, with its shape, strides and conjugation."""
     if tensor.is_complex():

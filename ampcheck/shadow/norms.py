@@ -9,6 +9,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
+from ampcheck.shadow.memory import finite
 
 _PART = 1 << 22
 """Elements of a part."""
@@ -37,8 +38,8 @@ def relative_error(tensor: torch.Tensor, store: CompanionStore) -> float:
     """The norm of the errors relative to that of exact, of the elements that are finite in both."""
     error = size = 0.0
     for value, exact in _parts(tensor, store):
-        both = exact.isfinite() & value.isfinite()
-        error += square(torch.where(both, value - exact, 0.0))
+        both = exact.isfinite() & finite(value)
+        error += square(torch.where(both, value.double() - exact, 0.0))
         size += square(torch.where(both, exact, 0.0))
     return float(error**0.5 / max(size**0.5, 1e-300))
 

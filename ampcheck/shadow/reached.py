@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import torch
 
+from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import Key
@@ -106,6 +107,9 @@ class Reached:
         """Note a result of forward that is not finite, which the run may compute again."""
         if fault.kind != OVERFLOW or _is_backward(fault.key):
             return
+        seen = fault.examination
+        if seen.saturated and seen.error > 2 * format_of(fault.dtype).unit_roundoff:
+            self.note(fault.key, "the value that was cast", seen.error)  # the bounds of 8 bits excuse it further on
         lost, sums = self._lost[fault.where.op, exact.shape], _sums(exact)
         self._missing[fault.key] += sums not in lost
         lost.setdefault(sums, fault.key)

@@ -8,6 +8,7 @@ import torch
 
 from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.companions import roundoff
+from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rules.registry import restart, rule
 
 rule(
@@ -53,7 +54,7 @@ def _remainder(call: Call, side: Side) -> Any:
     times = ((start - left) / step).round()
     times = times.to(side.dtype)
     result = side.lift(dividend) - times * side.lift(divisor)
-    return torch.where(call.out.isfinite(), result, side.convert(call.out))
+    return torch.where(finite(call.out), result, side.convert(call.out))
 
 
 @rule("frac", "frac_")

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.shadow.call import Call, Side, results_of
+from ampcheck.shadow.memory import finite
 
 Rule: TypeAlias = "Callable[[Call, Side], Any]"
 
@@ -34,17 +35,17 @@ def restart(call: Call, side: Side) -> Any:
     """
     for tensor in call.written:
         companion = side.of(tensor)
-        companion.copy_(torch.where(tensor.isfinite(), tensor, companion))
+        companion.copy_(torch.where(finite(tensor), tensor.to(companion.dtype), companion))
     if call.written:
         return map_results(call.out, lambda tensor: None)  # written above
-    if all(bool(tensor.isfinite().all()) for tensor in call.fresh):
+    if all(bool(finite(tensor).all()) for tensor in call.fresh):
         return map_results(call.out, lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True))
     own = iter(results_of(side.run(call)))
     return map_results(call.out, lambda tensor: _where_finite(tensor, next(own)))
 
 
 def _where_finite(real: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor | None:
-    return None if own is None else torch.where(real.isfinite(), real.to(own.dtype), own)
+    return None if own is None else torch.where(finite(real), real.to(own.dtype), own)
 
 
 def map_results(value: Any, function: Callable[[Any], Any]) -> Any:
