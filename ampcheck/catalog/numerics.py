@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcheck.core.check import Check
-from ampcheck.core.subject import EVERY, MODELS, Kind
+from ampcheck.core.subject import EVERY, MODELS
 
 LOW_PRECISION_ERROR = Check(
     "low-precision-error",
@@ -36,7 +36,7 @@ NONFINITE_REFERENCE = Check(
     "at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.",
     "Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A "
     "wider format does not help.",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 OVERFLOW = Check(
@@ -91,7 +91,7 @@ PRECISION_LOSS = Check(
     "accumulation in the low format.",
     "Compute the inputs of the reported op in float32; subtract before rounding; set precision in "
     "[tool.ampcheck.limits] to accept a larger error.",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 SILENT_ZERO = Check(
@@ -104,7 +104,7 @@ SILENT_ZERO = Check(
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
     "Use an eps within the range of the format, scale before squaring, compute the guard in float32.",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 FLUSH = Check(
@@ -116,7 +116,7 @@ FLUSH = Check(
     "format. Errors below flush * u of the norm are accepted, where u is the unit roundoff.",
     "float16 below 6e-8: gradients of a loss that is not scaled, probabilities, variances of small activations.",
     "Scale the loss (torch.amp.GradScaler), scale the values, use bfloat16, keep the op in float32.",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 INTEGER_CAST = Check(
@@ -129,7 +129,7 @@ INTEGER_CAST = Check(
     "every integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216.",
     "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters in buffers.",
     "Compute with positions in float32 and cast the result.",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 HEADROOM = Check(
@@ -140,7 +140,7 @@ HEADROOM = Check(
     "An op is reported where values grow beyond the limit; constants that pass through unchanged do not count.",
     "Growth along the residual stream, unnormalised scores, a large loss scale.",
     "Normalise or scale, or set headroom in [tool.ampcheck.limits].",
-    subjects=(*MODELS, Kind.CALL),
+    subjects=EVERY,
 )
 
 LOSS_DTYPE = Check(

@@ -11,6 +11,8 @@ from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
 
+_CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
+
 
 def who(stats: NumericsStats) -> str:
     """The subject and its arm, as findings name them."""
@@ -41,6 +43,20 @@ def reach_text(fault: Fault) -> str:
     """Where the damage is left."""
     places = sorted(fault.reaches, key=lambda name: -fault.reaches[name])
     return f"; it reaches {listed(places, 3)}" if places else ""
+
+
+def is_cast(where: Where) -> bool:
+    """Whether an op does nothing but convert values."""
+    return where.op.removesuffix(".default") in _CASTS
+
+
+def mend_cast(where: Where, format_text: str) -> str:
+    """The hint for a cast that overflows. format_text: what it casts to."""
+    here = f"module {where.module}" if where.module else f"{where.file}:{where.line}" if where.file else "that op"
+    return (
+        f"the cast overflows: it is given values beyond the largest of {format_text}; normalise or clamp them before "
+        f"it, or keep {here} in float32 (with torch.autocast(enabled=False) around it)"
+    )
 
 
 def wider(dtype: str) -> str:

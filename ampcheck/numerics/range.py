@@ -11,6 +11,8 @@ from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import (
     faults_of,
     incomplete,
+    is_cast,
+    mend_cast,
     no_gradients,
     op_text,
     passed,
@@ -66,6 +68,8 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
             f"{stats.scale:g}), divide the loss, keep this op in float32, or use {wider(fault.dtype)}; float16 ends at "
             f"{top:.6g}"
         )
+    elif fault.exact_amax > top and is_cast(fault.where):
+        hint = mend_cast(fault.where, f"{fault.dtype} ({top:.6g})")
     elif fault.exact_amax > top:
         hint = (
             "keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "

@@ -171,7 +171,9 @@ class Call:
         if self.name not in ("_to_copy", "clone") or not self.inputs or not self.fresh:
             return False
         source, result = self.inputs[0].dtype, self.fresh[0].dtype
-        return source is result or (1 < source.itemsize < result.itemsize and torch.promote_types(source, result) is result)
+        return source is result or (
+            1 < source.itemsize < result.itemsize and torch.promote_types(source, result) is result
+        )
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""

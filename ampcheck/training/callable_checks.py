@@ -15,13 +15,14 @@ from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.judge import STEPS
-from ampcheck.training.judge_running import judge_running, together
+from ampcheck.training.judge_running import judge_running
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
 from ampcheck.training.tf32.operands import OperandStats, check_operands, measure_operands
+from ampcheck.training.values import VALUES, together
 
-CHECKS = (*(slug for slug in OBSERVABLE if slug != COVERAGE.slug), REDUCE_PRECISION.slug, TF32.slug)
+CHECKS = (*VALUES, REDUCE_PRECISION.slug, TF32.slug)
 
 Runner = Callable[[Callable[[], object]], object]
 

@@ -49,14 +49,15 @@ from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
+from ampcheck.training.values import VALUES, with_values
 
 __all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
 
-_FOLLOWED = frozenset(
+_FOLLOWED = frozenset(VALUES) | frozenset(
     str(check)
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
-        *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.OVERFLOW, of_models.LOSS_DTYPE),
+        *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
     )
 )
 """The checks that compare what steps compute."""
@@ -315,7 +316,7 @@ def judge_training(
             for run in _runs(context, checks, listener.progress):
                 runs.append(run)
                 listener.judged(run)
-    merged = merge(runs)
+    merged = with_values(merge(runs), context.seen.values, bounds, checks, finished=context.seen.steps > 0)
     reported = (f for f in merged.findings if checks is None or f.check in checks or f.check == "coverage")
     title = f"audit of {loop.name}"
     return replace(merged, findings=with_causes(reported), environment=environment(device), title=title)
@@ -372,7 +373,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
     start.restore()
     report("use of autocast")
-    if not fatal and (checks is None or set(checks) - {*CHECKS, "coverage"}):
+    if not fatal and (checks is None or set(checks) - {*CHECKS, *VALUES, "coverage"}):
         with quiet():
             run = judge_use(loop.subject, checks)
         if stopped is not None:  # reported already, with its step and line

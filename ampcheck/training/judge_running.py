@@ -9,7 +9,7 @@ from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import SEVERITY, Coverage, Finding, Run, Verdict, merge
+from ampcheck.core.run import Coverage, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import block_run
 from ampcheck.numerics.stats import NumericsStats
@@ -18,8 +18,8 @@ from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import quiet
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.running import TrainingWatch
+from ampcheck.training.values import together
 
-_BAD = (Verdict.FAIL, Verdict.WARN)
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
 """What is judged here of training that runs once; of `resume` the contents of checkpoints."""
@@ -50,22 +50,6 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
             runs.append(replace(run, findings=tuple(unjudged(run.findings, seen))))
     merged = merge(runs)
     return replace(merged, findings=tuple(f for f in merged.findings if f.check in (*wanted, COVERAGE.slug)))
-
-
-def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
-    """The findings about the values of a block and about its steps, those of one cause once.
-
-    Where both judge a check, what is worse stays; of equal verdicts the values', which name the op.
-    """
-
-    def worst(findings: list[Finding], check: str) -> int:
-        return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
-
-    named = {f.check for f in values if f.verdict in _BAD}
-    named = {check for check in named if worst(values, check) <= worst(steps, check)} - {COVERAGE.slug}
-    kept = [f for f in steps if f.check not in named]
-    ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
-    return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
 
 
 def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str] | None, stats: NumericsStats) -> Run:

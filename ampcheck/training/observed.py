@@ -12,6 +12,8 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
+from ampcheck.numerics.observe import measure_block
+from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
 from ampcheck.training.loop import Role, StepError, TrainingLoop, quiet
@@ -79,7 +81,7 @@ class Observed:
     whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
-    code and other threads, which were not judged.
+    code and other threads, which were not judged. values: what the shadow saw of the ops, where it followed the steps.
     """
 
     subject: str
@@ -101,6 +103,7 @@ class Observed:
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
     unfollowed: Mapping[str, int] = field(default_factory=dict)
+    values: NumericsStats | None = None
 
     @property
     def steps(self) -> int:
@@ -207,7 +210,8 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             seen.ended(taken)
             if seen.stopped is not None:
                 break
-    return seen.result()
+    result = seen.result()
+    return result if following is None else replace(result, values=measure_block(following.shadow, loop.name))
 
 
 def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:

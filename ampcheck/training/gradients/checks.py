@@ -14,6 +14,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
 from ampcheck.core.text import at_scale, counted, listed
+from ampcheck.numerics.findings import is_cast, mend_cast
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -22,7 +23,6 @@ LAST = 3
 
 _LISTED = 5
 _POINTS = 400
-_CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
 _OFF = "torch.autocast(device, enabled=False)"
 
 _ROWS = 40
@@ -138,11 +138,8 @@ def _first_op(place: Where | None) -> str:
 def mend_nonfinite(place: Where) -> str:
     """The hint for an op that makes infinities or NaNs of finite values, by what sort of op it is and where it runs."""
     here = f"module {place.module}" if place.module else f"{place.file}:{place.line}" if place.file else "that op"
-    if place.op.removesuffix(".default") in _CASTS:
-        return (
-            f"the cast overflows: it is given values beyond the largest of the narrow format (65504 in float16); "
-            f"normalise or clamp them before it, or keep {here} in float32 (with {_OFF})"
-        )
+    if is_cast(place):
+        return mend_cast(place, "the narrow format (65504 in float16)")
     if place.module or place.phase == "backward":
         return f"keep {here} in float32 (with {_OFF}, on float32 inputs), or make what {place.op} is given smaller"
     return "compute and sum the loss in float32 (output.float() before it), or take a mean instead of a sum"

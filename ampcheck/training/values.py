@@ -1,0 +1,52 @@
+"""The values of a loop: what the shadow of its steps saw of their ops, beside what is judged of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
+from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.observe import block_run
+from ampcheck.numerics.stats import NumericsStats
+
+VALUES = tuple(slug for slug in OBSERVABLE if slug != COVERAGE.slug)
+"""The checks of the values of steps."""
+
+_BAD = (Verdict.FAIL, Verdict.WARN)
+
+
+def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
+    """The findings about the values of a block and about its steps, those of one cause once.
+
+    Where both judge a check, what is worse stays; of equal verdicts the values', which name the op.
+    """
+
+    def worst(findings: list[Finding], check: str) -> int:
+        return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
+
+    named = {f.check for f in values if f.verdict in _BAD}
+    named = {check for check in named if worst(values, check) <= worst(steps, check)} - {COVERAGE.slug}
+    kept = [f for f in steps if f.check not in named]
+    ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
+    return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
+
+
+def with_values(
+    steps: Run, stats: NumericsStats | None, limits: Limits, checks: Collection[str] | None, *, finished: bool
+) -> Run:
+    """The run of a loop with the findings about the values of its steps.
+
+    stats: None where these were not followed. finished: whether a step came to its end; else no check passes.
+    """
+    wanted = [slug for slug in VALUES if checks is None or slug in checks]
+    if stats is None or not wanted:
+        return steps
+    values = block_run(stats, limits, wanted)
+    found = [finding for finding in values.findings if finding.check in wanted]
+    judged = {finding.check for finding in steps.findings}
+    found = [f for f in found if f.verdict is not Verdict.PASS or (f.check not in judged and finished)]
+    both = merge([steps, replace(values, findings=())])
+    return replace(both, findings=tuple(together(found, list(steps.findings))), title=steps.title)
