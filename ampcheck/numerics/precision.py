@@ -80,7 +80,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     judged = [error for error in stats.of("output", "gradient") if error.known]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
-    worst = max(judged, key=lambda error: error.times)
+    worst = max(judged, key=lambda error: (not error.negligible, error.times))
     limit = worst.limit * limits.precision / PRECISION
     return [passed(stats, check, within_text(worst), len(judged), worst.error, limit, "relative error")]
 

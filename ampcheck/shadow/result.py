@@ -154,6 +154,12 @@ class ResultError:
         return self.eager is not None and self.limit <= 0.5
 
     @property
+    def negligible(self) -> bool:
+        """Whether it is a gradient whose error is no more than a rounding of all gradients of the call together."""
+        small = self.kind == "gradient" and self.share <= FLOOR * self.unit
+        return small and not (self.determined and self.at_fault)
+
+    @property
     def ruined(self) -> bool:
         """Whether nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
         lost = self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
@@ -189,8 +195,7 @@ class ResultError:
             return self.at_fault  # digits of float32, of which the rows are judged beside eager mode
         if not self.known or self.error <= self.limit * precision / PRECISION:
             return False
-        small = self.share <= FLOOR * self.unit and not (self.determined and self.at_fault)
-        return self.kind != "gradient" or not small
+        return not self.negligible
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip() + (f" at step {self.step}" if self.step else "")

@@ -307,7 +307,7 @@ def judge_training(
     loop.settled = settled
     loop.horizon = horizon or loop.horizon
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
-    wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
+    wanted = frozenset(slug for slug in (*CHECKS, *VALUES) if checks is None or slug in checks)
     with loop.preserved() as start:
         device = device if torch.device(device).type != "cpu" else loop.device_type
         context = Context(loop, start, bounds, wanted, count, device)
