@@ -179,6 +179,9 @@ def _default_device() -> torch.device:
 
 def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device == torch.device("cpu") else device)  # None: as if none was ever chosen
+    chosen = torch._GLOBAL_DEVICE_CONTEXT
+    if getattr(chosen, "device_context", chosen) is None:  # with which PyTorch 2.6 cannot read the default device
+        del chosen.device_context
 
 
 _DETERMINISTIC = ("default", "warn", "error")

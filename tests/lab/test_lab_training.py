@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor.exc import InvalidCxxCompiler, TritonMissing
+from torch._inductor import exc
 
 from ampcheck import demo
 from ampcheck.core.run import Verdict, Where
@@ -214,7 +214,8 @@ def test_a_short_measurement_trains_what_was_asked_and_times_it() -> None:
 
 def compilers(inner: Exception) -> Exception:
     """An exception as Dynamo hands on those of its backend."""
-    return BackendCompilerFailed(torch.compile, inner, None)
+    frame = (None,) * (BackendCompilerFailed.__init__.__code__.co_argcount - 3)  # PyTorch 2.7 and later
+    return BackendCompilerFailed(torch.compile, inner, *frame)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +223,12 @@ def compilers(inner: Exception) -> Exception:
     [
         (RuntimeError("mat1 and mat2 must have the same dtype"), "mat1 and mat2 must have", Verdict.FAIL),
         (RuntimeError("No working C++ compiler found"), "No working C++ compiler", Verdict.FAIL),  # the model's words
-        (compilers(InvalidCxxCompiler()), "No working C++ compiler", Verdict.SKIP),
-        (compilers(TritonMissing(None)), "working triton installation", Verdict.SKIP),
+        (compilers(exc.InvalidCxxCompiler()), "No working C++ compiler", Verdict.SKIP),
+        *(  # PyTorch 2.7 and later
+            (compilers(missing(None)), "working triton installation", Verdict.SKIP)
+            for missing in [getattr(exc, "TritonMissing", None)]
+            if missing is not None
+        ),
     ],
 )
 def test_only_what_this_machine_lacks_is_skipped_and_any_other_error_is_a_failure(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
 from ampcheck.setup.pyproject import read_pyproject, with_targets
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TARGETS = ["tests/test_amp.py:gpt", "train.py:main"]
 TEXTS = {

@@ -30,7 +30,8 @@ from ampcheck.torchtools.unsupported import machine_error
 
 def of_inductor(inner: Exception) -> Exception:
     """An exception as Dynamo hands on those of its backend."""
-    return BackendCompilerFailed(torch.compile, inner, None)
+    frame = (None,) * (BackendCompilerFailed.__init__.__code__.co_argcount - 3)  # PyTorch 2.7 and later
+    return BackendCompilerFailed(torch.compile, inner, *frame)
 
 
 def compile_error(said: str) -> Exception:
