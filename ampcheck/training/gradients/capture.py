@@ -20,9 +20,11 @@ from ampcheck.training.loop import TrainingLoop
 def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
     """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
     and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy. Of a sharded parameter it
-    gets the reduced gradient, after it was added up."""
+    gets the reduced gradient, after it was added up. Where a Function's backward returns None there is no gradient."""
 
-    def note(kind: str, name: str, grad: torch.Tensor) -> None:
+    def note(kind: str, name: str, grad: torch.Tensor | None) -> None:
+        if grad is None:
+            return
         with torch.no_grad(), _disable_current_modes():
             seen(kind, name, grad.detach())
 
@@ -58,9 +60,8 @@ class _Hook:
         self._function(*args)
 
 
-def _reduced(note: Callable[[str, str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> None:
-    if parameter.grad is not None:
-        note("parameter", name, parameter.grad)
+def _reduced(note: Callable[[str, str, torch.Tensor | None], None], name: str, parameter: torch.Tensor) -> None:
+    note("parameter", name, parameter.grad)
 
 
 def _ignore(*_: object) -> None:
