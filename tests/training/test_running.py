@@ -77,6 +77,65 @@ def test_it_ends_after_the_observed_steps() -> None:
     assert ampcheck.audit(trains, steps=5).coverage.seen["steps"] == len(taken) == 5
 
 
+def _by_flags(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.set_autocast_enabled("cpu", True)
+    out: torch.Tensor = model(x)
+    torch.set_autocast_enabled("cpu", False)
+    torch.clear_autocast_cache()
+    return out
+
+
+def _by_hand(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    region = torch.autocast("cpu", torch.bfloat16)
+    region.__enter__()
+    out: torch.Tensor = model(x)
+    region.__exit__(None, None, None)
+    return out
+
+
+def _left_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.autocast("cpu", torch.bfloat16).__enter__()
+    out: torch.Tensor = model(x)
+    return out
+
+
+def _passed_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return _by_hand(model, x)
+    except BaseException as error:
+        raise RuntimeError("no forward") from error
+
+
+@pytest.mark.parametrize(
+    ("forward", "steps", "state"),
+    [
+        (_by_flags, 40, Verdict.SKIP),
+        (_by_hand, 40, Verdict.SKIP),
+        (_passed_on, 40, Verdict.SKIP),
+        (_by_flags, 4, Verdict.PASS),
+        (_left_on, 4, Verdict.FAIL),
+        (_left_on, 40, Verdict.SKIP),
+    ],
+)
+def test_code_that_was_ended_is_not_judged_by_the_state_that_it_left(
+    forward: Callable[[nn.Module, torch.Tensor], torch.Tensor], steps: int, state: Verdict
+) -> None:
+    def trains() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for x, y in loader(steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(forward(model, x).float(), y)
+            loss.backward()
+            optimizer.step()
+
+    run = ampcheck.audit(trains)
+    assert [f.verdict for f in run.findings if f.check == "autocast-state"] == [state]
+    failed = {f.check for f in run.of(Verdict.FAIL)}
+    assert failed - {"autocast-state"} == ({"autocast-scope", "autocast-cache"} if forward is _left_on else set())
+
+
 def test_a_mistake_is_named_at_its_line() -> None:
     line = clip_scaled.__code__.co_firstlineno + 1
     assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line}
