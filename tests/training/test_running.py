@@ -26,11 +26,13 @@ def loader(batches: int = 40) -> torch.utils.data.DataLoader[tuple[torch.Tensor,
 
 
 def train(
-    after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None], batches: int = 40
+    after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None],
+    batches: int = 40,
+    growth_interval: int = 2000,
 ) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=growth_interval)
     for x, y in loader(batches):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
@@ -75,6 +77,46 @@ def test_it_ends_after_the_observed_steps() -> None:
         train(lambda scaler, optimizer, model: taken.append(clip_unscaled(scaler, optimizer, model)))
 
     assert ampcheck.audit(trains, steps=5).coverage.seen["steps"] == len(taken) == 5
+
+
+def _after_reading(limit: Callable[[float], float], clip: str) -> Callable[..., None]:
+    def between(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        getattr(nn.utils, clip)(model.parameters(), limit(scaler.get_scale()))
+
+    return between
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+@pytest.mark.parametrize(
+    ("limit", "grows"),
+    [
+        (lambda scale: 1.0 * scale, False),
+        (lambda scale: 0.1 * scale, False),
+        (lambda scale: 1e-3 * scale, True),
+        (lambda scale: float("inf"), False),
+    ],
+)
+def test_scaled_gradients_may_be_clipped_at_a_limit_that_follows_the_scale(
+    limit: Callable[[float], float], grows: bool, clip: str
+) -> None:
+    run = ampcheck.audit(lambda: train(_after_reading(limit, clip), growth_interval=4 if grows else 2000))
+    assert "scaler-protocol" not in failures(run)
+
+
+@pytest.mark.parametrize(
+    ("limit", "grows"),
+    [
+        (lambda scale: 1.0 / scale, False),
+        (lambda scale: 1.0 / scale, True),
+        (lambda scale: 1.0, False),
+        (lambda scale: 1024.0, True),
+        (lambda scale: 5.0, True),
+    ],
+)
+def test_a_limit_that_does_not_follow_the_scale_fails(limit: Callable[[float], float], grows: bool) -> None:
+    between = _after_reading(limit, "clip_grad_norm_")
+    run = ampcheck.audit(lambda: train(between, growth_interval=4 if grows else 2000))
+    assert failures(run)["scaler-protocol"] == _after_reading.__code__.co_firstlineno + 2
 
 
 def _by_flags(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
