@@ -41,6 +41,7 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
+    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -51,6 +52,7 @@ class Recorder:
         self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
+        self.stepped: dict[int, bool] = {}
         self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
         self._overflow_from, self._after_backward = overflow_from, after_backward
@@ -227,6 +229,8 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
             rounded = tuple(self._rounded.before(optimizer, self._parameters))
+        for parameter in _params(optimizer):
+            self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
