@@ -96,9 +96,10 @@ AUTOCAST_CACHE = Check(
     "dtype of the cast.",
     "Casts of float32 leaves inside a region are followed. When one is used in a forward after its weight was "
     "written to, also through .data, it is compared with the present weight.",
-    "An optimizer step, load_state_dict or weight averaging inside a region; a float16 region inside a bfloat16 "
-    "one that share a weight.",
-    "Change weights outside, call torch.clear_autocast_cache() after the change, or pass cache_enabled=False.",
+    "An optimizer step, load_state_dict or weight averaging inside a region, or after autocast was switched by "
+    "torch.set_autocast_enabled; a float16 region inside a bfloat16 one that share a weight.",
+    "Use `with torch.autocast(...)`, which drops the casts at its end, and change weights outside; or call "
+    "torch.clear_autocast_cache() after the change, or pass cache_enabled=False.",
     unit="uses",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

@@ -87,12 +87,16 @@ SCHEDULER_SKIP = Check(
 SCALE_INVARIANCE = Check(
     "scale-invariance",
     "training",
-    "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
+    "The gradients that an optimizer sees, what the step returns, and what schedulers go by do not depend on the loss "
+    "scale.",
     "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
     "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
-    "than 1e-4 fails.",
+    "than 1e-4 fails. Warns of numbers that the code keeps (in lists, dicts, objects) and that are scaled, besides the "
+    "scale itself and a scaled loss.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
-    "between two optimizers, a logged loss that is divided by the scale after the update.",
+    "between two optimizers, a scheduler that follows the scaled loss, a logged loss that is divided by the scale "
+    "after "
+    "the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
@@ -120,8 +124,9 @@ STAGNATION = Check(
     "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
     "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
-    "where a sum or counter will stop, and where an optimizer's eps is zero in the format. Warns where more than half "
-    "of the updates are lost, and where an average will stand still between 10 % and 20 % of its size away.",
+    "where a sum or counter will stop, where an optimizer's eps is zero in the format, and where a learning rate in a "
+    "tensor of 16 bits is 10 % off its schedule on average. Warns where more than half of the updates are lost, and "
+    "where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
     "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
     "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
@@ -131,7 +136,8 @@ STAGNATION = Check(
     "the spacing divided by 1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its "
     "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there. "
     "Copies of PyTorch's schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of "
-    "the schedule, else 10,000. Compiled code is not measured. A float32 weight was cast between two steps where "
+    "the schedule, else 10,000; for learning rates in 16 bits, in float64 beside them. Compiled code is not measured. "
+    "A float32 weight was cast between two steps where "
     "each element before the second is the rounded value of what the first left, and where, at least once, it took "
     "values that neither a clamp nor a restored state explains; elements that are again what they were before the "
     "first step have lost its update. ampcheck.watch compares 16-bit weights before and after each measured step, and "

@@ -1,4 +1,4 @@
-"""The error that a user of ampcheck can cause, and how exceptions of the user's own code are handled."""
+"""The error that a user of ampcheck can cause, how exceptions of the user's own code are handled, and what ends it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class UsageError(ValueError):
 
 class SubjectError(UsageError):
     """A defect of the subject that shows only when it runs: its step is a coroutine, its loss a vector."""
+
+
+class EnoughSteps(BaseException):
+    """Ends the user's code after the last step that is observed. `except Exception` does not catch it."""
 
 
 def as_result(error: BaseException) -> BaseException:

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.closures import children
+from ampcheck.torchtools.global_state import nesting
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
@@ -74,10 +75,20 @@ class Snapshot:
             yield from tensors_in(vars(owner))
 
     def restore(self) -> None:
-        """Restore everything, also after one part raises; the error is raised in the end."""
+        """Restore everything, also after one part raises; the error is raised in the end.
+
+        Outside of autocast's regions the casts of weights that autocast still keeps are dropped: they are of other
+        values.
+        """
         with ExitStack() as stack:
+            stack.callback(_drop_casts)
             for restore in reversed(self._restores):
                 stack.callback(restore)
+
+
+def _drop_casts() -> None:
+    if not nesting():
+        torch.clear_autocast_cache()
 
 
 @contextmanager

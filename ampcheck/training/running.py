@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.core.errors import as_result
+from ampcheck.core.errors import EnoughSteps, as_result
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
@@ -32,7 +32,7 @@ from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.stopping import EnoughSteps, Stopper
+from ampcheck.training.stopping import Stopper
 
 _STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
@@ -91,7 +91,7 @@ class TrainingWatch:
     """Observes the training that runs inside a block.
 
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
-    `EnoughSteps`, which `call` catches. shadow: follows every op of the block. known: the steps whose loss is known, as
+    `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as
     a backward pass began at one number. ended: whether all steps were observed and others came. horizon: how many steps
     are planned.
     """
@@ -129,16 +129,19 @@ class TrainingWatch:
         return self._result
 
     def call(self, function: Callable[[], object]) -> object:
-        """Call a function inside `watching`, up to its last observed step; None where it was ended there."""
+        """Call a function inside `watching`. Raises `EnoughSteps` where it was ended after its last observed step, also
+        if it returned or raised something else then."""
         self._end = id(sys._getframe())
         try:
             with self._stopper.running():
-                return function()
-        except EnoughSteps:
-            return None
+                result = function()
         except BaseException as error:
             self._finish(as_result(error))
-            raise
+            if not self._stopper.raised:
+                raise
+        if self._stopper.raised:
+            raise EnoughSteps
+        return result
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from ampcheck.core.errors import EnoughSteps
+
 _PATIENCE = 3
 """So many exceptions may be caught, by code that tries a step again, before lines raise them as well."""
 
@@ -21,19 +23,15 @@ _SENTENCE = (
 )
 
 
-class EnoughSteps(BaseException):
-    """Ends code after the last step that is observed. `except Exception` does not catch it."""
-
-
 class Stopper:
     """Raises `EnoughSteps` each time that code goes on after its last step.
 
     Where it is caught, a line that runs next raises it again, outside of the `try` that caught it. Code that catches
-    all of these too ends with its process (exit code 2).
+    all of these too ends with its process (exit code 2). raised: how often it was raised.
     """
 
     def __init__(self) -> None:
-        self._raised = 0
+        self.raised = 0
         self._traced: dict[FrameType, Any] = {}
 
     @contextmanager
@@ -51,14 +49,14 @@ class Stopper:
 
     def stop(self) -> NoReturn:
         """End the code that calls this."""
-        self._raised += 1
-        if self._raised > _CAUGHT:
+        self.raised += 1
+        if self.raised > _CAUGHT:
             if sys.__stderr__ is not None:
                 sys.__stderr__.write(_SENTENCE)
                 sys.__stderr__.flush()
             os._exit(2)
-        if self._raised > _PATIENCE:
-            self._raise_in_lines(*divmod(self._raised - _PATIENCE - 1, 2))
+        if self.raised > _PATIENCE:
+            self._raise_in_lines(*divmod(self.raised - _PATIENCE - 1, 2))
         raise EnoughSteps
 
     def _raise_in_lines(self, left: int, behind: int) -> None:

@@ -420,6 +420,30 @@ def test_a_nested_region_of_another_dtype_that_shares_a_weight_fails() -> None:
     assert "float16" in only(found).message
 
 
+@pytest.mark.parametrize("cleared", [False, True], ids=["kept", "cleared"])
+def test_casts_that_no_region_ever_drops_are_stale_after_the_weights_changed(cleared: bool) -> None:
+    model, data = nn.Linear(4, 1), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        torch.set_autocast_dtype("cpu", BF16)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.set_autocast_enabled("cpu", True)
+            out = model(data)
+            torch.set_autocast_enabled("cpu", False)
+            if cleared:
+                torch.clear_autocast_cache()
+            (out.float() - 1).square().mean().backward()
+            optimizer.step()
+
+    try:
+        found = judged(run)
+    finally:
+        torch.clear_autocast_cache()
+    assert {finding.check for finding in found.of(Verdict.FAIL)} == (set() if cleared else {"autocast-cache"})
+
+
 # --- autocast-bypass
 
 

@@ -13,6 +13,7 @@ from ampcheck.torchtools.saving import MODULE_TABLES, TENSOR_TABLES
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.observed import observe
 
 OF_MODULES = {
     "register_forward_hook": {"with_kwargs": True, "always_call": True},
@@ -103,3 +104,36 @@ def test_our_own_hooks_neither_go_nor_come_back(inside):
     snapshot.restore()
     assert not model[0]._forward_hooks
     assert not model[0].weight._backward_hooks
+
+
+class OnlyOne(torch.autograd.Function):
+    """Passes the gradient of its first input on, and has none for the others."""
+
+    @staticmethod
+    def forward(ctx, first, *others):
+        return first + sum(others)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, *(None,) * (len(ctx.needs_input_grad) - 1)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["a parameter", "the output of a module"])
+def test_a_backward_that_returns_no_gradient_is_no_error(within):
+    model = nn.ModuleDict({"layer": nn.Linear(4, 4), "side": nn.Linear(4, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.ones(2, 4)
+
+    def step(number):
+        optimizer.zero_grad()
+        other = model["side"](data) if within else model["side"].bias
+        loss = OnlyOne.apply(model["layer"](data), other).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    seen = observe(TrainingLoop(as_subject({"model": model, "optimizer": optimizer, "step": step})), 2)
+    assert seen.stopped is None
+    assert model["side"].bias.grad is None
+    assert {loss.name for loss in seen.gradients.gradients} >= {"layer.weight", "layer.bias"}
+    assert not any("side" in loss.name for loss in seen.gradients.gradients)

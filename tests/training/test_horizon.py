@@ -71,3 +71,52 @@ def test_a_horizon_is_of_training_alone() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     with pytest.raises(UsageError, match="horizon= needs a watch of every op"):
         ampcheck.watch(optimizer, horizon=10)
+
+
+def follows(dtype: torch.dtype, schedule: Schedule | None) -> Callable[[], None]:
+    """Trains with a learning rate that a tensor holds."""
+
+    def trains() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3, dtype=dtype), foreach=False)
+        scheduler = schedule(optimizer) if schedule is not None else None
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+
+    return trains
+
+
+def of_rate(trains: Callable[[], None], horizon: int = 3000) -> list[Verdict]:
+    findings = ampcheck.audit(trains, steps=6, horizon=horizon).findings
+    return [f.verdict for f in findings if f.check == "stagnation" and "learning rate" in f.message]
+
+
+DECAYS: dict[str, Schedule] = {
+    "exponential": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999),
+    "warm-up": lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2000),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3000),
+}
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_a_learning_rate_in_16_bits_that_leaves_its_schedule_fails(name: str) -> None:
+    assert of_rate(follows(torch.bfloat16, DECAYS[name])) == [Verdict.FAIL]
+    assert of_rate(follows(torch.float32, DECAYS[name])) == []
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        None,
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 500, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.999**step),
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+    ],
+    ids=["none", "halved", "by a function of the step", "fast"],
+)
+def test_a_learning_rate_in_16_bits_that_follows_its_schedule_is_no_finding(schedule: Schedule | None) -> None:
+    assert of_rate(follows(torch.bfloat16, schedule)) == []

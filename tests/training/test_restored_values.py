@@ -113,3 +113,25 @@ def test_views_of_one_buffer_are_undone_and_stay_views():
 def test_a_lazy_module_that_never_ran_is_a_usage_error():
     with pytest.raises(UsageError, match="run the model once"):
         preserved(reach({"model": nn.LazyLinear(3)})).__enter__()
+
+
+def test_casts_that_autocast_keeps_of_other_weights_are_dropped():
+    model, data = mlp(), torch.ones(2, 16)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+
+    def out():
+        torch.set_autocast_enabled("cpu", True)  # no region, at whose end PyTorch would drop them
+        try:
+            return model(data)
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    torch.clear_autocast_cache()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(data)
+    with preserved(reach({"model": model})):
+        with torch.no_grad():
+            model[0].weight.fill_(0.5)
+        assert not torch.equal(out(), expected)
+    assert torch.equal(out(), expected)
+    torch.clear_autocast_cache()

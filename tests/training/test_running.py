@@ -26,11 +26,13 @@ def loader(batches: int = 40) -> torch.utils.data.DataLoader[tuple[torch.Tensor,
 
 
 def train(
-    after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None], batches: int = 40
+    after_backward: Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], None],
+    batches: int = 40,
+    growth_interval: int = 2000,
 ) -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=growth_interval)
     for x, y in loader(batches):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
@@ -75,6 +77,105 @@ def test_it_ends_after_the_observed_steps() -> None:
         train(lambda scaler, optimizer, model: taken.append(clip_unscaled(scaler, optimizer, model)))
 
     assert ampcheck.audit(trains, steps=5).coverage.seen["steps"] == len(taken) == 5
+
+
+def _after_reading(limit: Callable[[float], float], clip: str) -> Callable[..., None]:
+    def between(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        getattr(nn.utils, clip)(model.parameters(), limit(scaler.get_scale()))
+
+    return between
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+@pytest.mark.parametrize(
+    ("limit", "grows"),
+    [
+        (lambda scale: 1.0 * scale, False),
+        (lambda scale: 0.1 * scale, False),
+        (lambda scale: 1e-3 * scale, True),
+        (lambda scale: float("inf"), False),
+    ],
+)
+def test_scaled_gradients_may_be_clipped_at_a_limit_that_follows_the_scale(
+    limit: Callable[[float], float], grows: bool, clip: str
+) -> None:
+    run = ampcheck.audit(lambda: train(_after_reading(limit, clip), growth_interval=4 if grows else 2000))
+    assert "scaler-protocol" not in failures(run)
+
+
+@pytest.mark.parametrize(
+    ("limit", "grows"),
+    [
+        (lambda scale: 1.0 / scale, False),
+        (lambda scale: 1.0 / scale, True),
+        (lambda scale: 1.0, False),
+        (lambda scale: 1024.0, True),
+        (lambda scale: 5.0, True),
+    ],
+)
+def test_a_limit_that_does_not_follow_the_scale_fails(limit: Callable[[float], float], grows: bool) -> None:
+    between = _after_reading(limit, "clip_grad_norm_")
+    run = ampcheck.audit(lambda: train(between, growth_interval=4 if grows else 2000))
+    assert failures(run)["scaler-protocol"] == _after_reading.__code__.co_firstlineno + 2
+
+
+def _by_flags(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.set_autocast_enabled("cpu", True)
+    out: torch.Tensor = model(x)
+    torch.set_autocast_enabled("cpu", False)
+    torch.clear_autocast_cache()
+    return out
+
+
+def _by_hand(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    region = torch.autocast("cpu", torch.bfloat16)
+    region.__enter__()
+    out: torch.Tensor = model(x)
+    region.__exit__(None, None, None)
+    return out
+
+
+def _left_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.autocast("cpu", torch.bfloat16).__enter__()
+    out: torch.Tensor = model(x)
+    return out
+
+
+def _passed_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return _by_hand(model, x)
+    except BaseException as error:
+        raise RuntimeError("no forward") from error
+
+
+@pytest.mark.parametrize(
+    ("forward", "steps", "state"),
+    [
+        (_by_flags, 40, Verdict.SKIP),
+        (_by_hand, 40, Verdict.SKIP),
+        (_passed_on, 40, Verdict.SKIP),
+        (_by_flags, 4, Verdict.PASS),
+        (_left_on, 4, Verdict.FAIL),
+        (_left_on, 40, Verdict.SKIP),
+    ],
+)
+def test_code_that_was_ended_is_not_judged_by_the_state_that_it_left(
+    forward: Callable[[nn.Module, torch.Tensor], torch.Tensor], steps: int, state: Verdict
+) -> None:
+    def trains() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for x, y in loader(steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(forward(model, x).float(), y)
+            loss.backward()
+            optimizer.step()
+
+    run = ampcheck.audit(trains)
+    assert [f.verdict for f in run.findings if f.check == "autocast-state"] == [state]
+    failed = {f.check for f in run.of(Verdict.FAIL)}
+    assert failed - {"autocast-state"} == ({"autocast-scope", "autocast-cache"} if forward is _left_on else set())
 
 
 def test_a_mistake_is_named_at_its_line() -> None:

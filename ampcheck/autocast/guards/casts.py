@@ -12,7 +12,6 @@ import torch
 
 from ampcheck.autocast.guards.call_sites import CallSite
 from ampcheck.autocast.guards.stats import StaleCast, State
-from ampcheck.autocast.state import nesting
 from ampcheck.torchtools.storage import storage_number
 
 _CAST = torch.ops.aten._to_copy.default
@@ -31,7 +30,9 @@ class _CachedCast:
 class CachedCasts:
     """Which low-precision copies of weights are cached, and what was written to the weights since.
 
-    A float32 leaf that requires a gradient is cast once in an outermost region and the copy is used until that ends.
+    A float32 leaf that requires a gradient is cast once, and the copy is used until the outermost region ends; where
+    autocast was switched on by `torch.set_autocast_enabled` no region ends, and only `torch.clear_autocast_cache` drops
+    it.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class CachedCasts:
         weight = inputs[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
-        if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled() or not nesting():
+        if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled():
             return
         if (storage := storage_number(weight)) is not None:
             self.seen += 1

@@ -22,7 +22,7 @@ from ampcheck.catalog.autocast import AUTOCAST_STATE, POLICY_BANNED
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
@@ -35,8 +35,8 @@ class AutocastObservation:
     """A context that records what `checks` need; `stats()` returns it once the block is left.
 
     checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone nothing is hooked, unless `counted`
-    requires it: settings are read on entry and exit. On exit the settings are restored. Raises `UsageError` for an
-    unknown check.
+    requires it: settings are read on entry and exit. On exit the settings are restored. cut: whether ampcheck itself
+    ended the block, within regions that the code would have left. Raises `UsageError` for an unknown check.
     """
 
     def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:
@@ -47,7 +47,7 @@ class AutocastObservation:
         self._changed: dict[str, tuple[object, object]] = {}
         self._error: BaseException | None = None
         self._open = ExitStack()
-        self.ended = False
+        self.ended = self.cut = False
 
     def __enter__(self) -> AutocastObservation:
         self._before = read_state()
@@ -66,7 +66,8 @@ class AutocastObservation:
         self._recorder.active = False
         self.ended = True
         self._open.close()
-        self._error = error
+        self.cut = isinstance(error, EnoughSteps)
+        self._error = None if self.cut else error
         after = read_state()
         self._changed = changed(self._before, after)
         if after != self._before:
@@ -133,6 +134,8 @@ def judge_call(
     try:
         with observation:
             require_ran(function(), subject_name)
+    except EnoughSteps:
+        pass
     except BaseException as raised:  # noqa: BLE001  # the user's code may raise anything; the run reports it
         error, must_run = as_result(raised), False
     return guard_run(observation, observation.stats(subject_name), error, must_run=must_run)
@@ -144,6 +147,9 @@ def guard_run(
     """The findings about observed code. error: what the code raised, a failure where no check explains it; must_run:
     code in which no op ran fails."""
     findings = check_guard(stats, observation.checks)
+    if observation.cut:
+        cut = AUTOCAST_STATE.skip(stats.subject, "not judged: ampcheck ended the code after its last observed step")
+        findings = [cut if finding.check == AUTOCAST_STATE.slug else finding for finding in findings]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += _coverage(stats, observation, error, must_run)
     unseen = dict(stats.unseen)

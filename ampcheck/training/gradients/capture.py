@@ -17,14 +17,16 @@ from ampcheck.training.loop import TrainingLoop
 
 
 @contextmanager
-def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
+def captured(
+    loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor | None], None], *, outputs: bool
+) -> Iterator[None]:
     """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
     and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy. Of a sharded parameter it
-    gets the reduced gradient, after it was added up."""
+    gets the reduced gradient, after it was added up. It gets None where a Function's backward returns None."""
 
-    def note(kind: str, name: str, grad: torch.Tensor) -> None:
+    def note(kind: str, name: str, grad: torch.Tensor | None) -> None:
         with torch.no_grad(), _disable_current_modes():
-            seen(kind, name, grad.detach())
+            seen(kind, name, None if grad is None else grad.detach())
 
     with ExitStack() as stack:
         for name, parameter in loop.parameters():
@@ -58,7 +60,7 @@ class _Hook:
         self._function(*args)
 
 
-def _reduced(note: Callable[[str, str, torch.Tensor], None], name: str, parameter: torch.Tensor) -> None:
+def _reduced(note: Callable[[str, str, torch.Tensor | None], None], name: str, parameter: torch.Tensor) -> None:
     if parameter.grad is not None:
         note("parameter", name, parameter.grad)
 

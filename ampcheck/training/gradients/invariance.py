@@ -1,7 +1,8 @@
-"""Does the update depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
+"""Does the training depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
 
 The same steps run at scale 1, at a large scale, and with a scale that grows in every step. Their exact companions are
-compared, to which a power of two is exact: gradients, and what the step returns, must be equal to the last digits.
+compared, to which a power of two is exact: gradients, what the step returns, and the numbers that optimizers and
+schedulers go by must be equal to the last digits.
 Whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
 differs in training too.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
+from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
 from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
@@ -47,7 +50,8 @@ _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scale
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What depends on the scale. what: `gradient` or `value`; name: the parameter's; step: the first in which it shows.
+    """What depends on the scale. what: `gradient`, `value`, `state` of an optimizer or scheduler, or `kept`, a number
+    that the code keeps; name: the parameter's or the number's; step: the first in which it shows.
 
     runs: the two that differ. ratio: the norm (the value) in the second over that in the first; error: of their
     difference, relative to the first.
@@ -97,6 +101,9 @@ class _Repetition:
     events: list[Event]
     stopped: StepError | None = None
     scaled: bool = True
+    state: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, float] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)  # those that were scaled
 
     @property
     def end(self) -> int:
@@ -146,6 +153,9 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
         why = "the first step with gradients was skipped at every scale: they are not finite"
         return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")
     differences = [d for other, end in compared for d in _differences(first, other, end)]
+    if not differences:  # else they follow from it
+        differences = [d for other, end in compared if end == _NEVER for d in _of_state(first, other)]
+        differences += _kept_scaled(first, large, scale) if large.end == first.end == _NEVER else []
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for difference in sorted(differences, key=lambda d: -d.error):
@@ -183,6 +193,15 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
                         key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                         run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
+    def note(roots: object, factor: float | None) -> None:
+        if factor is not None:
+            run.losses += [exact(root.detach()) for _, root in tensors(roots)]
+
+    def exact(tensor: torch.Tensor) -> float:
+        with torch.no_grad(), _disable_current_modes():
+            return float(_exact(shadow, tensor).sum())
+
+    recorder.on_backward = note
     with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
@@ -195,6 +214,7 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
         finally:
             handle.remove()
     run.scaled = recorder.scaled
+    run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
     return run
 
 
@@ -243,8 +263,51 @@ def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Diffe
     return [d for d in differences if d.step == earliest]  # later ones follow from it
 
 
+def _of_state(first: _Repetition, other: _Repetition) -> list[Difference]:
+    """The numbers that optimizers and schedulers go by and that differ after the last step, but for the scale."""
+    scales = _scales(other)
+    return [
+        _after_all("state", name, first, other, here, there)
+        for name, here in first.state.items()
+        if (there := other.state.get(name, here)) not in scales and _error(here, there) > _EQUAL
+    ]
+
+
+def _kept_scaled(first: _Repetition, large: _Repetition, scale: float) -> list[Difference]:
+    """The numbers that the code keeps and that are as many times larger as the scale is.
+
+    The code may keep the scale itself, a limit for scaled gradients and a scaled loss.
+    """
+    known = {*_scales(large), *(e.limit for e in large.events if e.limit is not None), *large.losses}
+    return [
+        _after_all("kept", name, first, large, here, there)
+        for name, here in first.kept.items()
+        if here
+        and _error(here * scale, there := large.kept.get(name, here)) <= _EQUAL
+        and all(_error(number, there) > _EQUAL for number in known)
+    ]
+
+
+def _scales(run: _Repetition) -> set[float]:
+    return {scale for event in run.events for scale in (event.scale, event.new_scale) if scale is not None}
+
+
+def _after_all(what: str, name: str, first: _Repetition, other: _Repetition, here: float, there: float) -> Difference:
+    """A difference after the last step."""
+    ratio = there / here if here else math.inf
+    return Difference(what, name, max(first.values, default=0), (first.name, other.name), ratio, _error(here, there))
+
+
+def _error(here: float, there: float) -> float:
+    """The relative distance of two numbers; 0 where neither is finite."""
+    if not (math.isfinite(here) or math.isfinite(there)) or here == there:
+        return 0.0
+    return abs(there - here) / abs(here) if here else math.inf
+
+
 def check_invariance(stats: InvarianceStats) -> list[Finding]:
-    """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
+    """`scale-invariance`: gradients that the optimizer sees, what the step returns, and what optimizers and schedulers
+    go by do not depend on the scale. Warns of numbers that the code keeps and that do."""
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
@@ -264,15 +327,25 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
                     f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
                     "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
                 )
+        elif difference.what == "state":
+            what = f"{difference.name}, which the optimizer goes by,"
+            hint = "give a scheduler the loss before it is scaled"
+        elif difference.what == "kept":
+            what = f"the number {difference.name} that the code keeps"
+            hint = "unscale (scaler.unscale_) before norms of gradients are taken; keep the loss before it is scaled"
         first, second = difference.runs
         how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
+        if math.isinf(difference.ratio):
+            how = f"is 0 with {first}, and not with {second}"
         if math.isnan(difference.ratio):
             how = f"is missing, infinite or NaN with one of {first} and {second}, and not with the other"
         step = f"(exact values, step {difference.step})"
         message = f"the same steps must give the same at every loss scale; {what} {how} {step}"
-        where = Where("update", difference.name.rpartition(".")[0], step=difference.step)
+        module = difference.name.rpartition(".")[0] if difference.what == "gradient" else ""
+        where = Where("update", module, step=difference.step)
         shown = Evidence(where=where, observed=difference.error, limit=_EQUAL, unit="relative", hint=hint)
-        findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))
+        verdict = Verdict.WARN if difference.what == "kept" else Verdict.FAIL  # it may be meant to
+        findings.append(SCALE_INVARIANCE.finding(verdict, stats.subject, message, **shown))
     if findings:
         return findings
     text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.runs)}"

@@ -167,11 +167,12 @@ class GradientWatch:
 
     outputs: those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes
     hooks on modules (compiled code would be compiled again). stats: the gradients of that step; of the first one where
-    every step was skipped.
+    every step was skipped. reached: by the id of each parameter that backward has reached, whether it got a gradient.
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
         self.stats: GradientStats | None = None
+        self.reached: dict[int, bool] = {}
         self.outputs = outputs
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
@@ -198,7 +199,12 @@ class GradientWatch:
                 if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
                     self._replaced.setdefault(name, number)
 
-        def seen(kind: str, name: str, grad: torch.Tensor) -> None:
+        def seen(kind: str, name: str, grad: torch.Tensor | None) -> None:
+            if kind == "parameter":
+                key = id(parameters[name])
+                self.reached[key] = self.reached.get(key, False) or grad is not None
+            if grad is None:
+                return
             values = _parts(grad, shadow)
             if values is None:
                 return

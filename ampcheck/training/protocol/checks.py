@@ -6,6 +6,7 @@ unscale_ once if gradients are read or changed, step each optimizer, update once
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
-from ampcheck.training.protocol.order import never_cleared, stepped_first
+from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
 _LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
@@ -64,7 +65,10 @@ _HINTS: Mapping[str, str] = MappingProxyType(
 
 def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
-    breaches = list(_Order(stats.events).breaches())
+    order = _Order(stats.events)
+    breaches = list(order.breaches())
+    if order.limits_follow():
+        breaches = [breach for breach in breaches if breach.rule != "clip"]
     if not any(breach.rule == "mixed" for breach in breaches):
         breaches += [_Breach("not cleared", event, message) for event, message in never_cleared(stats.events)]
     if stats.stopped is not None:
@@ -223,6 +227,11 @@ class _Order:
         self._scaler = ""
         self._epochs: Counter[str] = Counter()
         self._scalers = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) for e in self._events)
+        self._clips: dict[tuple[str, str, int | None], list[tuple[Event, float]]] = defaultdict(list)
+
+    def limits_follow(self) -> bool:
+        """Whether all clips of scaled gradients did no harm."""
+        return all(map(limits_follow, self._clips.values()))
 
     def breaches(self) -> Iterator[_Breach]:
         last: Event | None = None
@@ -274,7 +283,8 @@ class _Order:
         for name in event.optimizers:
             own = self._gradients[name]
             yield from self._used(name)
-            if own.scales and not own.unscaled:
+            if own.scales and not own.unscaled and event.limit != math.inf:  # which measures the norm alone
+                self._clips[name, event.file, event.line].append((event, own.scales[-1]))
                 message = (
                     f"gradients must be unscaled before they are clipped; those of {name} still were "
                     f"{own.scales[-1]:g} times too large"

@@ -50,7 +50,8 @@ class Event:
 
     step: the number of the loop's step. who: path of the scaler, optimizer or scheduler; of SAVE and LOAD whose state,
     of BACKWARD and GRAD the scaler that scaled the loss. scale: the loss scale in use, of BACKWARD and GRAD the one of
-    that loss, of UPDATE the one before it; new_scale: of UPDATE the one after it.
+    that loss, of UPDATE the one before it, of CLIP the last one that the loop has read by `get_scale`, None for none;
+    new_scale: of UPDATE the one after it. limit: of CLIP, the norm or value that gradients are clipped to.
     scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that is not known, as of
     gradients that the step passes on itself. dtype: of the loss, where there is one. enabled: of a scaler.
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
@@ -74,6 +75,7 @@ class Event:
     who: str = ""
     scale: float | None = None
     new_scale: float | None = None
+    limit: float | None = None
     scaled: bool | None = None
     dtype: str = ""
     enabled: bool = True

@@ -37,6 +37,22 @@ def never_cleared(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
             yield event, message
 
 
+def limits_follow(clips: Sequence[tuple[Event, float]]) -> bool:
+    """Whether the limits of a call that clips scaled gradients follow the scale: each clip comes with that of its
+    gradients.
+
+    Where the scale changes, a right limit changes by the same factor. Where it never does, the loop must have read it,
+    and the limit must be nearer to it than to 1, in orders of magnitude: limits of true gradients are about 1.
+    """
+    limits = {event.limit for event, _ in clips}
+    ratios = [event.limit / scale for event, scale in clips if event.limit is not None and scale]
+    changed = len({scale for _, scale in clips}) > 1
+    if len(ratios) < len(clips) or any(event.scale is None for event, _ in clips) or (changed and len(limits) == 1):
+        return False
+    constant = max(ratios) <= min(ratios) * (1 + 1e-6)
+    return (changed and constant) or all((event.limit or 0.0) ** 2 >= scale for event, scale in clips)
+
+
 def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
     """A new schedule that moves on before its optimizer was stepped for the first time: its first rate is not used."""
     stepped = set[str]()

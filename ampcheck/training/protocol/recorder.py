@@ -22,6 +22,7 @@ from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
+from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, short, states_in
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.rounded import RoundedWeights
 from ampcheck.training.protocol.targets import owners, with_subclasses
@@ -40,6 +41,7 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
+    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -50,6 +52,8 @@ class Recorder:
         self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
+        self.stepped: dict[int, bool] = {}
+        self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
         self._overflow_from, self._after_backward = overflow_from, after_backward
         self._parameters: dict[int, str] = {}
@@ -155,11 +159,16 @@ class Recorder:
         return f"{path}#{number}" if path in taken else path
 
     def _of(self, scaler: _Scaler) -> dict[str, Any]:
-        return {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
+        read = self._read
+        facts = {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
+        self._read = read
+        return facts
 
     def _get_scale(self, original: _Function, scaler: _Scaler) -> object:
-        self.scaled = self.scaled or scaler.is_enabled()
-        return original(scaler)
+        scale = original(scaler)
+        if scaler.is_enabled():
+            self.scaled, self._read = True, scale
+        return scale
 
     def _scale(self, original: _Function, scaler: _Scaler, outputs: object) -> object:
         result = original(scaler, outputs)
@@ -169,7 +178,7 @@ class Recorder:
             for _, tensor in tensors(result):
                 if tensor.grad_fn is not None:
                     self._scalings.setdefault(tensor.grad_fn, (facts["who"], facts["scale"]))
-        self._add(Act.SCALE, dtype=_dtype(outputs), **facts)
+        self._add(Act.SCALE, dtype=dtype_of(outputs), **facts)
         return result
 
     def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
@@ -220,6 +229,8 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
             rounded = tuple(self._rounded.before(optimizer, self._parameters))
+        for parameter in _params(optimizer):
+            self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
@@ -255,12 +266,12 @@ class Recorder:
         if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
             return original(t_outputs, *args, **kwargs)
         scaled, who, scale = self._scaling_of(t_outputs)
-        own_gradients = bool(args) and _are_own(args[0])
+        own_gradients = bool(args) and are_own(args[0])
         facts: dict[str, Any] = {
             "scaled": None if own_gradients and not scaled else scaled,
             "who": who,
             "scale": scale,
-            "dtype": "" if own_gradients else _dtype(t_outputs),
+            "dtype": "" if own_gradients else dtype_of(t_outputs),
             "create_graph": len(args) > 2 and args[2] is True,
         }
         if not kwargs.get("accumulate_grad", False):
@@ -274,7 +285,7 @@ class Recorder:
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
-        facts["computed"] = tuple(dict.fromkeys(_short(d) for tensor in outputs for d in computed_in(tensor)))
+        facts["computed"] = tuple(dict.fromkeys(short(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
@@ -307,7 +318,7 @@ class Recorder:
         dtype = getattr(region, "fast_dtype", None)
         on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-            self._low[_short(dtype)] = None
+            self._low[short(dtype)] = None
         return original(region)
 
     def _enter_hooks(self, original: _Function, hooks: object) -> object:
@@ -320,11 +331,11 @@ class Recorder:
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         known = {id(parameter) for parameter in clipped}
         optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
-        self._add(Act.CLIP, optimizers=tuple(optimizers))
+        self._add(Act.CLIP, optimizers=tuple(optimizers), limit=limit_of(args, kwargs), scale=self._read)
         return original(clipped, *args, **kwargs)
 
     def _save(self, original: _Function, obj: object, *args: object, **kwargs: object) -> object:
-        if keys := tuple(_states_in(obj)):
+        if keys := tuple(states_in(obj)):
             self._add(Act.CHECKPOINT, keys=keys)
         return original(obj, *args, **kwargs)
 
@@ -365,34 +376,9 @@ def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
     return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
 
 
-def _are_own(grads: object) -> bool:
-    """Whether backward starts from gradients that the step computed itself, not from the 1 of a loss."""
-    return any(grad.numel() != 1 or float(grad) != 1.0 for _, grad in tensors(grads))
-
-
 def _found_inf(scaler: Any, optimizer: _Optimizer) -> bool | None:
     """What the scaler itself found. A fused optimizer is called all the same and skips inside its kernel."""
     with suppress(Exception):
         by_device = scaler._found_inf_per_device(optimizer)
         return bool(sum(value.item() for value in by_device.values())) if by_device else None
     return None
-
-
-def _states_in(content: object, depth: int = 3) -> Iterator[str]:
-    if not isinstance(content, dict) or not depth:
-        return
-    if {"state", "param_groups"} <= content.keys():
-        yield "optimizer"
-    elif {"scale", "growth_factor", "_growth_tracker"} <= content.keys():
-        yield "scaler"
-    else:
-        for value in content.values():
-            yield from _states_in(value, depth - 1)
-
-
-def _dtype(outputs: object) -> str:
-    return next((_short(tensor.dtype) for _, tensor in tensors(outputs)), "")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from ampcheck.core.formats import FloatFormat
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.loop import TrainingLoop, quiet
 from ampcheck.training.stagnation.forecast import LOST, Sample
@@ -53,15 +55,35 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundedRate:
+    """A learning rate that is kept in a tensor of 16 bits, and what rounding makes of its schedule.
+
+    steps: the planned ones. off: the mean distance from the schedule in float64, relative to its mean rate. rounded,
+    exact: the rate after the last planned step, in both.
+    """
+
+    optimizer: str
+    group: int
+    dtype: str
+    steps: int
+    off: float
+    rounded: float
+    exact: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Schedule:
     """The schedulers of an optimizer and copies of them, which step an optimizer of their own. count: how often the
-    first had stepped then; at: the number of the step."""
+    first had stepped then; at: the number of the step. narrow: the dtypes of rates that tensors of 16 bits hold, by
+    group; wide: a copy in float64, where there are some."""
 
     originals: Sequence[LRScheduler]
     copies: Sequence[LRScheduler]
     optimizer: torch.optim.Optimizer
     count: int
     at: int
+    narrow: Mapping[int, str] = field(default_factory=dict)
+    wide: _Schedule | None = None
 
 
 class Schedules:
@@ -122,6 +144,22 @@ class Schedules:
         tail = float(below.mean()) if len(below) else rate
         return Plan(len(rates), share, rate, stops if stops < len(rates) else None, known[-1].rate, tail)
 
+    def rounded(self, horizon: int) -> list[RoundedRate]:
+        """The learning rates in 16 bits, each beside the same schedule in float64."""
+        return [
+            RoundedRate(path, group, dtype, len(pairs), off, pairs[-1][0], pairs[-1][1])
+            for path, schedule in self._schedules.items()
+            for group, dtype in schedule.narrow.items()
+            if (pairs := self._beside_exact(path, group, horizon))
+            and math.isfinite(off := sum(abs(a - b) for a, b in pairs) / (sum(abs(b) for _, b in pairs) or math.inf))
+        ]
+
+    def _beside_exact(self, optimizer: str, group: int, horizon: int) -> list[tuple[float, float]]:
+        wide = self._schedules[optimizer].wide
+        exact = [] if wide is None else [rates[group] for rates in _planned(wide, self._steps, horizon)]
+        own = [rates[group] for rates in self._rates(optimizer, horizon)]
+        return list(zip_longest(own, exact, fillvalue=0.0)) if exact else []
+
     def _rates(self, optimizer: str, horizon: int) -> list[list[float]]:
         """The rate of each group in each planned step; empty where no schedule goes on from step to step."""
         if optimizer not in self._planned:
@@ -153,19 +191,35 @@ def _outer(schedulers: Iterable[LRScheduler]) -> list[LRScheduler]:
 
 
 def _copied(schedulers: list[LRScheduler], optimizer: torch.optim.Optimizer, at: int) -> _Schedule | None:
-    groups: list[dict[str, Any]] = [
-        {
-            **copy.deepcopy({name: value for name, value in group.items() if name != "params"}),
-            "params": [torch.zeros(1)],
-        }
-        for group in optimizer.param_groups
-    ]
-    own = torch.optim.Optimizer(groups, {})
+    options = [{name: value for name, value in g.items() if name != "params"} for g in optimizer.param_groups]
+    narrow = {n: str(g["lr"].dtype).removeprefix("torch.") for n, g in enumerate(options) if _is_narrow(g.get("lr"))}
     try:
-        copies = copy.deepcopy(schedulers, {id(optimizer): own})
+        schedule = _copy(schedulers, optimizer, options, {}, at)
+        if not narrow:
+            return schedule
+        held = [tensor for _, tensor in tensors([options, list(map(vars, schedulers))]) if _is_narrow(tensor)]
+        wide = _copy(schedulers, optimizer, options, {id(tensor): tensor.detach().double() for tensor in held}, at)
     except Exception:  # noqa: BLE001  # the user's class may hold what cannot be copied
         return None
+    return replace(schedule, narrow=narrow, wide=wide)
+
+
+def _copy(
+    schedulers: list[LRScheduler],
+    optimizer: torch.optim.Optimizer,
+    options: list[dict[str, Any]],
+    others: Mapping[int, object],
+    at: int,
+) -> _Schedule:
+    """A copy of schedulers, with `others` in place of the objects of these ids."""
+    groups = [{**copy.deepcopy(group, dict(others)), "params": [torch.zeros(1)]} for group in options]
+    own = torch.optim.Optimizer(groups, {})
+    copies = copy.deepcopy(schedulers, {**others, id(optimizer): own})
     return _Schedule(schedulers, copies, own, _taken(schedulers[0]), at)
+
+
+def _is_narrow(rate: object) -> bool:
+    return isinstance(rate, torch.Tensor) and rate.is_floating_point() and rate.dtype.itemsize == 2
 
 
 def _end(schedule: _Schedule, steps: int) -> int:

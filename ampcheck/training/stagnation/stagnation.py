@@ -18,7 +18,7 @@ from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.replays import replay_worst
-from ampcheck.training.stagnation.schedules import rates_of
+from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 WARNED_FROM = 0.5
@@ -26,6 +26,9 @@ WARNED_FROM = 0.5
 _LEAST = 2
 
 _LISTED = 3
+
+_OFF = 0.1
+"""Relative, how far a learning rate may be from its schedule on average. Rounding once to 16 bits is 0.004 at most."""
 
 _PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
 
@@ -35,7 +38,8 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients. rates: learning rates in 16
+    bits that a schedule changes.
     """
 
     subject: str
@@ -48,6 +52,7 @@ class StagnationStats:
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
     waiting: frozenset[str] = frozenset()
+    rates: tuple[RoundedRate, ...] = ()
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -97,6 +102,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         horizon,
         coverage,
         frozenset(watch.waiting),
+        tuple(watch.schedules.rounded(horizon)),
     )
 
 
@@ -104,8 +110,8 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     """`stagnation`: what the loop adds to its tensors arrives there.
 
     Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
-    add up increments and will stop, and for constants (an eps) that are zero in their format; warns where more than
-    half of the updates are lost.
+    add up increments and will stop, for constants (an eps) that are zero in their format, and for learning rates in 16
+    bits that do not follow their schedule; warns where more than half of the updates are lost.
     """
     if not stats.steps:
         why = f": {stats.error}" if stats.error else ""
@@ -115,6 +121,7 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     for role in dict.fromkeys(tensor.role for tensor in judged):
         findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
     findings += [_vanished(stats, constant) for constant in stats.vanished]
+    findings += [_stays(stats, rate) for rate in stats.rates if rate.off > _OFF]
     return findings or [_passed(stats, limits)]
 
 
@@ -251,6 +258,17 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     )
     where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
     return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
+
+
+def _stays(stats: StagnationStats, rate: RoundedRate) -> Finding:
+    message = (
+        f"a learning rate must follow its schedule, but that of {rate.optimizer} (group {rate.group}) is kept in "
+        f"{rate.dtype}: after {rate.steps:,} planned steps it is {rate.rounded:.3g}, and {rate.exact:.3g} where the "
+        f"same schedule computes in float64; on average it is {_percent(rate.off)} off"
+    )
+    hint = "make the learning rate a number, or a tensor in float32: lr=torch.tensor(1e-3, dtype=torch.float32)"
+    where = Where("update")
+    return STAGNATION.fail(stats.subject, message, where=where, observed=rate.off, limit=_OFF, unit="share", hint=hint)
 
 
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:
