@@ -112,7 +112,7 @@ class Shadow(DispatchMode):
         for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
             self._open.enter_context(context)
         try:
-            super().__enter__()  # type: ignore[no-untyped-call]
+            super().__enter__()
         except BaseException:
             self._open.close()
             raise
@@ -120,7 +120,7 @@ class Shadow(DispatchMode):
 
     def __exit__(self, *exc: object) -> None:
         try:
-            super().__exit__(*exc)  # type: ignore[no-untyped-call]
+            super().__exit__(*exc)
         finally:
             self._open.close()
         if self._model is None and self.judge is not None:
@@ -284,11 +284,11 @@ class Shadow(DispatchMode):
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
         run = HIGHER.get(str(func))
         if run is not None:
-            super().__enter__()  # type: ignore[no-untyped-call]
+            super().__enter__()
             try:
                 return run(*args, **kwargs)
             finally:
-                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                super().__exit__(None, None, None)
         self.unruled[f"what runs inside {func}"] += 1
         tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
         out = func(*args, **kwargs)
@@ -300,11 +300,11 @@ class Shadow(DispatchMode):
 
     def _composed(self, func: torch._ops.OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         try:
             return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
         finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            super().__exit__(None, None, None)
 
     def _communicate(self, call: Call) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo import eval_frame
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -16,6 +18,34 @@ AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.
 
 _KNOWN = hasattr(eval_frame, "set_code_exec_strategy")
 """Whether this PyTorch can skip a code object."""
+
+
+class _Flags:
+    """The flags of the process by which Dynamo sees that a mode is on.
+
+    Each mode sets them back to what it found. Where modes of two threads end in the order in which they began, they
+    stay set, and nothing is compiled any more: the last mode that ends sets them to what the first one found.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._modes, self._found = threading.Lock(), 0, dict[str, Any]()
+
+    def keep(self) -> None:
+        """Note that a mode begins."""
+        with self._lock:
+            if not self._modes:
+                self._found = {n: v for n, v in vars(_python_dispatch).items() if n.startswith("_is_in_")}
+            self._modes += 1
+
+    def restore(self) -> None:
+        """Note that a mode has ended."""
+        with self._lock:
+            self._modes -= 1
+            if not self._modes:
+                vars(_python_dispatch).update(self._found)
+
+
+_flags = _Flags()
 
 
 class DispatchMode(TorchDispatchMode):
@@ -29,6 +59,15 @@ class DispatchMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> DispatchMode:
+        _flags.keep()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        _flags.restore()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -124,13 +124,13 @@ class Trace(DispatchMode):
     def __enter__(self) -> Trace:
         with ExitStack() as opening:
             opening.enter_context(self._scopes.watched())
-            super().__enter__()  # type: ignore[no-untyped-call]
+            super().__enter__()
             self._open = opening.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         with self._open:
-            super().__exit__(*exc)  # type: ignore[no-untyped-call]
+            super().__exit__(*exc)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

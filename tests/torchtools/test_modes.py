@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -82,3 +83,27 @@ def test_dynamo_compiles_what_runs_inside_a_mode_and_not_the_mode(monkeypatch: p
 def test_a_mode_without_protection_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
     assert "__torch_dispatch__" in compiled_functions(Unprotected(), monkeypatch)
+
+
+def test_modes_of_two_threads_that_end_in_the_order_in_which_they_began_leave_compilation_on() -> None:
+    first_ended, second_began = threading.Event(), threading.Event()
+
+    class Plain(DispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def second() -> None:
+        with Plain():
+            second_began.set()
+            assert first_ended.wait(60)
+
+    thread = threading.Thread(target=second)
+    with Plain():
+        thread.start()
+        assert second_began.wait(60)
+    first_ended.set()
+    thread.join()
+    graphs: list[Any] = []
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    compiled(torch.ones(2))
+    assert len(graphs) == 1
