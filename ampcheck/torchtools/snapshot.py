@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.closures import children
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
+from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
     Restore,
@@ -85,7 +86,8 @@ def preserved(reached: Reached) -> Iterator[Snapshot]:
     """Restore everything that was reached on leaving, also after an exception."""
     snapshot = Snapshot(reached)
     try:
-        yield snapshot
+        with abandoned_regions():
+            yield snapshot
     finally:
         snapshot.restore()
 

@@ -26,6 +26,7 @@ from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
+from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.source import scaler_method, users_place
 
 _RAN = ("ops", "backward calls", "optimizer steps")
@@ -59,6 +60,7 @@ class AutocastObservation:
                     opening.callback(dynamo.reset)  # an older Dynamo remembers that it skipped code under a mode
                 for hooks in (regions, backward_and_steps, threads, OpsMode):
                     opening.enter_context(hooks(recorder))
+            opening.enter_context(abandoned_regions())
             self._open = opening.pop_all()
         return self
 
