@@ -74,7 +74,8 @@ def abandoned_regions() -> Iterator[None]:
     finally:
         for region in entered:
             if not is_abandoned(region):
-                region.__class__ = _abandoned(type(region))
+                kind: type = type(region)
+                region.__class__ = _abandoned(kind)
 
 
 def is_abandoned(region: torch.autocast) -> bool:
