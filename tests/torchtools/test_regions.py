@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.guards.guard import AutocastObservation
 from ampcheck.torchtools.global_state import nesting, preserved_state, read_state
 
@@ -98,6 +99,16 @@ def test_it_leaves_a_region_alone_that_is_entered_meanwhile(make: Callable[[], C
         close()
         assert read_state() == before
     assert nesting() == 0
+
+
+def test_it_leaves_the_emulated_device_alone_too(make: Callable[[], Close]) -> None:
+    with emulate("cuda"):
+        with preserved_state():
+            close = make()
+        with torch.autocast("cuda", torch.float16):
+            before = read_state()
+            close()
+            assert read_state() == before
 
 
 def test_a_weight_that_changes_between_regions_is_cast_again_afterwards(make: Callable[[], Close]) -> None:
