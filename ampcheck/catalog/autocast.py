@@ -93,8 +93,7 @@ AUTOCAST_SCOPE = Check(
     "A region around the whole step or the whole loop. Then weights keep their first cast: no training. A decorated "
     "generator or coroutine only starts inside: its code runs later. A device that is written out, such as "
     "autocast('cuda') on the CPU, which PyTorch switches off with a warning.",
-    "Put the forward and the loss in the region, and nothing else; enter it inside a generator or coroutine; pass the "
-    "device of the inputs.",
+    "Put the forward and the loss in the region, and nothing else.",
     unit="times",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
