@@ -27,6 +27,7 @@ from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.regions import is_abandoned
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -236,7 +237,7 @@ class Emulation:
                 result = original(region, *exc)
                 stack = region.__dict__.get("_ampcheck_before")
                 before, moved = stack.pop() if stack else (None, False)
-                if before is not None:
+                if before is not None and not is_abandoned(region):
                     torch.set_autocast_enabled(device, before[0])
                     torch.set_autocast_dtype(device, before[1])
                 if moved:

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ampcheck.torchtools.regions import abandoned_regions
+
 Setting: TypeAlias = tuple[Callable[[], object], Callable[[Any], object]]
 """How to read a setting, and how to write it."""
 
@@ -69,7 +71,8 @@ def preserved_state(changes: dict[str, tuple[object, object]] | None = None) -> 
     """
     before, grad_before, completed = read_state(), torch.is_grad_enabled(), False
     try:
-        yield
+        with abandoned_regions():
+            yield
         completed = True
     finally:
         after, grad_after = read_state(), torch.is_grad_enabled()

@@ -21,6 +21,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.closures import children
 from ampcheck.torchtools.global_state import nesting
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
+from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.restore import save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
     Restore,
@@ -96,7 +97,8 @@ def preserved(reached: Reached) -> Iterator[Snapshot]:
     """Restore everything that was reached on leaving, also after an exception."""
     snapshot = Snapshot(reached)
     try:
-        yield snapshot
+        with abandoned_regions():
+            yield snapshot
     finally:
         snapshot.restore()
 

@@ -23,11 +23,13 @@ from ampcheck.core.subject import Subject
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_AMPCHECK = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+AMPCHECK = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_DEMO = os.path.join(_AMPCHECK, "demo", "model.py")
+_DEMO = os.path.join(AMPCHECK, "demo", "model.py")
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
-_NOT_THE_USERS = (_AMPCHECK, _TORCH, _SCRIPTS, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+_NOT_THE_USERS = (AMPCHECK, _TORCH, _SCRIPTS, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+_CYTHON = (".pyx", ".pxd", ".pxi")
+"""A compiled extension names its own source in a traceback; the file is not installed."""
 
 
 _DRIVERS = tuple(
@@ -179,8 +181,8 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 @lru_cache(maxsize=1 << 12)
 def is_users(path: str) -> bool:
-    """Whether a source file belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
-    return path == _DEMO or not path.startswith(_NOT_THE_USERS)
+    """Whether a source file is Python's and belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
+    return path == _DEMO or not (path.startswith(_NOT_THE_USERS) or path.endswith(_CYTHON))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -244,7 +246,7 @@ def _is_the_users(error: BaseException) -> bool:
     if isinstance(error, (RecursionError, MemoryError)) or not isinstance(error, Exception):
         return True
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    users = [is_users(file) for file in files if is_users(file) or file.startswith(_AMPCHECK)]
+    users = [is_users(file) for file in files if is_users(file) or file.startswith(AMPCHECK)]
     return bool(users) and users[-1]
 
 

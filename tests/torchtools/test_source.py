@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sysconfig
 import threading
+import traceback
 import warnings
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from ampcheck import audit
 from ampcheck.torchtools.origin import Trace
-from ampcheck.torchtools.source import Scopes, is_users
+from ampcheck.torchtools.source import Scopes, is_users, users_place
 
 
 class Branches(nn.Module):
@@ -70,3 +73,12 @@ def test_a_model_with_a_higher_order_op_is_followed() -> None:
 def test_the_scripts_of_the_environment_are_no_users_code() -> None:
     assert not is_users(str(Path(sysconfig.get_path("scripts")) / "ampcheck"))
     assert is_users(str(Path.cwd() / "train.py"))
+
+
+def test_an_error_that_a_compiled_extension_raises_is_at_the_line_of_python_that_called_it() -> None:
+    with pytest.raises(ValueError, match="sum to 1") as caught:
+        np.random.default_rng(0).choice(2, p=[0.5, 0.6])
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].filename.endswith(".pyx")
+    path, line = users_place(caught.value)
+    assert path.endswith("test_source.py")
+    assert "choice(2" in Path(__file__).read_text(encoding="utf-8").splitlines()[(line or 0) - 1]

@@ -9,8 +9,10 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.autocast.guards.stats import Call, Crossing, GuardStats, StaleCast
-from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
+from ampcheck.autocast.guards.recasts import calls_of, names, recast, rule_of
+from ampcheck.autocast.guards.region_checks import decorates, idle, lent, repaired
+from ampcheck.autocast.guards.stats import Crossing, GuardStats, StaleCast
+from ampcheck.autocast.policy import BANNED, Policy
 from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import (
     AUTOCAST_BYPASS,
@@ -28,51 +30,15 @@ from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted
 
-_ABOVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "aten::convolution": ("aten::conv2d",),
-        "aten::_softmax": ("aten::softmax.int",),
-        "aten::_log_softmax": ("aten::log_softmax.int",),
-        "aten::native_layer_norm": ("aten::layer_norm",),
-        "aten::native_group_norm": ("aten::group_norm",),
-        "aten::_fused_rms_norm": ("aten::rms_norm",),
-        "aten::_prelu_kernel": ("aten::prelu",),
-        "aten::_cdist_forward": ("aten::cdist",),
-        "aten::_scaled_dot_product_flash_attention_for_cpu": ("aten::scaled_dot_product_attention",),
-        "aten::_scaled_dot_product_efficient_attention": ("aten::scaled_dot_product_attention",),
-        "aten::_scaled_dot_product_cudnn_attention": ("aten::scaled_dot_product_attention",),
-    }
-)
-"""An op below autocast, to the ops that reach autocast, and have a rule there, and become it."""
-
-
-def _rule(policies: Mapping[str, Policy], policy: str, op: str) -> str:
-    """The rule of an op, as seen below autocast; empty where autocast leaves it alone."""
-    if policy not in policies:
-        return ""
-    return next((rule for name in (op, *_ABOVE.get(op, ())) if (rule := policies[policy].rule(name))), "")
-
-
-def _expected_dtype(call: Call, rule: str) -> torch.dtype | None:
-    """What autocast would have computed in; None where it would have changed nothing."""
-    if not call.dtypes:
-        return None
-    if rule in (SET_DTYPE, APPEND_DTYPE):
-        return None if call.dtype_argument or call.dtypes[0] is torch.float32 else torch.float32
-    if rule == FP32 or (rule == PROMOTE and torch.float32 in call.dtypes):
-        target: torch.dtype | None = torch.float32
-    elif rule in (LOWER, PROMOTE):
-        target = call.state.dtype
-    else:
-        target = getattr(torch, rule.removeprefix(FIXED)) if rule.startswith(FIXED) else None
-    return target if any(dtype is not target for dtype in call.dtypes) else None
-
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-state`: every setting is at the end what it was at the start."""
+    """`autocast-state`: every setting is what it was at the end, where a region ends, and where a generator yields."""
+    in_regions = [*lent(stats), *repaired(stats)]
+    yield from in_regions
     if not stats.changed:
         message = f"{stats.settings} switches are as they were"
-        yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
+        if not in_regions:
+            yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
         return
     items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
     message = f"code must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
@@ -87,7 +53,9 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-scope`: no backward pass and no optimizer step inside a region."""
+    """`autocast-scope`: a region has forward code of its device inside, no backward pass and no optimizer step."""
+    empty = [*decorates(stats), *idle(stats)]
+    yield from empty
     sites: dict[tuple[str, bool, Where], list[tuple[Crossing, int]]] = defaultdict(list)
     for crossing, count in stats.crossings.items():
         sites[crossing.what, crossing.differentiable, crossing.where].append((crossing, count))
@@ -113,7 +81,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
         yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
-    if sites:
+    if sites or empty:
         return
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
     if not passes + steps:
@@ -157,13 +125,13 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
 def check_bypass(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-bypass`: no in-place or out= variant where autocast would have cast for the plain op."""
     clean = True
-    for call, count, dtype in _recast(stats, "bypass"):
+    for call, count, dtype in recast(stats, "bypass"):
         if not call.raised and call.result is dtype:
             continue
         clean = False
         message = (
             f"under autocast to {short(call.state.dtype)} an op follows its rule, but {call.op} does not go through "
-            f"autocast ({_names(call.dtypes)}); {call.plain_op} would have computed in {short(dtype)}. "
+            f"autocast ({names(call.dtypes)}); {call.plain_op} would have computed in {short(dtype)}. "
         )
         verdict = Verdict.FAIL
         if call.raised:
@@ -182,7 +150,7 @@ def check_bypass(stats: GuardStats) -> Iterator[Finding]:
 
 def check_thread(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-thread`: a thread computes in the dtype of the thread that started it, unless it chose another."""
-    calls = list(_recast(stats, "thread"))
+    calls = list(recast(stats, "thread"))
     if not calls:
         reason = "no thread that was started under autocast ran an op"
         yield _clean(AUTOCAST_THREAD, stats, "thread ops", reason)
@@ -192,7 +160,7 @@ def check_thread(stats: GuardStats) -> Iterator[Finding]:
     autocast = "with autocast off" if now is None else f"with autocast to {short(now)}, the default"
     others = f" (and {len(calls) - 1} other places)" if len(calls) > 1 else ""
     message = (
-        f"a thread must compute as the one that started it, but {call.op} ran on {_names(call.dtypes)} {autocast}"
+        f"a thread must compute as the one that started it, but {call.op} ran on {names(call.dtypes)} {autocast}"
         f"{others}; autocast to {short(call.state.dtype)} was on where the thread was started, under which it computes "
         f"in {short(dtype)}. The state of autocast belongs to one thread"
     )
@@ -210,12 +178,12 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
     if not ops:
         yield _clean(AUTOCAST_CHECKPOINT, stats, "recomputed ops", "backward computed no forward again")
         return
-    first = min(ops, key=lambda op: not _rule(stats.policies, op.forward.device, op.op))
+    first = min(ops, key=lambda op: not rule_of(stats.policies, op.forward.device, op.op))
     others = f" (and {len(ops) - 1} other ops)" if len(ops) > 1 else ""
     forward, backward = f"autocast {first.forward}", f"autocast {first.backward}"
     if first.op:
-        forward = f"{_names(first.forward_dtypes)} with {forward}"
-        backward = f"{_names(first.backward_dtypes)} with {backward}"
+        forward = f"{names(first.forward_dtypes)} with {forward}"
+        backward = f"{names(first.backward_dtypes)} with {backward}"
     message = (
         f"a forward that backward computes again must run as before, but {first.op or 'it'}{others} ran on "
         f"{forward} in forward and on {backward} in the recomputation"
@@ -227,13 +195,13 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
 def check_function(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-function`: the Python backward of a Function runs under the state of its forward."""
     findings = []
-    for call, _, dtype in _recast(stats, "function"):
+    for call, _, dtype in recast(stats, "function"):
         wide = set(call.dtypes) == {torch.float32}  # which loses speed and no digits
         if call.casts and wide:
             continue
         message = (
             f"the backward of an autograd.Function must run under the autocast of its forward, but {call.op} ran on "
-            f"{_names(call.dtypes)} with autocast off; forward ran with {call.state}, under which the op computes in "
+            f"{names(call.dtypes)} with autocast off; forward ran with {call.state}, under which the op computes in "
             f"{short(dtype)}"
         )
         if wide:
@@ -249,13 +217,13 @@ def check_function(stats: GuardStats) -> Iterator[Finding]:
 def check_unregistered(stats: GuardStats) -> Iterator[Finding]:
     """`policy-unregistered`: no op raises on mixed dtypes because autocast has no rule for it."""
     clean = True
-    for call, count in (*_calls(stats, "mixed"), *_calls(stats, "bypass")):
-        if not call.raised or call.policy not in stats.policies or _rule(stats.policies, call.policy, call.plain_op):
+    for call, count in (*calls_of(stats, "mixed"), *calls_of(stats, "bypass")):
+        if not call.raised or call.policy not in stats.policies or rule_of(stats.policies, call.policy, call.plain_op):
             continue
         clean = False
         message = (
             f"under autocast an op must get one dtype, but autocast has no rule for {call.op} on "
-            f"{call.state.device}: it got {_names(call.dtypes)} and raised: {call.raised}. With all inputs in "
+            f"{call.state.device}: it got {names(call.dtypes)} and raised: {call.raised}. With all inputs in "
             f"{short(call.runs_in)} it runs"
         )
         hint = f"cast its inputs to {short(call.runs_in)} at the call"
@@ -279,11 +247,11 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
     for name, policy in stats.policies.items():
         for op in banned_by(policy, text):
             devices[op].append(name)
-    for op, names in devices.items():
+    for op, by in devices.items():
         first, *others = (line.strip() for line in text.splitlines() if line.strip())
         where = replace(raised.where if raised else Where(), phase="forward", op=op)
         message = (
-            f"an op that autocast bans must not run under it, but {op}, which {' and '.join(names)} bans, was called: "
+            f"an op that autocast bans must not run under it, but {op}, which {' and '.join(by)} bans, was called: "
             f"{first}"
         )
         yield POLICY_BANNED.fail(stats.subject, message, where=where, hint=" ".join(others))
@@ -319,18 +287,6 @@ def check_guard(stats: GuardStats, checks: Collection[str]) -> list[Finding]:
     return [finding for slug, check in GUARD_CHECKS.items() if slug in checks for finding in check(stats)]
 
 
-def _calls(stats: GuardStats, how: str) -> list[tuple[Call, int]]:
-    return [(call, count) for call, count in stats.calls.items() if call.how == how]
-
-
-def _recast(stats: GuardStats, how: str) -> Iterator[tuple[Call, int, torch.dtype]]:
-    """The calls whose dtypes autocast would have changed, how often, and what to."""
-    for call, count in _calls(stats, how):
-        dtype = _expected_dtype(call, _rule(stats.policies, call.policy, call.plain_op))
-        if dtype is not None:
-            yield call, count, dtype
-
-
 def _steps_in_one_region(stats: GuardStats) -> int:
     """The largest number of optimizer steps that ran inside one region together with backward passes."""
     steps: dict[int, int] = defaultdict(int)
@@ -338,10 +294,6 @@ def _steps_in_one_region(stats: GuardStats) -> int:
     for crossing, count in stats.crossings.items():
         (steps if crossing.what == "optimizer steps" else passes)[crossing.region] += count
     return max((min(count, passes[region]) for region, count in steps.items()), default=0)
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " and ".join(dict.fromkeys(map(short, dtypes))) or "no float"
 
 
 def _plain(value: object) -> str:

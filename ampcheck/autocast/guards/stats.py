@@ -26,15 +26,43 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """An autocast region, or the function that one decorates, by the line that enters it.
+
+    device: the region's. available: this machine has such a device.
+    """
+
+    name: str
+    where: Where
+    device: str = ""
+    available: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """A region that was not what it looks like.
+
+    how: `repaired`, where its device was in state `now` when it ended; `decorates`, a function whose code runs later.
+    """
+
+    how: str
+    region: Region
+    state: State
+    now: State
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """An op that ran where autocast could not act, or not as it acts elsewhere.
 
-    how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
+    how: `bypass` (in-place or out=), `thread`, `function` (Python backward), `mixed` (raised on mixed dtypes), `lent`
+    (cast by a region whose generator or coroutine is suspended) or `idle` (inside regions of other devices only).
     plain_op: the overload whose rule says what autocast would have done. policy: its key in `GuardStats.policies`.
     state: the autocast state for which the rule is looked up. dtypes: of the tensors that autocast may cast.
     dtype_argument: a dtype was passed to the op. now: the autocast state in which it ran. result: the dtype it wrote.
     casts: the code around it casts to a dtype that it names. raised: PyTorch's message; `caught` when the block
-    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
+    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it. region: for `lent` and
+    `idle`.
     """
 
     how: str
@@ -51,6 +79,7 @@ class Call:
     raised: str = ""
     caught: bool = False
     runs_in: torch.dtype | None = None
+    region: Region | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +141,7 @@ class GuardStats:
     changed: Mapping[str, tuple[object, object]]
     counts: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
+    unkept: Mapping[Unkept, int] = field(default_factory=dict)
     unseen: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[Call, int] = field(default_factory=dict)
     crossings: Mapping[Crossing, int] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, reset
-from ampcheck.torchtools.global_state import changed, preserved_state, read_state, restore_state
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
 
@@ -187,17 +187,16 @@ class Runner:
         args, kwargs = _fresh(call, None if is_compiled_already(self.subject) else self.device)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
         leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
-        plan, before = Plan(self.device, self.dtype, self.subject.loss), read_state()
+        plan, changes = Plan(self.device, self.dtype, self.subject.loss), Changes()
         outcome = Outcome(no_backward="" if leaves else "nothing requires a gradient")
         named = {str(number): leaf for number, leaf in enumerate(leaves)}
-        try:
-            run_call(plan, outcome, blocks, Call(args, kwargs), named, preserve=lambda left: nullcontext())
-        except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
-            outcome.error = as_result(raised)
+        with preserved_state(changes):
+            try:
+                run_call(plan, outcome, blocks, Call(args, kwargs), named, preserve=lambda left: nullcontext())
+            except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
+                outcome.error = as_result(raised)
         for leaf in leaves:
             leaf.grad = None
-        changes = changed(before, read_state())
-        restore_state(before)
         return outcome, changes
 
 
