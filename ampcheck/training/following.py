@@ -73,6 +73,7 @@ class Following:
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
         before, nonfinite = self.shadow.ops, len(self._nonfinite())
+        self.updates.numbers_before = self.shadow.numbers.copy()
         self.shadow.numbers.clear()
         if self.shadow.judge is not None:
             self.shadow.judge.largest.clear()
@@ -80,7 +81,8 @@ class Following:
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
             self.moments.start(residents)
-        with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
+        stepped = self.updates.stepped
+        with self.gradients.step(number, self.shadow, stepped) if self.gradients is not None else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
