@@ -173,7 +173,8 @@ class Observation:
                 unchanged = {name for (role, name), bits in after.items() if before.get((role, name)) == bits}
                 compared["left_out"] = left_out(loop, following.gradients.reached, self.recorder.stepped, unchanged)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-            residency = replace(residency, vanished=following.moments.vanished)
+            overwritten = following.masters.overwritten
+            residency = replace(residency, vanished=following.moments.vanished, overwritten=overwritten)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
