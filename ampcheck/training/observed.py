@@ -262,7 +262,7 @@ def _check_left_out(seen: Observed) -> Iterator[Finding]:
     if (left := seen.left_out) is None:
         return
     step = "an optimizer must step the parameters of the model that runs"
-    if left.replaced and not seen.replaced:
+    if left.replaced and not seen.replaced and seen.idle is None:
         message = (
             f"{step}; those of {listed(left.replaced, _LISTED)} get gradients and no optimizer has them: in their "
             "place it steps parameters of their shapes that are in no module and get no gradient"
