@@ -176,7 +176,8 @@ class Observation:
                 unchanged = {name for (role, name), bits in after.items() if before.get((role, name)) == bits}
                 compared["left_out"] = left_out(loop, following.gradients.reached, self.recorder.stepped, unchanged)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-            residency = replace(residency, vanished=following.moments.vanished)
+            overwritten = following.masters.overwritten
+            residency = replace(residency, vanished=following.moments.vanished, overwritten=overwritten)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
@@ -265,7 +266,7 @@ def _check_left_out(seen: Observed) -> Iterator[Finding]:
     if (left := seen.left_out) is None:
         return
     step = "an optimizer must step the parameters of the model that runs"
-    if left.replaced and not seen.replaced:
+    if left.replaced and not seen.replaced and seen.idle is None:
         message = (
             f"{step}; those of {listed(left.replaced, _LISTED)} get gradients and no optimizer has them: in their "
             "place it steps parameters of their shapes that are in no module and get no gradient"

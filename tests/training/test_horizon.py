@@ -120,3 +120,32 @@ def test_a_learning_rate_in_16_bits_that_leaves_its_schedule_fails(name: str) ->
 )
 def test_a_learning_rate_in_16_bits_that_follows_its_schedule_is_no_finding(schedule: Schedule | None) -> None:
     assert of_rate(follows(torch.bfloat16, schedule)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "verdicts"),
+    [(torch.float16, 1e-7, [Verdict.FAIL]), (torch.float16, 1e-4, []), (torch.float32, 1e-7, [])],
+)
+@pytest.mark.parametrize("call", [True, False])
+def test_a_learning_rate_that_leaves_a_tensor_as_zero_fails(
+    dtype: torch.dtype, least: float, verdicts: list[Verdict], call: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in model], lr=1e-3)
+    rates, data = torch.tensor([least, 1e-2], dtype=dtype), torch.randn(8, 4)
+
+    def step(number: int) -> float:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = (rate * (number / 8)).item()  # the first warm-up rate is 0
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def trains() -> None:
+        for number in range(4):
+            step(number)
+
+    run = ampcheck.audit(trains if call else {"model": model, "optimizer": optimizer, "step": step}, steps=4)
+    assert [f.verdict for f in run.findings if f.check == "stagnation" and "learning rate" in f.message] == verdicts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.catalog.causes import GUARD_VANISHED
@@ -39,7 +39,7 @@ class StagnationStats:
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
     horizon: how many steps are planned. waiting: narrow parameters that have gradients. rates: learning rates in 16
-    bits that a schedule changes.
+    bits that a schedule changes; vanished_rates: the exact values of those that left a tensor as 0, by their names.
     """
 
     subject: str
@@ -53,6 +53,7 @@ class StagnationStats:
     coverage: Coverage = field(default_factory=Coverage)
     waiting: frozenset[str] = frozenset()
     rates: tuple[RoundedRate, ...] = ()
+    vanished_rates: Mapping[str, float] = field(default_factory=dict)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -87,6 +88,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
         options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
         constant.option = next(options, "")
+    paths = {id(optimizer): path for path, optimizer in loop.optimizers.items()}
     moved = sum(updates.moved for updates in tensors)
     unseen = {**watch.unseen, **(watch.schedules.unseen if watch.narrow else {})}
     coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, unseen)
@@ -103,6 +105,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         coverage,
         frozenset(watch.waiting),
         tuple(watch.schedules.rounded(horizon)),
+        {f"{paths.get(o, '?')} (group {n})": exact for (o, n), exact in watch.vanished_rates.items()},
     )
 
 
@@ -122,6 +125,8 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
         findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
     findings += [_vanished(stats, constant) for constant in stats.vanished]
     findings += [_stays(stats, rate) for rate in stats.rates if rate.off > _OFF]
+    if stats.vanished_rates:
+        findings.append(_gone(stats))
     return findings or [_passed(stats, limits)]
 
 
@@ -258,6 +263,16 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     )
     where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
     return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
+
+
+def _gone(stats: StagnationStats) -> Finding:
+    exact = next(iter(stats.vanished_rates.values()))
+    message = (
+        f"a learning rate must not vanish, but {len(stats.vanished_rates)} left a tensor as 0, such as {exact:.3g} in "
+        f"float64, that of {listed(stats.vanished_rates, _LISTED)}: its parameters are not trained"
+    )
+    hint = "compute learning rates as numbers, or in tensors of float32"
+    return STAGNATION.fail(stats.subject, message, where=Where("update"), hint=hint)
 
 
 def _stays(stats: StagnationStats, rate: RoundedRate) -> Finding:

@@ -167,7 +167,8 @@ class UpdateWatch:
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
     of 16 bits whose magnitude fell. waiting: the names of narrow parameters that have a gradient. most: how many
-    updates of each tensor are recorded, in whichever steps they come.
+    updates of each tensor are recorded, in whichever steps they come. vanished_rates: by optimizer and group, the exact
+    value of a learning rate that left a tensor as 0. numbers_before: the numbers that left the step before.
     """
 
     def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
@@ -184,6 +185,8 @@ class UpdateWatch:
         self._before: list[_Before] = []
         self._rates: Mapping[str, float] = {}
         self.schedules = Schedules()
+        self.vanished_rates: dict[tuple[int, int], float] = {}
+        self.numbers_before: list[tuple[float, float]] = []
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
@@ -212,6 +215,16 @@ class UpdateWatch:
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
         return self.steps < self._most or bool(self._before)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the learning rates of an optimizer that is about to step, where some of them left tensors."""
+        left = [*self.numbers_before, *self._shadow.numbers]
+        values = {value for value, _ in left if value}
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        exact = next((exact for value, exact in left if value == 0.0 != exact), 0.0)
+        if exact and any(isinstance(rate, float) and rate in values for rate in rates):
+            for group in (number for number, rate in enumerate(rates) if isinstance(rate, float) and not rate):
+                self.vanished_rates.setdefault((id(optimizer), group), exact)
 
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:

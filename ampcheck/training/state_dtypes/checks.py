@@ -55,7 +55,21 @@ def check_state_dtypes(
     Without a declared policy float16 weights fail under an enabled GradScaler, which needs float32 weights; other
     16-bit tensors are reported and not judged, except for a loss of 16 bits, which warns.
     """
-    return [*_master_weights(stats), *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
+    weights = _master_weights(stats)
+    if stats.overwritten:
+        weights = [_overwritten(stats), *(finding for finding in weights if finding.verdict is Verdict.FAIL)]
+    return [*weights, *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
+
+
+def _overwritten(stats: StateDtypeStats) -> Finding:
+    name, step = next(iter(stats.overwritten.items()))
+    message = (
+        "16-bit weights must be written together with their float32 masters, but "
+        f"{listed(stats.overwritten, _LISTED)} got other values than the rounded ones of what an optimizer steps; step "
+        f"{step} wrote those of the masters over them ({name} first)"
+    )
+    hint = "copy what is loaded into the masters as well: master.copy_(parameter), before the next step"
+    return MASTER_WEIGHTS.fail(stats.subject, message, where=Where("update", step=step), hint=hint)
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:

@@ -173,7 +173,8 @@ class StateDtypeStats:
     """The tensors that live across steps. after_step: whether a step ran before, so that gradients and state exist.
 
     scaled: whether there is an enabled GradScaler, which, after a step, was used. vanished: state that became zero and
-    is divided by, where the steps were compared with float64.
+    is divided by, where the steps were compared with float64. overwritten: 16-bit weights that were written beside
+    their masters and got their values again, with the step in which they did.
     """
 
     subject: str
@@ -182,6 +183,7 @@ class StateDtypeStats:
     scaled: bool = False
     policy: DtypePolicy | None = None
     vanished: tuple[VanishedState, ...] = ()
+    overwritten: Mapping[str, int] = field(default_factory=dict)
 
 
 def measure_state_dtypes(
