@@ -19,8 +19,9 @@ from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
+from ampcheck.shadow.increments import follow_rounding, taken_up
 from ampcheck.shadow.memory import finite
-from ampcheck.shadow.suspects import ERROR
+from ampcheck.shadow.suspects import ERROR, TAKEN
 
 _ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
@@ -30,6 +31,21 @@ EXPONENTIALS = frozenset("exp exp2 exp_ exp2_".split())
 
 _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
+
+
+def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> str:
+    """The sort of suspect that a result is, if it is off by roundings that it measures; they move what is made of it.
+
+    Empty for any other result.
+    """
+    if measures_error(call, tensor, store, before):
+        undetermine(tensor, store, store.of(tensor))
+        return ERROR
+    taken = taken_up(call, tensor, store)
+    if taken is None:
+        return ""
+    follow_rounding(taken, tensor, store)
+    return TAKEN
 
 
 def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
@@ -49,7 +65,7 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
         return False
     written = {id(t) for t in call.written}  # of which nothing is left
     errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
-    errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if ERROR in companions.suspects}
+    errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if {ERROR, TAKEN} & companions.suspects.keys()}
     errors -= written
     unit, floor = max(companions.unit for companions in before), floor_of(max(call.depths))
     honest = largest = 0.0

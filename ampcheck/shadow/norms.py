@@ -80,10 +80,10 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
         apart = (moved - exact).abs()
         undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
         cancelled = _cancelled(tensor, exact, error / share, companions.unit)
-        if bool((undetermined | cancelled).any()):
-            companions.own()
-            followed = torch.where(undetermined, exact + error, moved.double())
-            store.moved(tensor).copy_(torch.where(cancelled, tensor, followed))
+        companions.own()
+        followed = torch.where(undetermined, exact + error, moved.double())
+        followed = torch.where(cancelled, tensor, followed).to(moved.dtype)
+        store.moved(tensor).copy_(store.moves.shake(followed.reshape(-1)).view(followed.shape))
 
 
 def _cancelled(tensor: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, unit: float) -> torch.Tensor:
