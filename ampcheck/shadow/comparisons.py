@@ -84,13 +84,16 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
 
 def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | None:
     """What an honest error of one operand changes in a result, a norm; None where the op does not run so."""
-    number = next((i for i, result in enumerate(call.results) if result is tensor), None)
+    op, results = call.op, call.results
+    if call.name.startswith("_foreach_") and call.written:  # an op that writes lists returns nothing
+        op, results = getattr(getattr(torch.ops.aten, call.name.removesuffix("_")), op._overloadname), [*call.written]
+    number = next((i for i, result in enumerate(results) if result is tensor), None)
     if number is None:  # running statistics of a norm, which are no result of it
         return None
     try:
-        moved = results_of(side.run(call))[number]
+        moved = results_of(side.run(call, op))[number]
         side.share = 0.0
-        still = results_of(side.run(call))[number]
+        still = results_of(side.run(call, op))[number]
     except OP_ERRORS:
         return None
     if moved is None or still is None or moved.shape != tensor.shape:
