@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, floor_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 from ampcheck.shadow.memory import finite
 
@@ -70,6 +70,10 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
     A gradient that is zero by mathematics, such as that of a key's bias, is nothing in float64 and rounding alone in
     the run. So is an element whose terms happen to cancel: its error is honest beside the others. An optimizer that
     divides by its size makes a whole update of it, which is as undetermined as the gradient.
+
+    To an optimizer gradients are data, so moved is moved by their honest roundings as well. What was moved where the
+    run began leaves combinations of elements as they are that roundings do not: one that makes gradients orthogonal
+    (Muon) enlarges a singular value that is zero by mathematics.
     """
     for tensor in map(torch.Tensor.detach, gradients):
         companions = store.known(tensor) if has_companions(tensor) else None
@@ -82,8 +86,10 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
         cancelled = _cancelled(tensor, exact, error / share, companions.unit)
         companions.own()
         followed = torch.where(undetermined, exact + error, moved.double())
-        followed = torch.where(cancelled, tensor, followed).to(moved.dtype)
-        store.moved(tensor).copy_(store.moves.shake(followed.reshape(-1)).view(followed.shape))
+        followed = torch.where(cancelled, tensor, followed)
+        known = torch.where(exact.isfinite(), exact, 0.0).float()
+        rounded = store.moves.shake(known.reshape(-1)).view(known.shape) - known
+        store.moved(tensor).copy_(followed + floor_of(companions.depth) * rounded)
 
 
 def _cancelled(tensor: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, unit: float) -> torch.Tensor:
