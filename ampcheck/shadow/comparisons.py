@@ -65,7 +65,9 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
         return False
     written = {id(t) for t in call.written}  # of which nothing is left
     errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
-    errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if {ERROR, TAKEN} & companions.suspects.keys()}
+    errors |= {
+        id(t) for t, companions in zip(call.inputs, before, strict=True) if {ERROR, TAKEN} & companions.suspects.keys()
+    }
     errors -= written
     unit, floor = max(companions.unit for companions in before), floor_of(max(call.depths))
     honest = largest = 0.0

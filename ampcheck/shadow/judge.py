@@ -34,7 +34,7 @@ from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
-from ampcheck.shadow.reached import Reached
+from ampcheck.shadow.reached import UNSCALES, Reached
 from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
@@ -120,7 +120,7 @@ class Judge:
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}", reported=True)
-        elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
+        elif call.name == UNSCALES:
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
@@ -243,7 +243,7 @@ class Judge:
     ) -> None:
         values = companions.exact.values, companions.moved.values
         exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values[0]), view_of(tensor, values[1]))
-        whole, unit, low = where.phase == "backward", companions.unit, tensor.dtype.itemsize <= 2
+        whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1

@@ -236,12 +236,20 @@ class UpdateWatch:
             narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
             self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
-            carriers = _Carriers(residents, self._versions)
+            lost = {
+                id(now.get((b.resident.role, b.resident.name))) for b in self._before if self._is_overwritten(b, now)
+            }
+            carriers = _Carriers([r for r in residents if id(r.tensor) not in lost], self._versions)
             for before in self._before:
                 tensor = now.get((before.resident.role, before.resident.name))
                 if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
                     self._book(before, tensor, carriers)
         self._before = []
+
+    def _is_overwritten(self, before: _Before, now: Mapping[tuple[Role, str], torch.Tensor]) -> bool:
+        """Whether the step set a tensor to values that do not depend on it: what it held is lost."""
+        tensor = now.get((before.resident.role, before.resident.name))
+        return tensor is not None and not self._lineage.form(tensor).mask & before.bit
 
     def _made_at(self, tensor: torch.Tensor) -> Where | None:
         """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
