@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ampcheck import Run, Verdict, audit
+from ampcheck import Verdict, audit
 from ampcheck.shadow import Shadow
 
 FORMATS = (torch.bfloat16, torch.float16)
@@ -149,24 +150,37 @@ class Kahan(torch.optim.Optimizer):
             in_place(parameter, -1e-3 * parameter.grad, rest)
 
 
-def trained(*, keeps: bool) -> Run:
+def loop(*, keeps: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(16, 16, bias=False)
+    nn.init.uniform_(model.weight, 1.0, 1.9)
+    model.bfloat16()  # what rounding loses here no compensation holds
+    optimizer, x = Kahan([model.weight], keeps=keeps), torch.randn(64, 16).bfloat16()
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "step": step}
+
+
+def failures(*, keeps: bool, by_parts: bool) -> set[str]:
     def main() -> None:
-        torch.manual_seed(0)
-        model = nn.Linear(16, 16, bias=False)
-        nn.init.uniform_(model.weight, 1.0, 1.9)
-        model.bfloat16()  # what rounding loses here no compensation holds
-        optimizer, x = Kahan([model.weight], keeps=keeps), torch.randn(64, 16).bfloat16()
-        for _ in range(24):
-            optimizer.zero_grad()
-            model(x).float().square().mean().backward()
-            optimizer.step()
+        step = loop(keeps=keeps)["step"]
+        for number in range(24):
+            step(number)
 
-    return audit(main)
+    return {f.check for f in audit(loop(keeps=keeps) if by_parts else main).of(Verdict.FAIL)}
 
 
-def test_a_loop_that_compensates_in_a_function_passes() -> None:
-    assert not trained(keeps=True).of(Verdict.FAIL)
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_a_loop_that_compensates_passes(by_parts: bool) -> None:
+    assert not failures(keeps=True, by_parts=by_parts)
 
 
-def test_a_loop_that_overwrites_its_compensation_stagnates() -> None:
-    assert "stagnation" in {f.check for f in trained(keeps=False).of(Verdict.FAIL)}
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_a_loop_that_overwrites_its_compensation_stagnates(by_parts: bool) -> None:
+    assert failures(keeps=False, by_parts=by_parts) == {"stagnation"}
