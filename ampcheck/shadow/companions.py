@@ -23,6 +23,7 @@ from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
+    from ampcheck.shadow.increments import Lineage
     from ampcheck.shadow.slopes import Slope
 
 Key: TypeAlias = Hashable
@@ -50,13 +51,14 @@ class Companions:
     themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
     written: an op of this run wrote the values; else they entered as data. depth: roundings to 16 bits on the longest
     way from data. suspects: by sort, keys of places where something happened that does no harm by itself. bytes: the
-    real values at the last look, of memory that NumPy may write. settled: a collective wrote the values. alive: the
-    storage; None for companions of one use, of memory that is read in another format.
+    real values at the last look, of memory that NumPy may write. settled: a collective wrote the values. lineage: of
+    what they are a sum. alive: the storage; None for companions of one use, of memory that is read in another format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "numel", "parts", "rows",
-        "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole", "writes", "written",
+        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "lineage", "numel",
+        "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole",
+        "writes", "written",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +82,7 @@ class Companions:
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
         self.decay: Decay | None = None
+        self.lineage: Lineage | None = None
         self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}

@@ -19,8 +19,9 @@ from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
+from ampcheck.shadow.increments import follow_rounding, taken_up
 from ampcheck.shadow.memory import finite
-from ampcheck.shadow.suspects import ERROR
+from ampcheck.shadow.suspects import ERROR, TAKEN
 
 _ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
@@ -30,6 +31,21 @@ EXPONENTIALS = frozenset("exp exp2 exp_ exp2_".split())
 
 _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
+
+
+def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> str:
+    """The sort of suspect that a result is, if it is off by roundings that it measures; they move what is made of it.
+
+    Empty for any other result.
+    """
+    if measures_error(call, tensor, store, before):
+        undetermine(tensor, store, store.of(tensor))
+        return ERROR
+    taken = taken_up(call, tensor, store)
+    if taken is None:
+        return ""
+    follow_rounding(taken, tensor, store)
+    return TAKEN
 
 
 def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
@@ -49,7 +65,9 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
         return False
     written = {id(t) for t in call.written}  # of which nothing is left
     errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
-    errors |= {id(t) for t, companions in zip(call.inputs, before, strict=True) if ERROR in companions.suspects}
+    errors |= {
+        id(t) for t, companions in zip(call.inputs, before, strict=True) if {ERROR, TAKEN} & companions.suspects.keys()
+    }
     errors -= written
     unit, floor = max(companions.unit for companions in before), floor_of(max(call.depths))
     honest = largest = 0.0
@@ -68,13 +86,16 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
 
 def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | None:
     """What an honest error of one operand changes in a result, a norm; None where the op does not run so."""
-    number = next((i for i, result in enumerate(call.results) if result is tensor), None)
+    op, results = call.op, call.results
+    if call.name.startswith("_foreach_") and call.written:  # an op that writes lists returns nothing
+        op, results = getattr(getattr(torch.ops.aten, call.name.removesuffix("_")), op._overloadname), [*call.written]
+    number = next((i for i, result in enumerate(results) if result is tensor), None)
     if number is None:  # running statistics of a norm, which are no result of it
         return None
     try:
-        moved = results_of(side.run(call))[number]
+        moved = results_of(side.run(call, op))[number]
         side.share = 0.0
-        still = results_of(side.run(call))[number]
+        still = results_of(side.run(call, op))[number]
     except OP_ERRORS:
         return None
     if moved is None or still is None or moved.shape != tensor.shape:

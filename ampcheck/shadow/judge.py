@@ -27,21 +27,23 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import EXPONENTIALS, measures_error, restarts, undetermine
+from ampcheck.shadow.comparisons import EXPONENTIALS, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
 from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
-from ampcheck.shadow.reached import Reached
+from ampcheck.shadow.reached import UNSCALES, Reached
 from ampcheck.shadow.recurrence import Recurrence
+from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
     ERROR,
     ILL,
     MASKED,
+    TAKEN,
     VANISHED,
     Suspects,
     drop,
@@ -118,7 +120,7 @@ class Judge:
             self._decision(call, where, before, inherited, index)
         elif call.name == "_local_scalar_dense":
             self._reach(before, f"a number that left the run at {where.file}:{where.line}", reported=True)
-        elif call.name == "_amp_foreach_non_finite_check_and_unscale_":
+        elif call.name == UNSCALES:
             self.scale = self._reached.unscale(call, inherited)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
@@ -159,7 +161,7 @@ class Judge:
             if companions is None:
                 continue
             self._reach([companions], name)
-            for suspect in self._suspects.of([companions], ILL) if name not in weights else ():
+            for suspect in self._suspects.of([companions], ILL, TAKEN) if name not in weights else ():
                 self._accuse_if_lost(suspect, tensor, name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
         for name, companions in known.items():
@@ -241,7 +243,7 @@ class Judge:
     ) -> None:
         values = companions.exact.values, companions.moved.values
         exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values[0]), view_of(tensor, values[1]))
-        whole, unit, low = where.phase == "backward", companions.unit, tensor.dtype.itemsize <= 2
+        whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
@@ -273,21 +275,19 @@ class Judge:
             if call.name in EXPONENTIALS:  # 1 in exact, of an error of any size
                 for suspect in self._suspects.of([companions], ERROR):
                     self._accuse_if_lost(suspect, tensor, call.name)
-            if seen_at_once.within and not (seen_at_once.ill or single):
-                drop(companions, ERROR)
+        if seen_at_once.within and not (seen_at_once.ill or single):
+            drop(companions, ERROR, TAKEN)
+        widens = not (seen_at_once.within or single or inherited)
+        if widens and widened(call, tensor, self._store, backward=whole):
+            moved = self._store.moved(tensor)
+            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
-        if doubtful and not inherited and measures_error(call, tensor, self._store, before):
-            error = fault_at(faults.CANCELLATION, tensor, Examination(0), where, index)
-            self._suspects.add(companions, ERROR, error)
-            undetermine(tensor, self._store, companions)
+        if doubtful and not inherited and (sort := own_error(call, tensor, self._store, before)):
+            self._suspects.add(companions, sort, fault_at(faults.CANCELLATION, tensor, Examination(0), where, index))
             return
-        if (
-            seen_at_once.ill
-            and not {ILL, ERROR} & companions.suspects.keys()
-            and float32_keeps(call, tensor, self._store)
-        ):
-            seen = Examination(tensor.numel(), error=1.0)
-            ill = fault_at(faults.CANCELLATION, tensor, seen, where, index)
+        known = {ILL, ERROR, TAKEN} & companions.suspects.keys()
+        if seen_at_once.ill and not known and float32_keeps(call, tensor, self._store):
+            ill = fault_at(faults.CANCELLATION, tensor, Examination(tensor.numel(), error=1.0), where, index)
             self._suspects.add(companions, ILL, with_sizes(ill, call, tensor, self._store))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):

@@ -23,6 +23,7 @@ from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
+from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.literals import literals_by_ops
 from ampcheck.shadow.reference import Reference
@@ -276,6 +277,7 @@ class Shadow(DispatchMode):
                         self.freedom = with_call(self.freedom, call, self.store)
                 except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
                     self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
+                follow_lineage(call, self.store)
             if rows is not None:
                 self.partly[schema.title] += rows.write_back(out)
         return out

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, floor_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 from ampcheck.shadow.memory import finite
 
@@ -70,6 +70,11 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
     A gradient that is zero by mathematics, such as that of a key's bias, is nothing in float64 and rounding alone in
     the run. So is an element whose terms happen to cancel: its error is honest beside the others. An optimizer that
     divides by its size makes a whole update of it, which is as undetermined as the gradient.
+
+    To an optimizer gradients are data: their errors were judged, as those of one tensor, and a step is judged for what
+    it does to them. So moved is moved by honest roundings as well. What was moved where the run began leaves
+    combinations of elements as they are that roundings do not: an optimizer that makes gradients orthogonal (Muon)
+    enlarges a singular value that is zero by mathematics.
     """
     for tensor in map(torch.Tensor.detach, gradients):
         companions = store.known(tensor) if has_companions(tensor) else None
@@ -78,19 +83,22 @@ def follow_noise(gradients: Iterable[torch.Tensor], store: CompanionStore) -> No
         exact, moved, share = store.exact(tensor), store.moved(tensor), MOVE / companions.unit
         error = torch.where(tensor.isfinite(), tensor - exact, 0.0) * share
         apart = (moved - exact).abs()
-        undetermined = (apart > UNKNOWABLE * share * exact.abs()) & (error.abs() > apart)
-        cancelled = _cancelled(tensor, exact, error / share, companions.unit)
-        if bool((undetermined | cancelled).any()):
-            companions.own()
-            followed = torch.where(undetermined, exact + error, moved.double())
-            store.moved(tensor).copy_(torch.where(cancelled, tensor, followed))
+        further = error.abs() > apart
+        undetermined = (apart > UNKNOWABLE * share * exact.abs()) & further
+        honest = _honest(tensor, exact, error / share, companions.unit)
+        cancelled = honest & (error.abs() > UNKNOWABLE * share * exact.abs())
+        companions.own()
+        followed = torch.where(undetermined | (honest & further), exact + error, moved.double())
+        followed = torch.where(cancelled, tensor, followed)
+        known = torch.where(exact.isfinite(), exact, 0.0).float()
+        rounded = store.moves.shake(known.reshape(-1)).view(known.shape) - known
+        store.moved(tensor).copy_(followed + floor_of(companions.depth) * rounded)
 
 
-def _cancelled(tensor: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, unit: float) -> torch.Tensor:
-    """Elements that are mostly error, of a size that roundings of the others have.
+def _honest(tensor: torch.Tensor, exact: torch.Tensor, error: torch.Tensor, unit: float) -> torch.Tensor:
+    """Elements whose error is of a size that roundings of the others have: gradients are judged as a whole.
 
     A zero in float16 may be a flushed number and not what terms left, so it is none of them.
     """
-    honest = SLACK * FLOOR * unit * float(exact.square().mean().sqrt())
-    cancelled = (error.abs() > UNKNOWABLE * exact.abs()) & (error.abs() <= honest)
-    return cancelled if unit > _FLUSHES else cancelled & (tensor != 0)
+    honest = error.abs() <= SLACK * FLOOR * unit * float(exact.square().mean().sqrt())
+    return honest if unit > _FLUSHES else honest & (tensor != 0)

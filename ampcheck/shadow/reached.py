@@ -23,6 +23,9 @@ from ampcheck.shadow.faults import OVERFLOW, Fault
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
 """The shapes of the gradients that a scaler unscales together."""
 
+UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"
+"""The op by which a `GradScaler` unscales gradients."""
+
 _COMES_DOWN = 2
 """Skipped steps in a row, at the end of a run, that lower a scale which steps were made at shortly before."""
 

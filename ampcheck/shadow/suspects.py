@@ -10,11 +10,11 @@ A suspect travels with the values, from the place where it happened, until it is
   determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
   ratio of it, which the data determine; nothing else that is made of it is judged.
+- taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,13 +28,16 @@ from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
-VANISHED, MASKED, COLLIDED, BLURRED, ILL, ERROR = "vanished", "masked", "collided", "blurred", "ill", "error"
+VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
+ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
 
-
 _ADDITIONS = frozenset("add add_ sub sub_ rsub addcmul lerp".split())
+
+_CANCELS = 2.0**30
+"""The size of a term, relative to a sum of which nothing is left in float64 but rounding."""
 
 
 class Suspects:
@@ -124,7 +127,7 @@ def missing_terms(
         else:
             part = total - _Without(store, term).run(call)
         share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
-        if FLOOR * companions.unit < share < math.inf:
+        if FLOOR * companions.unit < share < _CANCELS:
             missing.append(companions)
     return missing
 

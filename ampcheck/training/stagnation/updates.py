@@ -183,6 +183,7 @@ class UpdateWatch:
         self._changing: set[str] = set()
         self._most = most
         self._before: list[_Before] = []
+        self._entered: dict[tuple[Role, str], torch.Tensor] = {}  # the errors that values had before their first update
         self._rates: Mapping[str, float] = {}
         self.schedules = Schedules()
         self.vanished_rates: dict[tuple[int, int], float] = {}
@@ -214,6 +215,7 @@ class UpdateWatch:
                 known = self._shadow.store.known(tensor) is not None
                 exact = self._shadow.exact(tensor).clone() if known else tensor.double()
                 self._before.append(_Before(resident, tensor, bit, tensor.clone(), exact))
+                self._entered.setdefault((resident.role, resident.name), _spread(exact - tensor, _COMPARED))
         return self.steps < self._most or bool(self._before)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -247,12 +249,20 @@ class UpdateWatch:
             narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
             self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
-            carriers = _Carriers(residents, self._versions)
+            lost = {
+                id(now.get((b.resident.role, b.resident.name))) for b in self._before if self._is_overwritten(b, now)
+            }
+            carriers = _Carriers([r for r in residents if id(r.tensor) not in lost], self._versions)
             for before in self._before:
                 tensor = now.get((before.resident.role, before.resident.name))
                 if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
                     self._book(before, tensor, carriers)
         self._before = []
+
+    def _is_overwritten(self, before: _Before, now: Mapping[tuple[Role, str], torch.Tensor]) -> bool:
+        """Whether the step set a tensor to values that do not depend on it: what it held is lost."""
+        tensor = now.get((before.resident.role, before.resident.name))
+        return tensor is not None and not self._lineage.form(tensor).mask & before.bit
 
     def _made_at(self, tensor: torch.Tensor) -> Where | None:
         """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
@@ -294,7 +304,8 @@ class UpdateWatch:
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            names = carriers.of(resident, before.exact + update, new)
+            true, entered = before.exact + update, self._entered[resident.role, resident.name]
+            names = carriers.of(resident, true, new) or carriers.of(resident, true, new, entered)
             updates.uncarried += not names
             if names:
                 updates.candidates.append((missed, names))
@@ -359,16 +370,19 @@ class _Carriers:
                 self._groups.setdefault(tensor.numel(), []).append(resident)
         self._rows: dict[int, torch.Tensor] = {}
 
-    def of(self, resident: Resident, true: torch.Tensor, new: torch.Tensor) -> tuple[str, ...]:
+    def of(
+        self, resident: Resident, true: torch.Tensor, new: torch.Tensor, entered: torch.Tensor | float = 0.0
+    ) -> tuple[str, ...]:
         """The tensors that know more than half of what was lost, the best first: a wide copy, or what is to be added or
-        taken away."""
+        taken away. entered: an error that is older than they are."""
         group = self._groups.get(true.numel(), [])
         if not group:
             return ()
         if true.numel() not in self._rows:
             of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
             self._rows[true.numel()] = torch.stack(of_each)
-        rows, wanted, present = self._rows[true.numel()], _spread(true, _COMPARED), _spread(new, _COMPARED)
+        rows, present = self._rows[true.numel()], _spread(new, _COMPARED)
+        wanted = _spread(true, _COMPARED) - entered
         missing = (present - wanted).abs().sum()
         ways = (rows, present + rows, present - rows)
         left = torch.stack([(way - wanted).abs().sum(1) for way in ways]).amin(0)

@@ -1,0 +1,134 @@
+"""What a sum has taken up: the difference of `new = old + update` and `old`.
+
+Code that takes this difference has the update already. It asks what rounding left of it: a compensated sum (Kahan) adds
+the rest to the next update, and a two-sum returns it. The difference is off by the rounding of the sum, which may be
+far more than the update, and is no fault: what is made of it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+import torch
+
+from ampcheck.shadow.bounds import FLOOR
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
+
+_COPIES = frozenset("clone _to_copy copy".split())
+_SUMS = frozenset("add sub rsub addcmul addcdiv lerp".split())
+
+_numbers = count()
+
+_MOST = 2.0
+"""How far the sum may lie from where it would be without rounding, in unit roundoffs: what compensates keeps less."""
+
+
+class Lineage(NamedTuple):
+    """A name of values, which copies of them share, and the names of what they are a sum of."""
+
+    name: int
+    terms: frozenset[int]
+
+
+class Taken(NamedTuple):
+    """A sum, one of its terms, and the sign of the sum in their difference."""
+
+    sum: torch.Tensor
+    term: torch.Tensor
+    sign: int
+
+
+def follow_lineage(call: Call, store: CompanionStore) -> None:
+    """Give results the names of the values that they copy, or add up."""
+    name, outputs = _name(call), call.written or call.fresh
+    if name not in _COPIES and name not in _SUMS:
+        for tensor in call.written:
+            store.of(tensor).lineage = None
+        return
+    for number, result in enumerate(outputs):
+        values = [v for v in _values(call, number) if v.shape == result.shape]
+        if name in _COPIES:
+            source = values[-1] if values else None
+            copied = store.known(source) if source is not None else None
+            if source is None or copied is None or result.numel() != store.of(result).numel:
+                store.of(result).lineage = None
+            else:
+                own = _name_of(source, copied)
+                store.of(result).lineage = Lineage(own, copied.lineage.terms if copied.lineage else frozenset())
+            continue
+        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, name, number, result, store)))
+
+
+def taken_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Taken | None:
+    """The operands of a difference between a sum and one of its terms, off by roundings of the sum; else None."""
+    name = _name(call)
+    if name not in ("add", "sub", "rsub"):
+        return None
+    number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
+    values = list(_values(call, number))
+    alpha = call.argument("alpha", 1)
+    if len(values) != 2 or alpha != (-1 if name == "add" else 1):
+        return None
+    if name == "rsub":
+        values.reverse()
+    for (new, old), sign in ((values, 1), (values[::-1], -1)):
+        whole, part = store.known(new), store.known(old)
+        if whole is None or part is None or whole.lineage is None or _name_of(old, part) not in whole.lineage.terms:
+            continue
+        exact = store.exact(tensor)
+        error = torch.linalg.vector_norm(tensor.to(exact.dtype) - exact)
+        size = torch.linalg.vector_norm(store.exact(old if new is tensor else new))
+        return Taken(new, old, sign) if bool(error <= FLOOR * whole.unit * size) else None
+    return None
+
+
+def follow_rounding(taken: Taken, tensor: torch.Tensor, store: CompanionStore) -> None:
+    """Let moved round the sum as the run did, as far as that is honest, and take up as much."""
+    companions, whole = store.of(tensor), store.of(taken.sum)
+    exact, before = store.exact(tensor), store.moved(tensor).clone()
+    companions.own()
+    store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * (MOVE / companions.unit))
+    if taken.sum is tensor:
+        return
+    whole.own()
+    sums, moved = store.exact(taken.sum), store.moved(taken.sum)
+    apart = moved - sums + taken.sign * (store.moved(tensor) - before)
+    most = _MOST * MOVE * sums.abs()
+    moved.copy_(sums + torch.minimum(torch.maximum(apart, -most), most))
+
+
+def _terms(call: Call, name: str, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
+    """The names of what a sum adds up as it is."""
+    values = list(_values(call, number))
+    if name == "rsub":
+        values.reverse()
+    both = name == "add" and call.argument("alpha", 1) == 1
+    for value in values if both else values[:1]:
+        companions = store.known(value)
+        if companions is not None and value.shape == result.shape:
+            yield _name_of(value, companions)
+
+
+def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
+    """The name of the present values of a tensor, or of a part of a storage."""
+    if companions.lineage is None:
+        companions.lineage = Lineage(next(_numbers), frozenset())
+    name = companions.lineage.name
+    if tensor.numel() == companions.numel:
+        return name
+    return hash((name, tensor.storage_offset(), tensor.shape, tensor.stride()))
+
+
+def _name(call: Call) -> str:
+    return call.name.removeprefix("_foreach_").removesuffix("_")
+
+
+def _values(call: Call, number: int) -> Iterator[torch.Tensor]:
+    """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
+    for value in call.args:
+        item = value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
+        if has_companions(item):
+            yield item
