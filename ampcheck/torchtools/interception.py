@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 
 from ampcheck.torchtools.dynamo import without_autograd_cache
+from ampcheck.torchtools.patching import once_imported, replaced
 
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Compiled code of one graph: takes its inputs as a list, which it empties, and returns its outputs."""
@@ -157,6 +159,25 @@ def is_intercepted() -> bool:
     from torch._inductor import compile_fx as inductor
 
     return inductor.compile_fx.__name__ == "replaced"
+
+
+def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[None]:
+    """`called` gets each module and function that is passed to `torch.compile` inside.
+
+    Of `module.compile()` that is a bound method of the module. Dynamo is not imported, which takes a second.
+    """
+
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile(context: Any, function: Any) -> Any:
+            called(function)
+            return original(context, function)
+
+        return compile
+
+    def replace(module: types.ModuleType) -> AbstractContextManager[None]:
+        return replaced(module.eval_frame.OptimizeContext, "__call__", recording)
+
+    return once_imported("torch._dynamo", replace)
 
 
 def dotted(source: str) -> str:

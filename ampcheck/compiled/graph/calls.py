@@ -52,22 +52,29 @@ class CallProfiler:
     """Records the calls of the thread that entered it, except while Dynamo compiles.
 
     names: module paths by `id`. functions: those that were passed to `torch.compile`. codes: functions of which code
-    ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. Another profiler
+    ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. watched: modules
+    by `id`; passed_by: where the user's code first ran each of them outside of any compiled region. Another profiler
     stays installed; then `active` is False.
     """
 
     def __init__(
-        self, log: CompileLog, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+        self,
+        log: CompileLog,
+        names: Mapping[int, str] | None = None,
+        functions: Collection[Code] = (),
+        watched: Mapping[int, torch.nn.Module] | None = None,
     ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
         self.codes: set[Code] = set()
         self.outer_lines: set[tuple[str, int]] = set()
+        self.passed_by: dict[int, Where] = {}
         self.active = False
         self._log = log
         self._names = names or {}
         self._functions = frozenset(functions)
+        self._watched = {} if watched is None else watched
         self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
@@ -165,7 +172,12 @@ class CallProfiler:
         owner, code = _owner(frame, kind), frame.f_code
         if kind == "forward" and not isinstance(owner, torch.nn.Module):
             return
-        if id(owner) in self.eager or not in_compiled_region(frame.f_back):
+        if id(owner) in self.eager:
+            return
+        if not in_compiled_region(frame.f_back):
+            if id(owner) in self._watched and id(owner) not in self.passed_by:
+                file, line = users_line(frame.f_back)
+                self.passed_by[id(owner)] = Where("compile", file=file, line=line)
             return
         self._alive.append(owner)
         name = self._names.get(id(owner), type(owner).__name__) if kind == "forward" else code.co_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,23 +9,22 @@ from types import TracebackType
 
 import torch
 
+from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.checks import check_graph, tables
+from ampcheck.compiled.graph.own import accelerator, measure_again, measure_own_code
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes, Runner, own_device
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import as_result, is_for_the_runner
-from ampcheck.core.run import Run
+from ampcheck.core.errors import is_for_the_runner
+from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
-from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
-
-STEPS = 3
-"""How many steps of a training loop run; all but the last are its warm-up."""
+from ampcheck.torchtools.reachable import Reached
 
 _DEFAULT_OPTIONS, _DEFAULT_LIMITS = CompileOptions(), GraphLimits()
 
@@ -64,7 +62,7 @@ def measure_graph(
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
     if subject.kind in (Kind.CALL, Kind.TRAINING):
-        return _measure_own_code(subject, device)
+        return measure_own_code(subject, device)
     if is_scripted(subject):
         return GraphStats(subject.name, NO_SCRIPT)
     device = own_device(subject, device)
@@ -91,6 +89,24 @@ def measure_graph(
     if stats.breaks and blocks.plain:
         stats = replace(stats, cross_checks=runner.cross_checks())
     return replace(stats, modes=runner.count_modes()) if limits.modes and blocks.plain else stats
+
+
+def judge_again(subject: Subject, reached: Reached, *, device: str = "cpu", steps: int = 1) -> Run:
+    """Judge the graphs of a training loop, or of a callable without arguments, that ran in eager mode before.
+
+    It runs once more as it is, a loop for so many steps, and what it reaches is restored. There is no warm-up that the
+    user declares: the first time that a value varies is none of the recompilations, and one more is allowed. Code that
+    raises in eager mode as well, since it cannot run twice, is not judged.
+    """
+    stats = measure_again(subject, reached, device, steps)
+    if stats.error is not None and stats.error.eager:
+        message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
+        hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
+        return Run(findings=(COVERAGE.skip(subject.name, message, hint=hint),))
+    run = graph_run(stats, GraphLimits(max_recompiles=1))
+    # Nothing was compiled where what is compiled is called elsewhere.
+    findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
+    return replace(run, findings=tuple(findings))
 
 
 class GraphObservation:
@@ -125,36 +141,7 @@ class GraphObservation:
         if self.stats is None:
             passes = Passes()
             passes.error = None if error is None or is_for_the_runner(error) else error
-            self.stats = self._recorder.stats(self._subject, passes, device=_accelerator("cpu"), warm=False)
-
-
-@dynamo_warnings_suppressed()
-def _measure_own_code(subject: Subject, device: str) -> GraphStats:
-    """A callable, or a training loop, which runs compiled code of its own."""
-    training = subject.kind is Kind.TRAINING
-    subject = played(subject, STEPS) if training else subject
-    reset()
-    recorder, passes = GraphRecorder(), Passes()
-    try:
-        with warnings.catch_warnings(), recorder.block() as calls:
-            warnings.simplefilter("ignore")  # as in the passes of a model
-            for step in range(STEPS if training else 1):
-                calls.next_call()
-                recorder.log.stage = LATE if training and step == STEPS - 1 else WARM
-                try:
-                    subject.run_step(step) if training else subject.run_call()
-                    passes.calls += 1
-                except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
-                    passes.error = as_result(error)
-                    break
-    finally:
-        reset()
-    return recorder.stats(subject.name, passes, device=_accelerator(device), warm=training)
-
-
-def _accelerator(device: str) -> str:
-    """The device of the user's own code: a GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else device
+            self.stats = self._recorder.stats(self._subject, passes, device=accelerator("cpu"), warm=False)
 
 
 def graph_run(stats: GraphStats, limits: GraphLimits = _DEFAULT_LIMITS) -> Run:

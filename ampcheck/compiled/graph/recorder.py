@@ -69,17 +69,20 @@ class GraphRecorder:
 
     @contextmanager
     def profile(
-        self, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+        self,
+        names: Mapping[int, str] | None = None,
+        functions: Collection[Code] = (),
+        watched: Mapping[int, torch.nn.Module] | None = None,
     ) -> Iterator[CallProfiler]:
         """Record the code that runs."""
-        self._calls, self._profiled = CallProfiler(self.log, names, functions), True
+        self._calls, self._profiled = CallProfiler(self.log, names, functions, watched), True
         with self._calls as calls:
             yield calls
 
     @contextmanager
-    def block(self) -> Iterator[CallProfiler]:
+    def block(self, watched: Mapping[int, torch.nn.Module] | None = None) -> Iterator[CallProfiler]:
         """Record a block of the user's own code, with the child processes that it starts."""
-        with self.trace(), recorded_children() as self.children, self.profile() as calls:
+        with self.trace(), recorded_children() as self.children, self.profile(watched=watched) as calls:
             yield calls
 
     def stats(

@@ -80,7 +80,8 @@ class CompileLog:
         cache, _, result = record.name.rpartition("_")
         if record.name == "dynamo_graph_break_reason":
             self._broken.add(record.compile_id)
-            self._break(read_break(record.text))
+            if not _is_torchs_own_break(record.text):
+                self._break(read_break(record.text))
         elif record.name == "recompile_reasons":
             file, line = users_line(_innermost_of_torch(sys._getframe()))
             self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
@@ -181,6 +182,13 @@ def read_break(text: str) -> GraphBreak:
     title, advice = _titled(head.partition("Graph Break Reason: ")[2] or head)
     where = Where("compile", file=short_path(file), line=line or None)
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
+
+
+def _is_torchs_own_break(text: str) -> bool:
+    """Whether PyTorch's own code asks for the break, as every optimizer does around its step."""
+    text = text.partition("Traceback (most recent call last)")[0]
+    frames = _FRAME.findall(text.partition("User code traceback:")[2])
+    return "Call to `torch._dynamo.graph_break()`" in text and bool(frames) and not is_users(frames[-1][0])
 
 
 def is_wrapper(code: Code) -> bool:
