@@ -184,7 +184,7 @@ def judge_subject(
     with placement.entered():
         runs = run_stages(resolved.name, audit_stages(context), current_listener())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
-    findings = with_excerpts(with_causes(run.findings))
+    findings = with_excerpts(with_causes(_without_repeats(run.findings)))
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
@@ -244,6 +244,17 @@ def _audit_unchanged(
     if own_caches and COMPILED in values.coverage.unseen:
         runs = _with_caches_compiled(runs, subject)
     return _with_one_coverage(runs, values)
+
+
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
+    """Without a failure that another stage found as well and of which it says more, such as the setting that helps."""
+
+    def adds(other: Finding, to: Finding) -> bool:
+        same = (other.check, other.verdict, other.subject, other.where) == (to.check, to.verdict, to.subject, to.where)
+        return same and other.message != to.message and other.message.startswith(to.message)
+
+    failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
+    return [f for f in findings if f.verdict is not Verdict.FAIL or not any(adds(other, f) for other in failed)]
 
 
 def _wants_graphs(checks: Collection[str] | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function
+from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function, stance
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
@@ -28,13 +28,16 @@ _ARTIFACTS = {
 class EagerRun:
     """A module or function that ran as plain Python inside the compiled region.
 
-    caller: the `id` of the eager module or function that called it, None where compiled code did.
+    caller: the `id` of the eager module or function that called it, None where compiled code did. in_place: whether
+    `module.compile()` was called on it. stance: that of `torch.compiler.set_stance`.
     """
 
     name: str
     code: Code
     caller: int | None
     is_torchs: bool
+    in_place: bool = False
+    stance: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,9 @@ class CallProfiler:
         self._alive.append(owner)
         name = self._names.get(id(owner), type(owner).__name__) if kind == "forward" else code.co_name
         identity = (code.co_filename, code.co_name, code.co_firstlineno)
-        self.eager[id(owner)] = EagerRun(name, identity, self._caller(frame.f_back), not is_users(code.co_filename))
+        in_place = getattr(owner, "_compiled_call_impl", None) is not None
+        caller, is_torchs = self._caller(frame.f_back), not is_users(code.co_filename)
+        self.eager[id(owner)] = EagerRun(name, identity, caller, is_torchs, in_place, stance())
 
     def _caller(self, frame: FrameType | None) -> int | None:
         while frame is not None:

@@ -40,6 +40,7 @@ _GUARDS = {
     "constant": "a constant",
     "constant attribute": "a constant attribute",
     "identity": "an object's identity",
+    "length": "the length of a list or dict",
     "training flag": "the training flag",
     "grad mode": "the grad mode",
 }
@@ -50,6 +51,9 @@ _HINTS = {
     "torch._dynamo.config.recompile_limit",
     "backend error": "look at the exception; with torch._dynamo.config.suppress_errors = False it is raised",
     "unseen": RESET_BEFORE,
+    "switched off": "call torch.compiler.set_stance('default'), and set a stance in a with statement, which ends it",
+    "left out": "write torch.compile(layer) and use its result, instead of layer.compile(); or compile the module of "
+    "your own that calls the layer",
     "skipped": "look at TORCH_LOGS=dynamo for the reason; functions of files that Dynamo leaves out, generators and "
     "code under a dispatch mode are not compiled",
 }

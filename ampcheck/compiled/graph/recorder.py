@@ -206,7 +206,9 @@ def _is_empty(run: EagerRun, calls: bool, log: CompileLog) -> bool:
 
 
 def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
-    """Why a function ran eager: a failure of its own, a break that splits it, or no reason in the trace."""
+    """Why a function ran eager: a failure of its own, a break that splits it, a switch, or no reason in the trace."""
+    if run.stance == "force_eager":
+        return Failure(None, "switched off", "torch.compiler.set_stance('force_eager') is on", Where("compile"))
     own = [failure for failure in log.failures if _is_of(failure.code, run.code)]
     hard = [failure for failure in own if failure.cause != "graph break"]
     if hard:
@@ -214,6 +216,9 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
     if own or any(run.code[:2] in graph_break.frames for graph_break in log.breaks.values()):
         return Failure(run.code, "graph break", "a graph break splits it")
     outermost = run.is_torchs and run.caller is None
+    if outermost and run.in_place:
+        reason = "compile() of a module of PyTorch's own compiles nothing, as Dynamo leaves out the file of its class"
+        return Failure(None, "left out", reason, Where("compile"))
     if outermost and any(map(is_wrapper, log.empty)):
         reason = "PyTorch's own modules are compiled through one function, which Dynamo leaves out for good once a "
         return Failure(run.code, "skipped", f"{reason}module without tensor operations (nn.Identity) was compiled")

@@ -62,7 +62,8 @@ class Fallback:
     """Modules (by path) or a function inside the compiled region that ran eager.
 
     cause: `recompile limit`, `backend error`, `graph break`, `skipped`, or `unseen` where Dynamo may have compiled it
-    before recording began. `passed by`: it is compiled, and only the original ran; `not used`: so in the steps that
+    before recording began; `switched off` by the user's stance; `left out`: a class of PyTorch's own that was compiled
+    in place. `passed by`: it is compiled, and only the original ran; `not used`: so in the steps that
     ran, others may call it.
     """
 

@@ -251,7 +251,8 @@ def _cache_key(text: str) -> str:
 _TENSOR = re.compile(r"tensor '(.*?)' (.+?) mismatch(?: at index (\d+))?")
 _SIZE = re.compile(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]")
 _CONSTANT = re.compile(r"(.+?) (==|is|!=|is not|in|not in) .+")
-_IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|len\((.+?)\) ==|___dict_\w+\((.+?)[,)]")
+_LENGTH_OF = re.compile(r"len\((.+)\) [=!]= \d+")
+_IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|___dict_\w+\((.+?)[,)]")
 _STACK = "\nUser stack trace:\n"
 
 HINTS = {
@@ -270,6 +271,8 @@ HINTS = {
     "constant attribute": "keep what changes in a buffer (register_buffer(name, torch.tensor(value))), or set "
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True for an integer",
     "constant": "pass what changes as a tensor; Python values are compiled into the graph",
+    "length": "stack what a list gathers into one tensor, or fill a buffer of fixed size: each length of a list or "
+    "dict is compiled anew",
     "identity": "keep one object instead of creating a new one for each call",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",
@@ -361,6 +364,8 @@ def _kind(text: str) -> tuple[str, tuple[str, ...]]:
         return "invalidated", ("invalidated",)
     if ".training == " in text:
         return "training flag", ("training",)
+    if match := _LENGTH_OF.fullmatch(text):
+        return "length", ("length", match[1])
     if match := _IDENTITY.search(text):
         return "identity", ("identity", next(filter(None, match.groups()), text))
     if match := _CONSTANT.fullmatch(text):
