@@ -16,14 +16,15 @@ from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
-from ampcheck.catalog.compiled import CACHE_ARTIFACTS, COMPILED_ERROR, COMPILED_EXCEPTION
+from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.selection import select_checks, with_skips
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
-from ampcheck.compiled.graph.judge import GraphObservation, judge_again, judge_graph
+from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.compiled.graph.own import reached_of
 from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
+from ampcheck.compiled.own_code import judge_own_code
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
@@ -49,8 +50,8 @@ from ampcheck.training.judge import STEPS, judge_training
 from ampcheck.training.stopping import ended_after
 
 _OF_GRAPHS = frozenset(
-    map(str, (*graph_checks.COMPILER_CHECKS, COMPILED_ERROR, COMPILED_EXCEPTION)),
-) - {CACHE_ARTIFACTS.slug}
+    (*graph_checks.COMPILER_CHECKS, *accuracy_checks.CHECKS),
+) - {CACHE_ARTIFACTS.slug, COVERAGE.slug}
 """The checks on compiled code that a loop or a callable compiles itself; caches are judged while it runs."""
 
 _FULL_STEPS = 4
@@ -157,7 +158,7 @@ def judge_subject(
             with calls_of_compile(wrapped.append):
                 run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
             if compile and _wants_graphs(selected):
-                run = _with_graphs(run, resolved, selected, placement.device, bool(wrapped))
+                run = _with_graphs(run, resolved, selected, placement.device, bool(wrapped), limits)
         run = with_skips(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
@@ -269,7 +270,9 @@ def _of_eager(checks: Collection[str] | None) -> tuple[str, ...] | None:
     return tuple(slug for slug in checks if slug not in _OF_GRAPHS) or (COVERAGE.slug,)
 
 
-def _with_graphs(run: Run, subject: Subject, checks: Collection[str] | None, device: str, wrapped: bool) -> Run:
+def _with_graphs(
+    run: Run, subject: Subject, checks: Collection[str] | None, device: str, wrapped: bool, limits: Limits | None
+) -> Run:
     """The run of a loop or a callable, with its graphs where it has compiled code. wrapped: it called torch.compile."""
     steps = int(run.coverage.seen.get("steps", 0))
     config = sys.modules.get("torch._dynamo.config")
@@ -282,7 +285,7 @@ def _with_graphs(run: Run, subject: Subject, checks: Collection[str] | None, dev
     call = subject.shape
     if subject.kind is Kind.CALL and steps:
         subject = replace(subject, shape=lambda: ended_after(steps, call))
-    again = judge_again(subject, reached, device=device, steps=min(steps, STEPS))
+    again = judge_own_code(subject, reached, device=device, steps=min(steps, STEPS), limits=limits)
     wanted = {*_OF_GRAPHS, AUTOCAST_STATE.slug} if checks is None else {*checks} - {CACHE_ARTIFACTS.slug}
     findings = [f for f in again.findings if f.check in wanted or f.check == COVERAGE.slug]
     if checks is None:  # a skip is reported only where it was asked for

@@ -280,7 +280,7 @@ def test_the_use_of_autocast_in_a_callable_is_judged() -> None:
     assert _checks(run, Verdict.FAIL) == {"autocast-state"}
     assert not torch.is_autocast_enabled("cpu")
     with pytest.raises(UsageError, match="of kind 'call', which is judged by"):
-        audit(leaks, checks=["compiled-gradient"])
+        audit(leaks, checks=["low-precision-error"])
 
 
 def _divides() -> None:

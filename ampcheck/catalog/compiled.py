@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcheck.core.check import Check
-from ampcheck.core.subject import EVERY, MODELS, Kind
+from ampcheck.core.subject import EVERY, Kind
 
 COMPILED_DTYPE = Check(
     "compiled-dtype",
@@ -16,7 +16,7 @@ COMPILED_DTYPE = Check(
     "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "
     "dtypes that only one of the two accepts.",
     "Cast the result where the dtype matters, call the op with autocast disabled, bring operands to one dtype.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 COMPILED_EXCEPTION = Check(
@@ -46,7 +46,8 @@ COMPILED_ERROR = Check(
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
     "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
     "code must round there too. After a failure the compiler's stages and settings are tried. Of a training loop and a "
-    "callable: results and weights that become infinite or NaN in compiled code alone.",
+    "callable: the first call of each module and function that they compile, and results and weights that become "
+    "infinite or NaN in compiled code alone.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
     "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
     subjects=EVERY,
@@ -64,7 +65,7 @@ COMPILED_GRADIENT = Check(
     "counter that forward changes and uses (#197039).",
     "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it fixes it; enter "
     "autocast inside the compiled region.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 BLAME = Check(

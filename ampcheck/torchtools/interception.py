@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import fx
 
 from ampcheck.torchtools.dynamo import without_autograd_cache
 from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.pytree import tensors
 
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Compiled code of one graph: takes its inputs as a list, which it empties, and returns its outputs."""
@@ -178,6 +180,38 @@ def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[No
         return replaced(module.eval_frame.OptimizeContext, "__call__", recording)
 
     return once_imported("torch._dynamo", replace)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """A call of what `torch.compile` returned. original: the module or function that it wrapped. compile: wraps another
+    one with the same settings. autocast: what autocast of the CPU or of CUDA casts to, where it is on."""
+
+    original: Any
+    compile: Callable[[Any], Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: torch.dtype | None
+
+    @classmethod
+    def of(cls, frame: types.FrameType) -> CompiledCall | None:
+        """The call that a frame begins, where it is that of a wrapper of `torch.compile`."""
+        names = frame.f_locals
+        context: Any = names.get("self")
+        function = names.get("fn")
+        if type(context).__name__ != "OptimizeContext" or function is None or "args" not in names:
+            return None
+        owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))
+        original = owner if isinstance(owner, torch.nn.Module) else function
+        device = next((t.device.type for _, t in tensors((names["args"], names["kwargs"]))), "cpu")
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(original, context, names["args"], names["kwargs"], autocast)
+
+
+def is_wrapper_of_compile(code: types.CodeType) -> bool:
+    """Whether a code object is that of the wrapper which `torch.compile` returns."""
+    eval_frame = os.path.join("torch", "_dynamo", "eval_frame.py")
+    return code.co_name in ("_fn", "compile_wrapper") and code.co_filename.endswith(eval_frame)
 
 
 def dotted(source: str) -> str:

@@ -18,7 +18,8 @@ from ampcheck.core.subject import Subject
 
 BACKEND = "aot_eager"
 
-GRAPHS = ["graph-break", "recompile", "eager-fallback", "compiled-exception", "compiled-error", "cudagraph"]
+GRAPHS = ["graph-break", "recompile", "eager-fallback", "compiled-exception", "cudagraph"]
+GRAPHS += ["compiled-error", "compiled-gradient", "compiled-dtype"]
 
 
 @pytest.fixture(autouse=True)
@@ -388,15 +389,51 @@ def test_weights_that_only_compiled_code_makes_nan_fail() -> None:
         return loop(model, torch.compile(model, backend=backend))
 
     assert graphs(audit(compiled(BACKEND))) == []
-    (found,) = graphs(audit(compiled(wrong)))
-    assert found.check == "compiled-error"
-    assert "first.weight" in found.message
+    failures = graphs(audit(compiled(wrong)))
+    assert {f.check for f in failures} == {"compiled-error", "compiled-gradient"}
+    assert "first.weight" in failures[0].message
 
 
 def test_weights_that_eager_mode_makes_nan_too_are_no_matter_of_compilation() -> None:
     model = net()
     compiled = torch.compile(lambda x: model(x) * math.inf, backend=BACKEND)
     assert graphs(audit(loop(model, compiled))) == []
+
+
+def test_numbers_of_a_compiled_function_that_differ_from_eager_mode_fail() -> None:
+    """As a weight that is swapped for its backup inside of a compiled function, and keeps the new value."""
+
+    def doubled(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        return lambda *args: tuple(value * 2 for value in graph(*args))
+
+    def smoothed(backend: Any) -> dict[str, Any]:
+        model = net()
+        average = torch.zeros_like(model.first.weight)
+
+        @torch.compile(backend=backend)
+        def update(weight: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
+            return average * 0.9 + weight * 0.1
+
+        def after(i: int) -> None:
+            average.copy_(update(model.first.weight.detach(), average))
+
+        return loop(model, model, after=after)
+
+    sound = audit(smoothed("eager"))
+    assert graphs(sound) == []
+    assert "compiled-error" in checks(sound, Verdict.PASS)
+    failures = graphs(audit(smoothed(doubled)))
+    assert [f.check for f in failures] == ["compiled-error", "compiled-gradient"]
+    assert all(f.subject.startswith("subject, update") for f in failures)
+
+
+def test_a_function_that_steps_an_optimizer_is_not_called_on_a_copy() -> None:
+    training = compiled_optimizer()
+    before = copy.deepcopy(training["model"].state_dict())
+    run = audit(training)
+    assert graphs(run) == []
+    assert not [f for f in run.findings if f.check == "compiled-error"]
+    assert all(torch.equal(value, before[name]) for name, value in training["model"].state_dict().items())
 
 
 def test_an_exception_of_compiled_code_alone_fails() -> None:

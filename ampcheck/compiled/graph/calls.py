@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
@@ -15,6 +15,7 @@ from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
 from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function, stance
+from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
@@ -56,8 +57,8 @@ class CallProfiler:
 
     names: module paths by `id`. functions: those that were passed to `torch.compile`. codes: functions of which code
     ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. watched: modules
-    by `id`; passed_by: where the user's code first ran each of them outside of any compiled region. Another profiler
-    stays installed; then `active` is False.
+    by `id`; passed_by: where the user's code first ran each of them outside of any compiled region. called: gets each
+    call of what `torch.compile` returned, before it runs. Another profiler stays installed; then `active` is False.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class CallProfiler:
         names: Mapping[int, str] | None = None,
         functions: Collection[Code] = (),
         watched: Mapping[int, torch.nn.Module] | None = None,
+        called: Callable[[CompiledCall], None] | None = None,
     ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
@@ -78,6 +80,7 @@ class CallProfiler:
         self._names = names or {}
         self._functions = frozenset(functions)
         self._watched = {} if watched is None else watched
+        self._called = called
         self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
@@ -128,6 +131,9 @@ class CallProfiler:
                 self._record_artifacts(kind, value, frame)
         elif kind in ("forward", "function"):
             self._record_eager(frame, kind)
+        elif kind == "wrapper":
+            if self._called is not None and (call := CompiledCall.of(frame)) is not None:
+                self._called(call)
         elif kind in ("compiled", "resumed"):
             self.ran += kind == "compiled"
             if (part := resumed_function(code.co_name)) is not None:
@@ -142,6 +148,8 @@ class CallProfiler:
             kind = "compiled"
         elif resumed:
             kind = "resumed"
+        elif self._called is not None and is_wrapper_of_compile(code):
+            kind = "wrapper"
         elif code in _ARTIFACTS:
             kind = _ARTIFACTS[code]
         elif code.co_name == "forward" and code.co_argcount and not code.co_filename.startswith("<"):

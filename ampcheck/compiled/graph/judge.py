@@ -9,9 +9,8 @@ from types import TracebackType
 
 import torch
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.checks import check_graph, tables
-from ampcheck.compiled.graph.own import accelerator, measure_again, measure_own_code
+from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes, Runner, own_device
 from ampcheck.compiled.graph.stats import GraphStats
@@ -19,12 +18,11 @@ from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import is_for_the_runner
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import Run
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
-from ampcheck.torchtools.reachable import Reached
 
 _DEFAULT_OPTIONS, _DEFAULT_LIMITS = CompileOptions(), GraphLimits()
 
@@ -89,24 +87,6 @@ def measure_graph(
     if stats.breaks and blocks.plain:
         stats = replace(stats, cross_checks=runner.cross_checks())
     return replace(stats, modes=runner.count_modes()) if limits.modes and blocks.plain else stats
-
-
-def judge_again(subject: Subject, reached: Reached, *, device: str = "cpu", steps: int = 1) -> Run:
-    """Judge the graphs of a training loop, or of a callable without arguments, that ran in eager mode before.
-
-    It runs once more as it is, a loop for so many steps, and what it reaches is restored. There is no warm-up that the
-    user declares: the first time that a value varies is none of the recompilations, and one more is allowed. Code that
-    raises in eager mode as well, since it cannot run twice, is not judged.
-    """
-    stats = measure_again(subject, reached, device, steps)
-    if stats.error is not None and stats.error.eager:
-        message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
-        hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
-        return Run(findings=(COVERAGE.skip(subject.name, message, hint=hint),))
-    run = graph_run(stats, GraphLimits(max_recompiles=1))
-    # Nothing was compiled where what is compiled is called elsewhere.
-    findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
-    return replace(run, findings=tuple(findings))
 
 
 class GraphObservation:

@@ -22,7 +22,7 @@ from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools.batches import Playback, played
 from ampcheck.torchtools.dynamo import in_eager_mode, reset, trace_unsupported, uncompiled
-from ampcheck.torchtools.interception import calls_of_compile
+from ampcheck.torchtools.interception import CompiledCall, calls_of_compile
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
@@ -69,12 +69,14 @@ def reached_of(subject: Subject) -> Reached:
 
 
 @dynamo_warnings_suppressed()
-def measure_again(subject: Subject, reached: Reached, device: str, steps: int) -> GraphStats:
+def measure_again(
+    subject: Subject, reached: Reached, device: str, steps: int, called: Callable[[CompiledCall], None]
+) -> GraphStats:
     """The graphs of a training loop or a callable that ran in eager mode before, and runs once more as it is.
 
-    reached: what is restored afterwards. No step of a loop counts as late: one that evaluates, or has the last and
-    smaller batch, may come at any time. Where the code raises, or ends with an infinity or a NaN, it runs in eager mode
-    too.
+    reached: what is restored afterwards. called: gets each call of what `torch.compile` returned. No step of a loop
+    counts as late: one that evaluates, or has the last and smaller batch, may come at any time. Where the code raises,
+    or ends with an infinity or a NaN, it runs in eager mode too.
     """
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
@@ -85,7 +87,7 @@ def measure_again(subject: Subject, reached: Reached, device: str, steps: int) -
     reset()
     try:
         with preserved(reached) as start:
-            with calls_of_compile(watched.add), recorder.block(watched.modules) as calls:
+            with calls_of_compile(watched.add), recorder.block(watched.modules, called) as calls:
                 for number in _taken(runs, passes, lost):
                     calls.next_call()
                     recorder.log.stage = WARM if number else FIRST
