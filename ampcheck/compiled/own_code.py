@@ -55,7 +55,7 @@ def judge_own_code(
     # Nothing was compiled where what is compiled is called elsewhere.
     findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
     runs = [replace(run, findings=tuple(findings))]
-    if stats.error is None:
+    if stats.error is None and not stats.artifacts:  # artifacts of another compilation would be saved with the user's
         with preserved(reached):
             runs += calls.judged(subject.name, accelerator(device), limits)
     return merge(runs)
