@@ -285,7 +285,10 @@ def _with_graphs(
     call = subject.shape
     if subject.kind is Kind.CALL and steps:
         subject = replace(subject, shape=lambda: ended_after(steps, call))
-    again = judge_own_code(subject, reached, device=device, steps=min(steps, STEPS), limits=limits)
+    try:
+        again = judge_own_code(subject, reached, device=device, steps=min(steps, STEPS), limits=limits)
+    except UsageError as error:  # what it reaches cannot be restored
+        again = Run(findings=(COVERAGE.skip(subject.name, f"compiled code was not judged: {error}"),))
     wanted = {*_OF_GRAPHS, AUTOCAST_STATE.slug} if checks is None else {*checks} - {CACHE_ARTIFACTS.slug}
     findings = [f for f in again.findings if f.check in wanted or f.check == COVERAGE.slug]
     if checks is None:  # a skip is reported only where it was asked for

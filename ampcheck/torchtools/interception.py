@@ -185,13 +185,16 @@ def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[No
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
     """A call of what `torch.compile` returned. original: the module or function that it wrapped. compile: wraps another
-    one with the same settings. autocast: what autocast of the CPU or of CUDA casts to, where it is on."""
+    one with the same settings. autocast: what autocast casts to on the device of the arguments, where it is on. grad:
+    whether grad mode is."""
 
     original: Any
     compile: Callable[[Any], Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    device: str
     autocast: torch.dtype | None
+    grad: bool
 
     @classmethod
     def of(cls, frame: types.FrameType) -> CompiledCall | None:
@@ -205,7 +208,8 @@ class CompiledCall:
         original = owner if isinstance(owner, torch.nn.Module) else function
         device = next((t.device.type for _, t in tensors((names["args"], names["kwargs"]))), "cpu")
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return cls(original, context, names["args"], names["kwargs"], autocast)
+        grad = torch.is_grad_enabled()
+        return cls(original, context, names["args"], names["kwargs"], device, autocast, grad)
 
 
 def is_wrapper_of_compile(code: types.CodeType) -> bool:

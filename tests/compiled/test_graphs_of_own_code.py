@@ -463,6 +463,42 @@ def test_a_callable_that_compiles_is_judged_as_it_runs() -> None:
     assert "graph-break" in checks(run, Verdict.PASS)
 
 
+@pytest.mark.parametrize("how", ["hook", "attribute", "before", "assigned"])
+def test_graphs_that_do_not_see_that_the_model_changed_fail(how: str) -> None:
+    def change(model: Net) -> None:
+        if how == "attribute":
+            object.__setattr__(model, "first", nn.Sequential(model.first, nn.Linear(16, 16)))
+        elif how == "assigned":
+            model.first = nn.Sequential(model.first, nn.Linear(16, 16))
+        else:
+            model.second.register_forward_hook(lambda module, args, out: out.clamp(-0.01, 0.01))
+
+    def adapt() -> torch.Tensor:
+        model, x = net(), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+        compiled = torch.compile(model, backend=BACKEND)
+        if how == "before":
+            change(model)
+        compiled(x)
+        if how != "before":
+            change(model)
+        return compiled(x).sum()
+
+    failures = graphs(audit(adapt))
+    assert [f.check for f in failures] == (["compiled-error"] if how in ("hook", "attribute") else [])
+    assert all("changed after it was compiled" in f.message for f in failures)
+
+
+def test_a_lazy_module_that_never_ran_leaves_the_rest_of_the_audit() -> None:
+    lazy, compiled = nn.LazyLinear(4), torch.compile(net(), backend=BACKEND)
+
+    def call() -> torch.Tensor:
+        return compiled(torch.ones(2, 8)) if lazy is not None else torch.ones(1)
+
+    run = audit(call)
+    assert not run.failed
+    assert "a lazy module" in next(f.message for f in run.of(Verdict.SKIP) if f.check == "coverage")
+
+
 def test_one_recompilation_after_the_model_was_changed_is_intended() -> None:
     def adapt() -> torch.Tensor:
         model = net()

@@ -70,13 +70,19 @@ def reached_of(subject: Subject) -> Reached:
 
 @dynamo_warnings_suppressed()
 def measure_again(
-    subject: Subject, reached: Reached, device: str, steps: int, called: Callable[[CompiledCall], None]
+    subject: Subject,
+    reached: Reached,
+    device: str,
+    steps: int,
+    called: Callable[[CompiledCall], None],
+    ended: Callable[[], None],
 ) -> GraphStats:
     """The graphs of a training loop or a callable that ran in eager mode before, and runs once more as it is.
 
-    reached: what is restored afterwards. called: gets each call of what `torch.compile` returned. No step of a loop
-    counts as late: one that evaluates, or has the last and smaller batch, may come at any time. Where the code raises,
-    or ends with an infinity or a NaN, it runs in eager mode too.
+    reached: what is restored afterwards. called: gets each call of what `torch.compile` returned. ended: called
+    when all ran, with everything as it is then. No step of a loop counts as late: one that evaluates, or has the last
+    and smaller batch, may come at any time. Where the code raises, or ends with an infinity or a NaN, it runs in eager
+    mode too.
     """
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
@@ -92,6 +98,8 @@ def measure_again(
                     calls.next_call()
                     recorder.log.stage = WARM if number else FIRST
             lost += _nonfinite_weights(reached)
+            if passes.error is None:
+                ended()
             if passes.error is not None or lost:
                 start.restore()
                 lost = _compare_eager(runs, passes, lost, reached)
