@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.catalog import for_kind
+from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
@@ -19,12 +22,14 @@ from ampcheck.catalog.selection import select_checks, with_skips
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
+from ampcheck.compiled.graph.own import reached_of
 from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
+from ampcheck.compiled.own_code import judge_own_code
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
-from ampcheck.core.progress import Listener, current_listener
+from ampcheck.core.progress import current_listener
 from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
@@ -35,10 +40,19 @@ from ampcheck.numerics import (
 from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
 from ampcheck.stages import AuditContext, audit_stages, run_stages
+from ampcheck.torchtools.batches import played
+from ampcheck.torchtools.interception import calls_of_compile
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training import callable_checks
+from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.judge import STEPS, judge_training
+from ampcheck.training.stopping import ended_after
+
+_OF_GRAPHS = frozenset(
+    (*graph_checks.COMPILER_CHECKS, *accuracy_checks.CHECKS),
+) - {CACHE_ARTIFACTS.slug, COVERAGE.slug}
+"""The checks on compiled code that a loop or a callable compiles itself; caches are judged while it runs."""
 
 _FULL_STEPS = 4
 """Times as many steps of a training loop are observed in a full audit."""
@@ -71,8 +85,10 @@ def audit(
       too, and ended after `steps` steps, by default 24.
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
-    followed, as `coverage` then says. Only `device`, `checks`, `limits`, `steps` and `horizon` apply. If the model is
-    already compiled, eager runs use the original module and compiled runs keep its compile options.
+    followed, as `coverage` then says. Those with compiled functions run once more as they are, and their graphs are
+    judged; what they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps` and `horizon`
+    apply. If the model is already compiled, eager runs use the original module and compiled runs keep its compile
+    options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
@@ -134,9 +150,16 @@ def judge_subject(
             steps = _FULL_STEPS * default
         if resolved.kind is Kind.TRAINING or resolved.trains:
             current_listener().training(steps or default)
+        if resolved.kind is Kind.TRAINING:
+            resolved = played(resolved, steps or default)  # data are read once
+        wrapped: list[object] = []
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         with placement.entered():
-            run = _audit_unchanged(resolved, selected, limits, (steps, horizon), placement.device, current_listener())
-        run = with_skips(run, resolved, selected, compiles=True)
+            with calls_of_compile(wrapped.append):
+                run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
+            if compile and _wants_graphs(selected):
+                run = _with_graphs(run, resolved, selected, placement.device, bool(wrapped), limits)
+        run = with_skips(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
     native = None if autocast else native_format(resolved)
@@ -162,7 +185,7 @@ def judge_subject(
     with placement.entered():
         runs = run_stages(resolved.name, audit_stages(context), current_listener())
     run = with_skips(merge(runs), resolved, selected, compiles=compile)
-    findings = with_excerpts(with_causes(run.findings))
+    findings = with_excerpts(with_causes(_without_repeats(run.findings)))
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
@@ -172,10 +195,9 @@ def _audit_unchanged(
     limits: Limits | None,
     planned: tuple[int | None, int | None],
     device: str,
-    listener: Listener,
 ) -> Run:
     """Judge a training loop, or a callable without arguments, which cannot be copied. planned: steps, horizon."""
-    steps, horizon = planned
+    (steps, horizon), listener = planned, current_listener()
     if subject.kind is Kind.TRAINING:
         return judge_training(subject, checks, limits, steps=steps, horizon=horizon, device=device, listener=listener)
     listener.progress(f"{subject.name}: the callable", 0, 1)
@@ -223,6 +245,55 @@ def _audit_unchanged(
     if own_caches and COMPILED in values.coverage.unseen:
         runs = _with_caches_compiled(runs, subject)
     return _with_one_coverage(runs, values)
+
+
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
+    """Without a failure that another stage found as well and of which it says more, such as the setting that helps."""
+
+    def adds(other: Finding, to: Finding) -> bool:
+        same = (other.check, other.verdict, other.subject, other.where) == (to.check, to.verdict, to.subject, to.where)
+        return same and other.message != to.message and other.message.startswith(to.message)
+
+    failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
+    return [f for f in findings if f.verdict is not Verdict.FAIL or not any(adds(other, f) for other in failed)]
+
+
+def _wants_graphs(checks: Collection[str] | None) -> bool:
+    """Whether a check is selected that judges compiled code as a loop or a callable runs it."""
+    return checks is None or not _OF_GRAPHS.isdisjoint(checks)
+
+
+def _of_eager(checks: Collection[str] | None) -> tuple[str, ...] | None:
+    """The selected checks without those on compiled code."""
+    if checks is None:
+        return None
+    return tuple(slug for slug in checks if slug not in _OF_GRAPHS) or (COVERAGE.slug,)
+
+
+def _with_graphs(
+    run: Run, subject: Subject, checks: Collection[str] | None, device: str, wrapped: bool, limits: Limits | None
+) -> Run:
+    """The run of a loop or a callable, with its graphs where it has compiled code. wrapped: it called torch.compile."""
+    steps = int(run.coverage.seen.get("steps", 0))
+    config = sys.modules.get("torch._dynamo.config")
+    if world_size() > 1 or config is None or config.disable or (subject.kind is Kind.TRAINING and not steps):
+        return run
+    reached = reached_of(subject)
+    if not (wrapped or COMPILED in run.coverage.unseen or reached.compiled):
+        return run
+    current_listener().progress(f"{subject.name}: compiled code", 0, 1)
+    call = subject.shape
+    if subject.kind is Kind.CALL and steps:
+        subject = replace(subject, shape=lambda: ended_after(steps, call))
+    try:
+        again = judge_own_code(subject, reached, device=device, steps=min(steps, STEPS), limits=limits)
+    except UsageError as error:  # what it reaches cannot be restored
+        again = Run(findings=(COVERAGE.skip(subject.name, f"compiled code was not judged: {error}"),))
+    wanted = {*_OF_GRAPHS, AUTOCAST_STATE.slug} if checks is None else {*checks} - {CACHE_ARTIFACTS.slug}
+    findings = [f for f in again.findings if f.check in wanted or f.check == COVERAGE.slug]
+    if checks is None:  # a skip is reported only where it was asked for
+        findings = [f for f in findings if f.verdict is not Verdict.SKIP or f.check == COVERAGE.slug]
+    return merge([run, replace(again, findings=tuple(findings))])
 
 
 def _with_caches_compiled(runs: Sequence[Run], subject: Subject) -> list[Run]:

@@ -280,7 +280,7 @@ def test_the_use_of_autocast_in_a_callable_is_judged() -> None:
     assert _checks(run, Verdict.FAIL) == {"autocast-state"}
     assert not torch.is_autocast_enabled("cpu")
     with pytest.raises(UsageError, match="of kind 'call', which is judged by"):
-        audit(leaks, checks=["graph-break"])
+        audit(leaks, checks=["low-precision-error"])
 
 
 def _divides() -> None:
@@ -413,6 +413,25 @@ def test_public_names() -> None:
 
 def _slugs(run: Run) -> set[str]:
     return {finding.check for finding in run.findings}
+
+
+def test_a_failure_of_compiled_code_in_16_bits_is_listed_once_with_the_setting_that_helps() -> None:
+    class Pooled(nn.Module):
+        """The gradient of a largest element is divided by how many are equal to it; none is to one that is rounded."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, generator=torch.Generator().manual_seed(0)).bfloat16())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scaled = x * self.weight
+            return (scaled * scaled.sigmoid()).amax(1)
+
+    x = torch.randn(4, 32, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    run = audit((Pooled(), [(x,)]))
+    failures = [f for f in run.of(Verdict.FAIL) if f.check == "compiled-gradient"]
+    assert len(failures) == 1
+    assert "it passes with" in failures[0].message
 
 
 @pytest.mark.slow

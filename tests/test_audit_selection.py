@@ -14,6 +14,8 @@ import ampcheck
 from ampcheck.audit import audit
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.catalog import for_kind
+from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
+from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind
@@ -112,7 +114,12 @@ def test_a_selection_of_nothing_is_refused(subject: Any) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "check"),
-    [(MODEL, "resume"), (MODEL, "autocast-scope"), (lambda: None, "compiled-error"), (lambda: None, "graph-break")],
+    [
+        (MODEL, "resume"),
+        (MODEL, "autocast-scope"),
+        (lambda: None, "low-precision-error"),
+        (lambda: None, "policy-gap"),
+    ],
 )
 def test_a_selection_of_which_nothing_applies_is_refused(subject: Any, check: str) -> None:
     with pytest.raises(UsageError, match=rf"is judged by .*; asked for was {check}"):
@@ -172,6 +179,7 @@ def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> N
 
 
 def test_every_check_that_judges_a_callable_can_be_selected_for_it() -> None:
-    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, *CHECKS, "cache-artifacts"}
+    of_compiled_code = {*GRAPH_CHECKS, *ACCURACY_CHECKS}
+    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, *CHECKS, *of_compiled_code}
     assert judged == set(for_kind(Kind.CALL))
     assert set(GUARD_CHECKS) <= set(for_kind(Kind.TRAINING))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcheck.core.check import Check
-from ampcheck.core.subject import MODELS, Kind
+from ampcheck.core.subject import EVERY, Kind
 
 COMPILED_DTYPE = Check(
     "compiled-dtype",
@@ -16,7 +16,7 @@ COMPILED_DTYPE = Check(
     "An op whose own kernel calls ops that autocast casts, which the compiled graph never sees; operands of two "
     "dtypes that only one of the two accepts.",
     "Cast the result where the dtype matters, call the op with autocast disabled, bring operands to one dtype.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 COMPILED_EXCEPTION = Check(
@@ -30,7 +30,7 @@ COMPILED_EXCEPTION = Check(
     "eager kernels make and compiled kernels leave out.",
     "Compile with backend='aot_eager': where it raises as well, tracing is at fault. Report it to PyTorch with the "
     "smaller model; check the data before the compiled region.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 COMPILED_ERROR = Check(
@@ -45,10 +45,12 @@ COMPILED_ERROR = Check(
     "An eager run under a shadow gives the exact value of each result, and what moving the data by a rounding does to "
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
     "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
-    "code must round there too. After a failure the compiler's stages and settings are tried.",
+    "code must round there too. After a failure the compiler's stages and settings are tried. Of a training loop and a "
+    "callable: the first call of each module and function that they compile, and results and weights that become "
+    "infinite or NaN in compiled code alone.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
     "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 COMPILED_GRADIENT = Check(
@@ -63,7 +65,7 @@ COMPILED_GRADIENT = Check(
     "counter that forward changes and uses (#197039).",
     "Set torch._functorch.config.backward_pass_autocast = 'off' where the finding says that it fixes it; enter "
     "autocast inside the compiled region.",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 BLAME = Check(
@@ -97,7 +99,7 @@ GRAPH_BREAK = Check(
     "Compute both sides and choose with torch.where or clamp, return what is to be logged as a tensor, set "
     "torch._dynamo.config.capture_scalar_outputs, or accept the break with max_breaks.",
     unit="breaks",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 RECOMPILE = Check(
@@ -107,13 +109,14 @@ RECOMPILE = Check(
     "warm-up or, in it, for a value that had varied before.",
     "All calls run as a warm-up and once more. The message names the guard that failed, by kind: shape, dtype, "
     "training flag, grad mode, autocast, inference mode, constant. In the warm-up each value may vary once, by which "
-    "Dynamo learns the dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free.",
+    "Dynamo learns the dynamic sizes. Without a warm-up, as in a block of code, only that first new size is free. A "
+    "training loop and a callable have no end of their warm-up: each value may vary once, and one more is allowed.",
     "A Python number or a layer's index that changes, a size with dynamic=False or of 1, train and eval or grad "
     "modes in turn, new objects for each call. After eight graphs Dynamo runs a function in eager mode.",
     "Mark what varies with torch._dynamo.mark_dynamic, keep numbers in buffers or tensors, warm up in each mode "
     "that occurs, or accept them with max_recompiles.",
     unit="recompilations",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 EAGER_FALLBACK = Check(
@@ -125,11 +128,12 @@ EAGER_FALLBACK = Check(
     "plain Python. The reason comes from Dynamo's trace: the limit of recompilations, an exception of the backend "
     "that suppress_errors swallowed, or none. Compiled block by block, each block is named.",
     "More graphs of one function than torch._dynamo.config.recompile_limit (8), as with an integer per layer in "
-    "regional compilation; suppress_errors; code in files that Dynamo leaves out; the stance force_eager.",
+    "regional compilation; suppress_errors; code in files that Dynamo leaves out; the stance force_eager. A method of "
+    "a compiled model besides its call, or model.forward after model.compile(): only the original runs.",
     "Mend the guard that fails, see recompile; switch suppress_errors off and read the exception; leave out of the "
     "compiled region what is not to be compiled.",
     unit="left eager",
-    subjects=MODELS,
+    subjects=EVERY,
 )
 
 CACHE_ARTIFACTS = Check(
@@ -156,5 +160,5 @@ CUDAGRAPH = Check(
     "Tensors on the CPU, inputs changed in place, dynamic shapes, outputs kept from step to step.",
     "Keep all inputs on the device, clone outputs that are kept, or call "
     "torch.compiler.cudagraph_mark_step_begin() before each step.",
-    subjects=MODELS,
+    subjects=EVERY,
 )

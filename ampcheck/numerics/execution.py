@@ -28,7 +28,7 @@ _UNFOLLOWED = (
     (
         COMPILED,
         Verdict.WARN,
-        "compiled code was not judged",
+        "values inside compiled code were not judged",
         "judge compiled code by itself: audit((model, inputs)) compares it with eager code, watch(compiled_model) "
         "measures the values inside its graphs",
     ),

@@ -27,6 +27,9 @@ KEPT_BYTES = 2 << 30
 CHANGES = ("update", "buffer", "input")
 """Kinds of results that are differences: a weight, buffer or argument after all calls less the same before."""
 
+NUMPY = 1
+"""The place of NumPy's global generator among the random streams of a run."""
+
 _COUNTS = 2.0**16
 """Whole numbers from here on are no masks, positions or indices."""
 

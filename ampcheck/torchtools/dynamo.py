@@ -108,6 +108,12 @@ def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def stance() -> str:
+    """The stance that `torch.compiler.set_stance` set (2.6), such as `force_eager`."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))
+
+
 def without_autograd_cache() -> AbstractContextManager[None]:
     """Caches of whole AOTAutograd results are off inside."""
     from torch._functorch import config

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +20,8 @@ import torch
 from torch import fx
 
 from ampcheck.torchtools.dynamo import without_autograd_cache
+from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.pytree import tensors
 
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 """Compiled code of one graph: takes its inputs as a list, which it empties, and returns its outputs."""
@@ -157,6 +161,61 @@ def is_intercepted() -> bool:
     from torch._inductor import compile_fx as inductor
 
     return inductor.compile_fx.__name__ == "replaced"
+
+
+def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[None]:
+    """`called` gets each module and function that is passed to `torch.compile` inside.
+
+    Of `module.compile()` that is a bound method of the module. Dynamo is not imported, which takes a second.
+    """
+
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile(context: Any, function: Any) -> Any:
+            called(function)
+            return original(context, function)
+
+        return compile
+
+    def replace(module: types.ModuleType) -> AbstractContextManager[None]:
+        return replaced(module.eval_frame.OptimizeContext, "__call__", recording)
+
+    return once_imported("torch._dynamo", replace)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """A call of what `torch.compile` returned. original: the module or function that it wrapped. compile: wraps another
+    one with the same settings. autocast: what autocast casts to on the device of the arguments, where it is on. grad:
+    whether grad mode is."""
+
+    original: Any
+    compile: Callable[[Any], Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: str
+    autocast: torch.dtype | None
+    grad: bool
+
+    @classmethod
+    def of(cls, frame: types.FrameType) -> CompiledCall | None:
+        """The call that a frame begins, where it is that of a wrapper of `torch.compile`."""
+        names = frame.f_locals
+        context: Any = names.get("self")
+        function = names.get("fn")
+        if type(context).__name__ != "OptimizeContext" or function is None or "args" not in names:
+            return None
+        owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))
+        original = owner if isinstance(owner, torch.nn.Module) else function
+        device = next((t.device.type for _, t in tensors((names["args"], names["kwargs"]))), "cpu")
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        grad = torch.is_grad_enabled()
+        return cls(original, context, names["args"], names["kwargs"], device, autocast, grad)
+
+
+def is_wrapper_of_compile(code: types.CodeType) -> bool:
+    """Whether a code object is that of the wrapper which `torch.compile` returns."""
+    eval_frame = os.path.join("torch", "_dynamo", "eval_frame.py")
+    return code.co_name in ("_fn", "compile_wrapper") and code.co_filename.endswith(eval_frame)
 
 
 def dotted(source: str) -> str:

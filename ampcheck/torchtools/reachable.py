@@ -42,7 +42,7 @@ class Reached:
 
     tensors: those that belong to no module, optimizer or scaler. holders: containers, functions, classes, objects of
     the user's classes, arrays and random generators, whose contents the step may replace. unseen: whether there were
-    more values than are followed. compiled: whether any module or function is compiled. within: objects that only
+    more values than are followed. compiled: the modules and functions that are compiled. within: objects that only
     attributes of modules and classes lead to; they are restored, and no check judges them. opaque: types of the
     iterators and files, which cannot be restored.
     """
@@ -54,7 +54,7 @@ class Reached:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     holders: list[object] = field(default_factory=list)
     unseen: bool = False
-    compiled: bool = False
+    compiled: dict[str, object] = field(default_factory=dict)
     within: Reached | None = None
     opaque: dict[str, str] = field(default_factory=dict)
 
@@ -97,7 +97,9 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
         if isinstance(value, torch.Tensor):
             reached.tensors[_free(path, reached.tensors)] = value
         elif isinstance(value, torch.nn.Module):
-            reached.compiled = reached.compiled or any(is_compiled(part) for part in (value, *value.modules()))
+            for name, part in value.named_modules():
+                if is_compiled(part):
+                    reached.compiled[_free(".".join(filter(None, (path, name))), reached.compiled)] = part
             inside = uncompiled(value)
             reached.modules[_free(path, reached.modules)] = inside
             seen[id(inside)] = inside
@@ -119,8 +121,9 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
                 later += [(base.__name__, base) for base in value.__mro__[1:]]
         elif is_followed(value) or type(value) in _FOLLOWED:
             is_function = isinstance(value, types.FunctionType)
-            reached.compiled = reached.compiled or (is_function and is_compiled(value))
-            if is_function and not is_compiled(value):
+            if is_function and is_compiled(value):
+                reached.compiled[_free(path, reached.compiled)] = value
+            elif is_function:
                 reached.holders.append(value)
             elif not isinstance(value, CALLABLES):
                 reached.holders.append(value)

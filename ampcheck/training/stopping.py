@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from ampcheck.core.errors import EnoughSteps
+from ampcheck.torchtools.patching import replaced
 
 _PATIENCE = 3
 """So many exceptions may be caught, by code that tries a step again, before lines raise them as well."""
@@ -81,3 +85,38 @@ class Stopper:
                 frame.f_trace = trace
             frame = frame.f_back
         sys.settrace(lambda *_: None)
+
+
+def ended_after(steps: int, function: Callable[[], object]) -> object:
+    """The result of a function that trains; None where it is ended, as it goes on after so many steps.
+
+    Steps are counted by optimizers, and by backward passes where more than eight come to a step: Dynamo does not trace
+    `backward`, while the step of an optimizer may be compiled.
+    """
+    stopper, taken, passes = Stopper(), 0, 0
+
+    def before_step(*_: object) -> None:
+        nonlocal taken
+        if not torch.compiler.is_compiling():
+            taken += 1
+            if taken > steps:
+                stopper.stop()
+
+    def counting(original: Callable[..., object]) -> Callable[..., object]:
+        def backward(*args: Any, **kwargs: Any) -> object:
+            nonlocal passes
+            passes += 1
+            if taken >= steps or passes > 8 * steps:
+                stopper.stop()
+            return original(*args, **kwargs)
+
+        return backward
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    try:
+        with stopper.running(), replaced(torch.autograd, "backward", counting):
+            return function()
+    except EnoughSteps:
+        return None
+    finally:
+        hook.remove()

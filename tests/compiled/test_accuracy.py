@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -320,6 +321,15 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
     skipped = only(run, "compiled-error", Verdict.SKIP)
     assert "not comparable" in skipped.message
     assert not run.failed
+
+
+def test_numbers_of_numpy_that_dynamo_draws_from_pytorch_are_named() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.from_numpy(numpy.random.rand(4, 4)).float()
+
+    skipped = only(judge_accuracy((noisy, [(torch.zeros(4, 4),)])), "compiled-error", Verdict.SKIP)
+    assert "np.random.seed has no effect in compiled code" in skipped.message
+    assert "use_numpy_random_stream" in skipped.message
 
 
 class Experts(nn.Module):

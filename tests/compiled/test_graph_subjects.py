@@ -257,3 +257,44 @@ def test_warnings_of_the_model_are_not_raised_as_errors() -> None:
         return x + 1
 
     assert failures(judge((warning, [(X,)]), max_breaks=1)) == []
+
+
+# Why nothing was compiled ----------------------------------------------------------------------------------------
+
+
+def test_a_stance_that_is_left_on_is_named() -> None:
+    with torch.compiler.set_stance("force_eager"):
+        found = only(judge((double, [(X,)])), "eager-fallback")
+    assert "torch.compiler.set_stance('force_eager') is on" in found.message
+    assert "set_stance('default')" in found.hint
+
+
+class _Stack(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layer: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        if in_place:
+            self.layer.compile(backend="eager")
+        else:
+            self.layer = torch.compile(self.layer, backend="eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_a_layer_of_torchs_own_that_is_compiled_in_place_is_named_with_the_way_that_compiles_it() -> None:
+    found = only(judge_compiled((_Stack(in_place=True), [(X,)])), "eager-fallback")
+    assert "compile() of a module of PyTorch's own compiles nothing" in found.message
+    assert found.where.module == "layer"
+    assert "torch.compile(layer)" in found.hint
+    assert failures(judge_compiled((_Stack(in_place=False), [(X,)]))) == []
+
+
+def test_a_list_that_grows_is_named_by_its_length() -> None:
+    def joined(x: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([*past, x]).sum(0)
+
+    found = only(judge((joined, [(X, [X] * n) for n in range(1, 6)])), "recompile")
+    assert "the length of a list" in found.message
+    assert "identity" not in found.message
+    assert "into one tensor" in found.hint

@@ -35,11 +35,10 @@ from ampcheck.compiled.accuracy.checks import (
     where_of,
     who,
 )
-from ampcheck.compiled.accuracy.comparison import compare_runs
+from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
 from ampcheck.compiled.accuracy.stats import (
     EQUAL_STREAMS,
     NOISE,
-    OTHER_STREAMS,
     AccuracyStats,
     Exceptions,
     counted_errors,
@@ -110,8 +109,8 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
 
 def _not_repeatable(subject: Subject, eager: Measured, expected: Recorded, recorded: Recorded) -> str:
     """Why runs with equal seeds differ by themselves; "" where a second eager run gives what the first gave."""
-    if expected.random and recorded.streams != expected.streams and recorded.ran.error is None:
-        return OTHER_STREAMS
+    if other := other_streams(expected, recorded):
+        return other
     again = run_plan(eager.plan, prepare(subject, device=eager.plan.device), masked=eager.masked)
     differs = compare_runs(expected, again, eager.freedom).at_fault
     return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.numerics.record import CHANGES, Recorded
+from ampcheck.compiled.accuracy.stats import OTHER_STREAMS
+from ampcheck.numerics.record import CHANGES, NUMPY, Recorded
 from ampcheck.shadow import Reference
 from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.compare import FLOAT32, Key, Result, ResultError, compare_results
@@ -15,6 +16,12 @@ from ampcheck.shadow.freedom import Freedom
 
 _DECIDED_BY_ROUNDING = 0.5
 """The relative error of an element of a gradient in eager mode from which an optimizer may step either way."""
+
+
+_OF_NUMPY = (
+    ": eager mode draws them from NumPy, for which Dynamo draws from PyTorch, so that np.random.seed has no effect in "
+    "compiled code; draw with torch.rand, or set torch._dynamo.config.use_numpy_random_stream = True"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,14 @@ def compare_runs(
     if own_optimizer:
         left_out += _leave_out_noise(eager, results, values)
     return Comparison(compare_results(results, values, freedom, casts=casts), left_out)
+
+
+def other_streams(eager: Recorded, compiled: Recorded) -> str:
+    """Why the runs drew different random numbers; "" where all streams of both ended alike."""
+    if not eager.random or compiled.streams == eager.streams or compiled.ran.error is not None:
+        return ""
+    drawn, left = eager.streams[NUMPY] != eager.begun[NUMPY], compiled.streams[NUMPY] == compiled.begun[NUMPY]
+    return f"{OTHER_STREAMS}{_OF_NUMPY if drawn and left else ''}"
 
 
 def _add_unchanged(

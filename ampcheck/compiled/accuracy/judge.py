@@ -16,7 +16,7 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.comparison import Comparison, compare_runs
+from ampcheck.compiled.accuracy.comparison import Comparison, compare_runs, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
@@ -26,7 +26,6 @@ from ampcheck.compiled.accuracy.stats import (
     EMULATED,
     EQUAL_STREAMS,
     INDUCTOR,
-    OTHER_STREAMS,
     AccuracyStats,
     Exceptions,
     Trial,
@@ -196,8 +195,7 @@ def run_compiled(
         around = [eagerly()] if stage == EAGER else []
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
     compared = Comparison()
-    if eager.outcome.random and outcome.streams != eager.outcome.streams and outcome.ran.error is None:
-        eager.incomparable = OTHER_STREAMS
+    eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
     if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
         own = eager.plan.optimizer is not None
         compared = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)

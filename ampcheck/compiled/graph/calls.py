@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
@@ -14,7 +14,8 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function
+from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function, stance
+from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
@@ -28,13 +29,16 @@ _ARTIFACTS = {
 class EagerRun:
     """A module or function that ran as plain Python inside the compiled region.
 
-    caller: the `id` of the eager module or function that called it, None where compiled code did.
+    caller: the `id` of the eager module or function that called it, None where compiled code did. in_place: whether
+    `module.compile()` was called on it. stance: that of `torch.compiler.set_stance`.
     """
 
     name: str
     code: Code
     caller: int | None
     is_torchs: bool
+    in_place: bool = False
+    stance: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +56,31 @@ class CallProfiler:
     """Records the calls of the thread that entered it, except while Dynamo compiles.
 
     names: module paths by `id`. functions: those that were passed to `torch.compile`. codes: functions of which code
-    ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. Another profiler
-    stays installed; then `active` is False.
+    ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. watched: modules
+    by `id`; passed_by: where the user's code first ran each of them outside of any compiled region. called: gets each
+    call of what `torch.compile` returned, before it runs. Another profiler stays installed; then `active` is False.
     """
 
     def __init__(
-        self, log: CompileLog, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+        self,
+        log: CompileLog,
+        names: Mapping[int, str] | None = None,
+        functions: Collection[Code] = (),
+        watched: Mapping[int, torch.nn.Module] | None = None,
+        called: Callable[[CompiledCall], None] | None = None,
     ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
         self.artifacts: list[ArtifactCall] = []
         self.codes: set[Code] = set()
         self.outer_lines: set[tuple[str, int]] = set()
+        self.passed_by: dict[int, Where] = {}
         self.active = False
         self._log = log
         self._names = names or {}
         self._functions = frozenset(functions)
+        self._watched = {} if watched is None else watched
+        self._called = called
         self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
@@ -118,6 +131,9 @@ class CallProfiler:
                 self._record_artifacts(kind, value, frame)
         elif kind in ("forward", "function"):
             self._record_eager(frame, kind)
+        elif kind == "wrapper":
+            if self._called is not None and (call := CompiledCall.of(frame)) is not None:
+                self._called(call)
         elif kind in ("compiled", "resumed"):
             self.ran += kind == "compiled"
             if (part := resumed_function(code.co_name)) is not None:
@@ -132,6 +148,8 @@ class CallProfiler:
             kind = "compiled"
         elif resumed:
             kind = "resumed"
+        elif self._called is not None and is_wrapper_of_compile(code):
+            kind = "wrapper"
         elif code in _ARTIFACTS:
             kind = _ARTIFACTS[code]
         elif code.co_name == "forward" and code.co_argcount and not code.co_filename.startswith("<"):
@@ -165,12 +183,19 @@ class CallProfiler:
         owner, code = _owner(frame, kind), frame.f_code
         if kind == "forward" and not isinstance(owner, torch.nn.Module):
             return
-        if id(owner) in self.eager or not in_compiled_region(frame.f_back):
+        if id(owner) in self.eager:
+            return
+        if not in_compiled_region(frame.f_back):
+            if id(owner) in self._watched and id(owner) not in self.passed_by:
+                file, line = users_line(frame.f_back)
+                self.passed_by[id(owner)] = Where("compile", file=file, line=line)
             return
         self._alive.append(owner)
         name = self._names.get(id(owner), type(owner).__name__) if kind == "forward" else code.co_name
         identity = (code.co_filename, code.co_name, code.co_firstlineno)
-        self.eager[id(owner)] = EagerRun(name, identity, self._caller(frame.f_back), not is_users(code.co_filename))
+        in_place = getattr(owner, "_compiled_call_impl", None) is not None
+        caller, is_torchs = self._caller(frame.f_back), not is_users(code.co_filename)
+        self.eager[id(owner)] = EagerRun(name, identity, caller, is_torchs, in_place, stance())
 
     def _caller(self, frame: FrameType | None) -> int | None:
         while frame is not None:

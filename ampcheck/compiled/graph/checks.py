@@ -9,6 +9,7 @@ from dataclasses import replace
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.compiled import (
     CACHE_ARTIFACTS,
+    COMPILED_ERROR,
     COMPILED_EXCEPTION,
     CUDAGRAPH,
     EAGER_FALLBACK,
@@ -39,6 +40,7 @@ _GUARDS = {
     "constant": "a constant",
     "constant attribute": "a constant attribute",
     "identity": "an object's identity",
+    "length": "the length of a list or dict",
     "training flag": "the training flag",
     "grad mode": "the grad mode",
 }
@@ -49,6 +51,9 @@ _HINTS = {
     "torch._dynamo.config.recompile_limit",
     "backend error": "look at the exception; with torch._dynamo.config.suppress_errors = False it is raised",
     "unseen": RESET_BEFORE,
+    "switched off": "call torch.compiler.set_stance('default'), and set a stance in a with statement, which ends it",
+    "left out": "write torch.compile(layer) and use its result, instead of layer.compile(); or compile the module of "
+    "your own that calls the layer",
     "skipped": "look at TORCH_LOGS=dynamo for the reason; functions of files that Dynamo leaves out, generators and "
     "code under a dispatch mode are not compiled",
 }
@@ -66,6 +71,7 @@ def check_graph(stats: GraphStats, *, max_breaks: int = 0, max_recompiles: int =
         *check_cudagraphs(stats),
         *check_state(stats),
         *check_error(stats),
+        *check_finite(stats),
     ]
     return [*findings, *check_evidence(stats, any(f.verdict is Verdict.FAIL for f in findings))]
 
@@ -159,6 +165,9 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
             continue
         names = fallback.names
         what = f"{names[0] or 'the model'} silently falls" if len(names) == 1 else f"{len(names)} modules silently fall"
+        if fallback.cause in ("passed by", "not used"):
+            findings.append(_passed_by(stats, fallback))
+            continue
         message = f"compiled code must not fall back to eager; {what} back"
         message += f" ({_listed(names)})" if len(names) > 1 else ""
         message += f": {fallback.reason}" if fallback.cause == "unseen" else f": {fallback.cause}: {fallback.reason}"
@@ -173,6 +182,15 @@ def check_fallbacks(stats: GraphStats) -> list[Finding]:
     message = "nothing runs eager" if not broken else f"eager because of graph breaks alone: {_listed(broken)}"
     message += " in the trace of compilations; calls could not be counted" if stats.ran is None else ""
     return _passed(EAGER_FALLBACK, stats, message, 0, 0)
+
+
+def _passed_by(stats: GraphStats, fallback: Fallback) -> Finding:
+    """The finding for a module that is compiled, and of which only the original ran."""
+    sure = fallback.cause == "passed by"
+    message = f"what is compiled must run compiled; {fallback.names[0]} is compiled and ran in eager mode alone: "
+    message += "no compiled code ran" if sure else "no compiled code ran in the steps that were observed"
+    verdict = Verdict.FAIL if sure else Verdict.WARN
+    return EAGER_FALLBACK.finding(verdict, stats.subject, message, where=fallback.where, hint=fallback.reason)
 
 
 def _broken(stats: GraphStats) -> list[str]:
@@ -274,6 +292,17 @@ def check_error(stats: GraphStats) -> list[Finding]:
         return []
     message = f"the compiled run must not raise where the eager run does not; it raised {error.message}"
     return [COMPILED_EXCEPTION.fail(stats.subject, message, where=error.where)]
+
+
+def check_finite(stats: GraphStats) -> list[Finding]:
+    """What eager mode keeps finite stays finite in compiled code."""
+    if not stats.lost:
+        return []
+    message = "compiled code must not make infinities or NaN where eager mode makes none; not finite when compiled: "
+    hint = "judge the compiled module by itself, audit((model, inputs)): it names the output or gradient; "
+    hint += "ampcheck blame finds the op"
+    where = Where("compile")
+    return [COMPILED_ERROR.fail(stats.subject, message + _listed(stats.lost), where=where, hint=hint)]
 
 
 def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,22 +10,19 @@ from types import TracebackType
 import torch
 
 from ampcheck.compiled.graph.checks import check_graph, tables
+from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes, Runner, own_device
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.graph.trace import LATE, WARM
 from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import as_result, is_for_the_runner
+from ampcheck.core.errors import is_for_the_runner
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
-from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
-
-STEPS = 3
-"""How many steps of a training loop run; all but the last are its warm-up."""
 
 _DEFAULT_OPTIONS, _DEFAULT_LIMITS = CompileOptions(), GraphLimits()
 
@@ -64,7 +60,7 @@ def measure_graph(
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
     if subject.kind in (Kind.CALL, Kind.TRAINING):
-        return _measure_own_code(subject, device)
+        return measure_own_code(subject, device)
     if is_scripted(subject):
         return GraphStats(subject.name, NO_SCRIPT)
     device = own_device(subject, device)
@@ -125,36 +121,7 @@ class GraphObservation:
         if self.stats is None:
             passes = Passes()
             passes.error = None if error is None or is_for_the_runner(error) else error
-            self.stats = self._recorder.stats(self._subject, passes, device=_accelerator("cpu"), warm=False)
-
-
-@dynamo_warnings_suppressed()
-def _measure_own_code(subject: Subject, device: str) -> GraphStats:
-    """A callable, or a training loop, which runs compiled code of its own."""
-    training = subject.kind is Kind.TRAINING
-    subject = played(subject, STEPS) if training else subject
-    reset()
-    recorder, passes = GraphRecorder(), Passes()
-    try:
-        with warnings.catch_warnings(), recorder.block() as calls:
-            warnings.simplefilter("ignore")  # as in the passes of a model
-            for step in range(STEPS if training else 1):
-                calls.next_call()
-                recorder.log.stage = LATE if training and step == STEPS - 1 else WARM
-                try:
-                    subject.run_step(step) if training else subject.run_call()
-                    passes.calls += 1
-                except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
-                    passes.error = as_result(error)
-                    break
-    finally:
-        reset()
-    return recorder.stats(subject.name, passes, device=_accelerator(device), warm=training)
-
-
-def _accelerator(device: str) -> str:
-    """The device of the user's own code: a GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else device
+            self.stats = self._recorder.stats(self._subject, passes, device=accelerator("cpu"), warm=False)
 
 
 def graph_run(stats: GraphStats, limits: GraphLimits = _DEFAULT_LIMITS) -> Run:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wr
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
+from ampcheck.torchtools.interception import CompiledCall
 from ampcheck.torchtools.source import is_users, short_path, users_place
 
 _EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
@@ -69,17 +70,26 @@ class GraphRecorder:
 
     @contextmanager
     def profile(
-        self, names: Mapping[int, str] | None = None, functions: Collection[Code] = ()
+        self,
+        names: Mapping[int, str] | None = None,
+        functions: Collection[Code] = (),
+        watched: Mapping[int, torch.nn.Module] | None = None,
+        called: Callable[[CompiledCall], None] | None = None,
     ) -> Iterator[CallProfiler]:
         """Record the code that runs."""
-        self._calls, self._profiled = CallProfiler(self.log, names, functions), True
+        self._calls, self._profiled = CallProfiler(self.log, names, functions, watched, called), True
         with self._calls as calls:
             yield calls
 
     @contextmanager
-    def block(self) -> Iterator[CallProfiler]:
+    def block(
+        self,
+        watched: Mapping[int, torch.nn.Module] | None = None,
+        called: Callable[[CompiledCall], None] | None = None,
+    ) -> Iterator[CallProfiler]:
         """Record a block of the user's own code, with the child processes that it starts."""
-        with self.trace(), recorded_children() as self.children, self.profile() as calls:
+        profile = self.profile(watched=watched, called=called)
+        with self.trace(), recorded_children() as self.children, profile as calls:
             yield calls
 
     def stats(
@@ -203,7 +213,9 @@ def _is_empty(run: EagerRun, calls: bool, log: CompileLog) -> bool:
 
 
 def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
-    """Why a function ran eager: a failure of its own, a break that splits it, or no reason in the trace."""
+    """Why a function ran eager: a failure of its own, a break that splits it, a switch, or no reason in the trace."""
+    if run.stance == "force_eager":
+        return Failure(None, "switched off", "torch.compiler.set_stance('force_eager') is on", Where("compile"))
     own = [failure for failure in log.failures if _is_of(failure.code, run.code)]
     hard = [failure for failure in own if failure.cause != "graph break"]
     if hard:
@@ -211,6 +223,9 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
     if own or any(run.code[:2] in graph_break.frames for graph_break in log.breaks.values()):
         return Failure(run.code, "graph break", "a graph break splits it")
     outermost = run.is_torchs and run.caller is None
+    if outermost and run.in_place:
+        reason = "compile() of a module of PyTorch's own compiles nothing, as Dynamo leaves out the file of its class"
+        return Failure(None, "left out", reason, Where("compile"))
     if outermost and any(map(is_wrapper, log.empty)):
         reason = "PyTorch's own modules are compiled through one function, which Dynamo leaves out for good once a "
         return Failure(run.code, "skipped", f"{reason}module without tensor operations (nn.Identity) was compiled")

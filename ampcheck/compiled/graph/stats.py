@@ -62,7 +62,9 @@ class Fallback:
     """Modules (by path) or a function inside the compiled region that ran eager.
 
     cause: `recompile limit`, `backend error`, `graph break`, `skipped`, or `unseen` where Dynamo may have compiled it
-    before recording began.
+    before recording began; `switched off` by the user's stance; `left out`: a class of PyTorch's own that was compiled
+    in place. `passed by`: it is compiled, and only the original ran; `not used`: so in the steps that
+    ran, others may call it.
     """
 
     names: tuple[str, ...]
@@ -118,6 +120,7 @@ class GraphStats:
     subject's own. skips: reasons for which CUDA graphs were left out. wants_cudagraphs: the mode or option that asks
     for them. cross_checks: what `explain` and `fullgraph=True` say of the breaks. modes: compilations per mode, where
     counted. compiled_before: functions that were compiled before recording began, so that their breaks are unknown.
+    lost: results and weights that ended as infinities or NaN, and are finite in eager mode.
     """
 
     subject: str
@@ -139,4 +142,5 @@ class GraphStats:
     cross_checks: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
     compiled_before: int = 0
+    lost: tuple[str, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)

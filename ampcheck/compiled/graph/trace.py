@@ -80,7 +80,8 @@ class CompileLog:
         cache, _, result = record.name.rpartition("_")
         if record.name == "dynamo_graph_break_reason":
             self._broken.add(record.compile_id)
-            self._break(read_break(record.text))
+            if not _is_torchs_own_break(record.text):
+                self._break(read_break(record.text))
         elif record.name == "recompile_reasons":
             file, line = users_line(_innermost_of_torch(sys._getframe()))
             self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
@@ -183,6 +184,13 @@ def read_break(text: str) -> GraphBreak:
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
 
 
+def _is_torchs_own_break(text: str) -> bool:
+    """Whether PyTorch's own code asks for the break, as every optimizer does around its step."""
+    text = text.partition("Traceback (most recent call last)")[0]
+    frames = _FRAME.findall(text.partition("User code traceback:")[2])
+    return "Call to `torch._dynamo.graph_break()`" in text and bool(frames) and not is_users(frames[-1][0])
+
+
 def is_wrapper(code: Code) -> bool:
     """Whether a function is the one through which Dynamo compiles every module of PyTorch's own."""
     return code[0].endswith(os.path.join("torch", "_dynamo", "external_utils.py"))
@@ -243,7 +251,8 @@ def _cache_key(text: str) -> str:
 _TENSOR = re.compile(r"tensor '(.*?)' (.+?) mismatch(?: at index (\d+))?")
 _SIZE = re.compile(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]")
 _CONSTANT = re.compile(r"(.+?) (==|is|!=|is not|in|not in) .+")
-_IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|len\((.+?)\) ==|___dict_\w+\((.+?)[,)]")
+_LENGTH_OF = re.compile(r"len\((.+)\) [=!]= \d+")
+_IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|___dict_\w+\((.+?)[,)]")
 _STACK = "\nUser stack trace:\n"
 
 HINTS = {
@@ -262,6 +271,8 @@ HINTS = {
     "constant attribute": "keep what changes in a buffer (register_buffer(name, torch.tensor(value))), or set "
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True for an integer",
     "constant": "pass what changes as a tensor; Python values are compiled into the graph",
+    "length": "stack what a list gathers into one tensor, or fill a buffer of fixed size: each length of a list or "
+    "dict is compiled anew",
     "identity": "keep one object instead of creating a new one for each call",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",
@@ -353,6 +364,8 @@ def _kind(text: str) -> tuple[str, tuple[str, ...]]:
         return "invalidated", ("invalidated",)
     if ".training == " in text:
         return "training flag", ("training",)
+    if match := _LENGTH_OF.fullmatch(text):
+        return "length", ("length", match[1])
     if match := _IDENTITY.search(text):
         return "identity", ("identity", next(filter(None, match.groups()), text))
     if match := _CONSTANT.fullmatch(text):

@@ -1,0 +1,164 @@
+"""Judge what a training loop or a callable compiles itself: the graphs of another run, and the numbers of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_GRADIENT
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.graph.judge import graph_run
+from ampcheck.compiled.graph.own import accelerator, measure_again
+from ampcheck.compiled.options import GraphLimits
+from ampcheck.core.errors import UsageError, as_result
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Verdict, Where, merge
+from ampcheck.core.subject import Subject, name_of
+from ampcheck.torchtools.dynamo import in_eager_mode, is_compiled, reset
+from ampcheck.torchtools.interception import CompiledCall
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.reachable import Reached, reach
+from ampcheck.torchtools.snapshot import preserved
+
+_CALLABLES = 4
+"""How many modules and functions of a loop are compared with eager mode; of those that share their code one."""
+
+_STALE = 0.02
+"""The relative difference to eager mode from which graphs are out of date, where new graphs are ten times nearer."""
+
+_COMPARED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE)))
+
+
+def judge_own_code(
+    subject: Subject,
+    reached: Reached,
+    *,
+    device: str = "cpu",
+    steps: int = 1,
+    limits: Limits | None = None,
+    compares: bool = True,
+) -> Run:
+    """Judge a training loop, or a callable without arguments, that ran in eager mode before and compiles.
+
+    It runs once more as it is, a loop for so many steps, and what it reaches is restored. There is no warm-up that the
+    user declares: the first time that a value varies is none of the recompilations, and one more is allowed. Code that
+    raises in eager mode as well, since it cannot run twice, is not judged. compares: compare the first call of what it
+    compiled with eager mode and float64.
+    """
+    calls = _FirstCalls(most=_CALLABLES if compares else 0)
+    stats = measure_again(subject, reached, device, steps, calls.add, calls.compile_again)
+    if stats.error is not None and stats.error.eager:
+        message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
+        hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
+        return Run(findings=(COVERAGE.skip(subject.name, message, hint=hint),))
+    run = graph_run(stats, GraphLimits(max_recompiles=1))
+    # Nothing was compiled where what is compiled is called elsewhere.
+    findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
+    runs = [replace(run, findings=(*findings, *calls.stale(subject.name)))]
+    if stats.error is None and not stats.artifacts:  # artifacts of another compilation would be saved with the user's
+        with preserved(reached):
+            runs += calls.judged(subject.name, accelerator(device), limits)
+    return merge(runs)
+
+
+class _FirstCalls:
+    """The first call of each module and function that is compiled, with copies of its arguments."""
+
+    def __init__(self, most: int) -> None:
+        self._calls: dict[object, CompiledCall] = {}
+        self._most = most
+        self._stale: dict[str, float] = {}
+
+    def add(self, call: CompiledCall) -> None:
+        """Keep a call, if it is the first of its code."""
+        original = call.original
+        code = type(original) if isinstance(original, torch.nn.Module) else getattr(original, "__code__", original)
+        if code not in self._calls and len(self._calls) < self._most:
+            args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
+            self._calls[code] = replace(call, args=args, kwargs=kwargs)
+
+    def compile_again(self) -> None:
+        """Find callables whose graphs no longer compute what the callable computes now.
+
+        A graph that was compiled before a hook was added, or an attribute replaced, may pass its guards. The callable
+        runs with the arguments of its first call: by the graphs that it has, compiled again, and in eager mode.
+        """
+        calls = [(call, _compiled(call)) for call in self._calls.values() if not _steps(call)]
+        known = [_outputs(call, compiled) for call, compiled in calls]
+        reset()
+        for (call, compiled), old in zip(calls, known, strict=True):
+            if old is None or (new := _outputs(call, compiled)) is None:
+                continue
+            with in_eager_mode(lambda: None):
+                eager = _outputs(call, compiled)
+            if eager is None or not [t.shape for t in old] == [t.shape for t in new] == [t.shape for t in eager]:
+                continue
+            away, still = _distance(old, eager), _distance(new, eager)
+            if away > _STALE and away > 10 * still:
+                self._stale[name_of(call.original)] = away
+
+    def stale(self, name: str) -> Iterator[Finding]:
+        """The findings about graphs that are out of date."""
+        for function, away in self._stale.items():
+            message = f"compiled code must compute what {function} computes now; its graphs give a result that lies "
+            message += (
+                f"{away:.2g} away from eager mode, and compiled again it agrees: {function} changed after it was "
+            )
+            message += "compiled, in a way that no guard sees"
+            hint = "register hooks and replace layers before the first compiled call, or call torch.compiler.reset() "
+            hint += "afterwards; torch._dynamo.config.skip_nnmodule_hook_guards = False guards hooks"
+            yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)
+
+    def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
+        """The findings about each of them, compared with eager mode."""
+        for call in self._calls.values():
+            if _steps(call):
+                continue
+            shape = _compiled(call), [call.args], call.kwargs
+            try:
+                of_call = Subject(shape, name=f"{name}, {name_of(call.original)}")
+                run = judge_accuracy(of_call, device=device, dtype=call.autocast, checks=_COMPARED, limits=limits)
+            except UsageError:  # it cannot be copied
+                continue
+            yield replace(run, findings=tuple(f for f in run.findings if f.check in _COMPARED))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _compiled(call: CompiledCall) -> Any:
+    """What was called, compiled with its own settings."""
+    return call.original if is_compiled(call.original) else call.compile(call.original)
+
+
+def _steps(call: CompiledCall) -> bool:
+    """Whether the callable steps an optimizer or draws on an iterator, which cannot be repeated on a copy."""
+    inside = reach({"": call.original})
+    return bool(inside.optimizers or inside.scalers or inside.opaque)
+
+
+def _outputs(call: CompiledCall, function: Any) -> list[torch.Tensor] | None:
+    """The floating results of a call; None where it raises or draws random numbers. What it changes is restored."""
+    args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
+    autocast = torch.autocast(call.device, call.autocast, enabled=call.autocast is not None)
+    with preserved(reach({"": call.original})), torch.set_grad_enabled(call.grad), autocast:
+        begun = torch.get_rng_state()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it did not in its own run
+            as_result(error)
+            return None
+        drawn = not torch.equal(begun, torch.get_rng_state())
+        floating = [t.detach().double().clone() for _, t in tensors(result) if t.is_floating_point()]
+    return None if drawn else floating
+
+
+def _distance(results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> float:
+    """The largest difference of two lists of results, relative to the largest element of each reference."""
+    pairs = ((t, r) for t, r in zip(results, references, strict=True) if r.numel() and bool(r.isfinite().all()))
+    return max((float((t - r).abs().amax() / r.abs().amax().clamp_min(1e-30)) for t, r in pairs), default=0.0)
