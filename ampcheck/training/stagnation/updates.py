@@ -379,22 +379,21 @@ class _Carriers:
         if not group:
             return ()
         if true.numel() not in self._rows:
-            of_each = [_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group]
-            self._rows[true.numel()] = torch.stack(of_each)
+            each = (_spread(other.tensor.detach().double(), _COMPARED).to(true.device) for other in group)
+            self._rows[true.numel()] = torch.stack(list(each))
         rows, present = self._rows[true.numel()], _spread(new, _COMPARED)
         wanted = _spread(true, _COMPARED) - entered
         missing = (present - wanted).abs().sum()
         ways = (rows, present + rows, present - rows)
         left = torch.stack([(way - wanted).abs().sum(1) for way in ways]).amin(0)
         ranked = sorted(zip(left.tolist(), range(len(group)), strict=True))
-        others = (group[number] for error, number in ranked if error < 0.5 * float(missing))
-        return tuple(other.name for other in others if (other.role, other.name) != (resident.role, resident.name))
+        others = ((o.role, o.name) for o in (group[n] for error, n in ranked if error < 0.5 * float(missing)))
+        return tuple(name for role, name in others if (role, name) != (resident.role, resident.name))
 
 
 def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
     """At most so many elements, evenly spread, the same ones each time."""
-    flat = values.reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // most))].clone()
+    return values.reshape(-1)[:: max(1, -(-values.numel() // most))].clone()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
