@@ -278,7 +278,7 @@ class Judge:
         if seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)
-        if widens and widened(call, tensor, self._store, backward=whole):
+        if widens and widened(call, tensor, self._store, where.phase):
             moved = self._store.moved(tensor)
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)

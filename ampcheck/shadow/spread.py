@@ -17,19 +17,19 @@ from ampcheck.shadow.norms import relative_error
 _PRODUCTS = frozenset("mul mm bmm mv dot".split())
 
 
-def widened(call: Call, tensor: torch.Tensor, store: CompanionStore, *, backward: bool) -> bool:
+def widened(call: Call, tensor: torch.Tensor, store: CompanionStore, phase: str) -> bool:
     """Let moved go as far from exact as honest errors of the inputs may take a result. Returns whether it went further.
 
-    backward: a sum adds up gradients, whose roundings are independent.
+    phase: in the backward pass sums add up gradients, whose roundings are independent. In an update iterations refine
+    what they are given; elsewhere a product may be the first to show digits that were lost before it.
     """
     if call.written or tensor.is_complex():
         return False
     exact, moved = store.exact(tensor), store.moved(tensor)
     apart = (moved - exact).abs()
-    further = _of_terms(call, store) if backward and call.name in SUMS else None
-    unit = store.of(tensor).unit
-    if further is None:
-        further = _of_factors(call, tensor, store, unit, backward=backward)
+    further = _of_terms(call, store) if phase == "backward" and call.name in SUMS else None
+    if phase == "update" and call.name in _PRODUCTS:
+        further = _of_factors(call, tensor, store)
     if further is None or further.shape != exact.shape:
         return False
     grows = further.isfinite() & (further > apart)
@@ -58,15 +58,12 @@ def _of_terms(call: Call, store: CompanionStore) -> torch.Tensor | None:
     return root
 
 
-def _of_factors(
-    call: Call, tensor: torch.Tensor, store: CompanionStore, unit: float, *, backward: bool
-) -> torch.Tensor | None:
+def _of_factors(call: Call, tensor: torch.Tensor, store: CompanionStore) -> torch.Tensor | None:
     """The error of a product that is no worse than its factors: their relative errors add up, and it loses no digit."""
-    if call.name not in _PRODUCTS or len(call.inputs) != 2:
+    if len(call.inputs) != 2:
         return None
-    exact = store.exact(tensor)
-    error = tensor.to(exact.dtype) - exact
-    dims = None if backward else group_dims(tensor.shape)
+    exact, unit = store.exact(tensor), store.of(tensor).unit
+    error, dims = tensor.to(exact.dtype) - exact, group_dims(tensor.shape)
     size, off = (torch.linalg.vector_norm(values, dim=dims) for values in (exact, error))
     honest = sum(relative_error(factor, store) for factor in call.inputs) + FLOOR * unit
     return error.abs() * (MOVE / unit) if bool((off <= honest * size).all()) else None
