@@ -124,8 +124,7 @@ class Shadow(DispatchMode):
             super().__exit__(*exc)
         finally:
             self._open.close()
-        if self._model is None and self.judge is not None:
-            self._reach_ends()
+        self._left()
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -170,13 +169,18 @@ class Shadow(DispatchMode):
                 results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
                 self.judge.reach(results, grads, weights)
 
-    def _reach_ends(self) -> None:
-        """Record what is left in the modules that ran, and in values that no op has used."""
+    def _left(self) -> None:
+        """The block ended."""
+        self.reach_ends()
+
+    def reach_ends(self) -> None:
+        """Without a model, record what is left in the modules that ran, and in values that no op has used."""
+        if self._model is not None or self.judge is None:
+            return
         for root in self._scopes.roots:
             parameters = dict(root.named_parameters())
             self.reach({**parameters, **dict(root.named_buffers())}, gradients_of(parameters))
-        if self.judge is not None:
-            self.judge.reach_ends()
+        self.judge.reach_ends()
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}

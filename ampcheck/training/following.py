@@ -49,7 +49,7 @@ class Following:
         shadow: LoopShadow | None = None,
         restarts: bool = True,
     ) -> None:
-        self.shadow = LoopShadow() if shadow is None else shadow
+        self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
         self.lineage = Lineage(self.sums, self.moments)

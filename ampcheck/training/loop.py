@@ -308,11 +308,13 @@ class LoopShadow(Shadow):
     """A shadow that keeps the exact values of numbers that leave the run.
 
     numbers: the last ones, with their exact values. exactly: give the run the exact values, let it compare by them, and
-    let weights go on with theirs after a step. A scaler still skips the steps that overflow.
+    let weights go on with theirs after a step. A scaler still skips the steps that overflow. steps: it is entered for
+    each step; what is left at the end of one, such as gradients that the next one discards, is no result.
     """
 
-    def __init__(self, *, judge: bool = True, exactly: bool = False) -> None:
+    def __init__(self, *, judge: bool = True, exactly: bool = False, steps: bool = False) -> None:
         super().__init__(judge=judge, renews=not exactly)
+        self._steps_alone = steps
         self.numbers: list[tuple[float, float]] = []
         self._exactly = exactly
 
@@ -328,6 +330,10 @@ class LoopShadow(Shadow):
             with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
                 self._compare_exactly(func, args, kwargs or {}, out)
         return out
+
+    def _left(self) -> None:
+        if not self._steps_alone:
+            self.reach_ends()
 
     def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Replace the comparisons of an op by those of its exact inputs."""

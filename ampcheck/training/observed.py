@@ -219,6 +219,8 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             if seen.stopped is not None:
                 break
     result = seen.result()
+    if following is not None:
+        following.shadow.reach_ends()
     return result if following is None else replace(result, values=measure_block(following.shadow, loop.name))
 
 

@@ -85,3 +85,30 @@ def test_a_loop_that_raises_in_its_first_step_passes_no_check_of_its_values() ->
 
     run: Run = audit(_loop(raises, torch.float16))
     assert not {f.check for f in run.of(Verdict.PASS)} & set(VALUES)
+
+
+@pytest.mark.parametrize("tests", [torch.isfinite, lambda g: ~g.isnan()], ids=["finite", "not NaN"])
+def test_gradients_that_the_next_step_discards_are_no_result(tests: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A loss scale of the code's own begins too high, and comes down where gradients are not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(64, 8)
+    state = {"scale": 2.0**18}
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = (model(x).float() - 4 * x[:, :1]).square().sum()
+        (loss * state["scale"]).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if not all(bool(tests(gradient).all()) for gradient in gradients):
+            state["scale"] /= 2
+            return loss.item()
+        for gradient in gradients:
+            gradient.div_(state["scale"])
+        optimizer.step()
+        return loss.item()
+
+    run = audit({"model": model, "optimizer": optimizer, "step": step})
+    assert run.failed == (tests is not torch.isfinite)
