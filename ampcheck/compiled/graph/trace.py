@@ -272,7 +272,7 @@ HINTS = {
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True for an integer",
     "constant": "pass what changes as a tensor; Python values are compiled into the graph",
     "length": "stack what a list gathers into one tensor, or fill a buffer of fixed size: each length of a list or "
-    "dict is compiled anew",
+    "dict is compiled again",
     "identity": "keep one object instead of creating a new one for each call",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",

@@ -38,12 +38,12 @@ def left_out(
     """
     parameters = dict(loop.parameters())
     in_modules = {id(p) for module in loop.reached.modules.values() for p in module.parameters()}
-    held = {
+    optimized = {
         id(p) for optimizer in loop.optimizers.values() for group in optimizer.param_groups for p in group["params"]
     }
-    held |= stepped.keys()
+    optimized |= stepped.keys()
     trained = {name: p for name, p in parameters.items() if p.requires_grad and reached.get(id(p))}
-    unused = {name: p for name, p in trained.items() if id(p) in in_modules - held and name in unchanged}
+    unused = {name: p for name, p in trained.items() if id(p) in in_modules - optimized and name in unchanged}
     orphans = [
         p.shape
         for p in parameters.values()
@@ -55,7 +55,7 @@ def left_out(
         for name, p in parameters.items()
         if name in unchanged and reached.get(id(p)) is False and stepped.get(id(p)) is False
     ]
-    taken = [p for p in trained.values() if id(p) in held]
+    taken = [p for p in trained.values() if id(p) in optimized]
     by_width = (
         {name for name, p in trained.items() if _is_narrow(p)} == unused.keys()
         and any(p.dtype is torch.float32 for p in taken)

@@ -197,8 +197,8 @@ def _copied(schedulers: list[LRScheduler], optimizer: torch.optim.Optimizer, at:
         schedule = _copy(schedulers, optimizer, options, {}, at)
         if not narrow:
             return schedule
-        held = [tensor for _, tensor in tensors([options, list(map(vars, schedulers))]) if _is_narrow(tensor)]
-        wide = _copy(schedulers, optimizer, options, {id(tensor): tensor.detach().double() for tensor in held}, at)
+        rounded = [tensor for _, tensor in tensors([options, list(map(vars, schedulers))]) if _is_narrow(tensor)]
+        wide = _copy(schedulers, optimizer, options, {id(tensor): tensor.detach().double() for tensor in rounded}, at)
     except Exception:  # noqa: BLE001  # the user's class may hold what cannot be copied
         return None
     return replace(schedule, narrow=narrow, wide=wide)

@@ -76,11 +76,11 @@ class MasterWatch:
 
     def _weights(self) -> dict[str, torch.nn.Parameter]:
         optimizers = self._loop.optimizers.values()
-        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        optimized = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         return {
             name: p
             for name, p in self._loop.parameters()
-            if id(p) not in held and p.is_floating_point() and p.dtype.itemsize == 2 and self._reached.get(id(p))
+            if id(p) not in optimized and p.is_floating_point() and p.dtype.itemsize == 2 and self._reached.get(id(p))
         }
 
     def _pair(self) -> None:
