@@ -153,8 +153,8 @@ def judge_subject(
         if resolved.kind is Kind.TRAINING:
             resolved = played(resolved, steps or default)  # data are read once
         wrapped: list[object] = []
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-        with placement.entered():
+        with placement.entered(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             with calls_of_compile(wrapped.append):
                 run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
             if compile and _wants_graphs(selected):

@@ -14,9 +14,9 @@ from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import graph_run
 from ampcheck.compiled.graph.own import accelerator, measure_again
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.errors import UsageError, as_result
+from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Run, Verdict, Where, merge
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.torchtools.dynamo import in_eager_mode, is_compiled, reset
 from ampcheck.torchtools.interception import CompiledCall
@@ -40,16 +40,14 @@ def judge_own_code(
     device: str = "cpu",
     steps: int = 1,
     limits: Limits | None = None,
-    compares: bool = True,
 ) -> Run:
-    """Judge a training loop, or a callable without arguments, that ran in eager mode before and compiles.
+    """Judge the compiled code of a training loop, or of a callable without arguments, that ran in eager mode before.
 
-    It runs once more as it is, a loop for so many steps, and what it reaches is restored. There is no warm-up that the
-    user declares: the first time that a value varies is none of the recompilations, and one more is allowed. Code that
-    raises in eager mode as well, since it cannot run twice, is not judged. compares: compare the first call of what it
-    compiled with eager mode and float64.
+    The code runs a second time, and what it reaches is restored. steps: of a loop that run. The user declares no
+    warm-up: the first change of each value is no recompilation, and one more is allowed. The first calls of what it
+    compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
-    calls = _FirstCalls(most=_CALLABLES if compares else 0)
+    calls = _FirstCalls(most=_CALLABLES)
     stats = measure_again(subject, reached, device, steps, calls.add, calls.compile_again)
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
@@ -71,13 +69,16 @@ class _FirstCalls:
     def __init__(self, most: int) -> None:
         self._calls: dict[object, CompiledCall] = {}
         self._most = most
+        self._more: set[object] = set()
         self._stale: dict[str, float] = {}
 
     def add(self, call: CompiledCall) -> None:
         """Keep a call, if it is the first of its code."""
         original = call.original
         code = type(original) if isinstance(original, torch.nn.Module) else getattr(original, "__code__", original)
-        if code not in self._calls and len(self._calls) < self._most:
+        if len(self._calls) == self._most and code not in self._calls:
+            self._more.add(code)
+        elif code not in self._calls:
             args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
             self._calls[code] = replace(call, args=args, kwargs=kwargs)
 
@@ -114,17 +115,26 @@ class _FirstCalls:
             yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)
 
     def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
-        """The findings about each of them, compared with eager mode."""
+        """The findings about each of them beside eager mode; the coverage counts those that are not compared."""
+        if self._more:
+            unseen = {f"compiled code beyond the first {self._most} callables": len(self._more)}
+            yield Run(coverage=Coverage(unseen=unseen))
         for call in self._calls.values():
             if _steps(call):
+                yield _uncompared(call, "it steps an optimizer or draws on an iterator")
                 continue
             shape = _compiled(call), [call.args], call.kwargs
             try:
                 of_call = Subject(shape, name=f"{name}, {name_of(call.original)}")
                 run = judge_accuracy(of_call, device=device, dtype=call.autocast, checks=_COMPARED, limits=limits)
-            except UsageError:  # it cannot be copied
+            except UsageError as error:  # it cannot be copied
+                yield _uncompared(call, brief(error))
                 continue
             yield replace(run, findings=tuple(f for f in run.findings if f.check in _COMPARED))
+
+
+def _uncompared(call: CompiledCall, why: str) -> Run:
+    return Run(coverage=Coverage(unseen={f"{name_of(call.original)}, compiled, beside eager mode: {why}": 1}))
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -101,7 +101,7 @@ def follow_rounding(taken: Taken, tensor: torch.Tensor, store: CompanionStore) -
 
 
 def _terms(call: Call, name: str, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
-    """The names of what a sum adds up as it is."""
+    """The names of the terms that a sum adds without a factor."""
     values = list(_values(call, number))
     if name == "rsub":
         values.reverse()

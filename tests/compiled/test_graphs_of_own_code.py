@@ -550,3 +550,14 @@ def test_a_callable_that_trains_is_ended_after_the_observed_steps_again() -> Non
     assert checks(run, Verdict.PASS)
     assert graphs(run) == []
     assert len(taken) < 12
+
+
+def test_compiled_code_that_is_not_compared_is_counted() -> None:
+    functions = [eval(f"lambda x: x * {n}") for n in range(2, 8)]
+
+    def call() -> None:
+        for function in functions:
+            torch.compile(function, backend="aot_eager")(torch.ones(4))
+
+    run = audit(call)
+    assert run.coverage.unseen["compiled code beyond the first 4 callables"] == 2

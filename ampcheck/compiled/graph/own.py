@@ -1,4 +1,4 @@
-"""Run a training loop or a callable without arguments as it is, with what it compiles, and record its graphs."""
+"""Run a training loop, or a callable without arguments, with the functions that it compiles, and record the graphs."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def measure_again(
     called: Callable[[CompiledCall], None],
     ended: Callable[[], None],
 ) -> GraphStats:
-    """The graphs of a training loop or a callable that ran in eager mode before, and runs once more as it is.
+    """Run a training loop or a callable, which ran in eager mode before, a second time compiled; return its graphs.
 
     reached: what is restored afterwards. called: gets each call of what `torch.compile` returned. ended: called
-    when all ran, with everything as it is then. No step of a loop counts as late: one that evaluates, or has the last
-    and smaller batch, may come at any time. Where the code raises, or ends with an infinity or a NaN, it runs in eager
-    mode too.
+    after the last step, before anything is restored. No step of a loop counts as late: a step that evaluates, or that
+    gets a smaller batch, may come at any time. Where the code raises, or ends with an infinity or a NaN, it runs in
+    eager mode too.
     """
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
