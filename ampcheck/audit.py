@@ -23,7 +23,6 @@ from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
 from ampcheck.compiled.graph.own import reached_of
-from ampcheck.compiled.graph.stats import OWN_PROCESS, GraphStats
 from ampcheck.compiled.own_code import judge_own_code
 from ampcheck.core.arguments import DType, parse_dtypes, parse_flag, parse_integer
 from ampcheck.core.environment import environment
@@ -157,8 +156,8 @@ def judge_subject(
             warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             with calls_of_compile(wrapped.append):
                 run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
-            if compile and _wants_graphs(selected):
-                run = _with_graphs(run, resolved, selected, placement.device, bool(wrapped), limits)
+            of_graphs = selected if compile and _wants_graphs(selected) else ()
+            run = _with_graphs(run, resolved, of_graphs, placement.device, bool(wrapped), limits)
         run = with_skips(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
@@ -207,8 +206,6 @@ def _audit_unchanged(
         run = judge_graph(subject)
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
-    graphs: list[GraphStats | None] = []
-
     raised: list[BaseException] = []
 
     def user() -> object:
@@ -225,11 +222,7 @@ def _audit_unchanged(
     def call_with_caches(run: callable_checks.Runner) -> None:
         with GraphObservation(subject.name) as seen:
             call(run)
-        graphs.append(seen.stats)
-        findings = graph_checks.check_artifacts(seen.stats) if seen.stats is not None else []
-        if checks is None:  # most callables use no caches: a skip is reported only where it was asked for
-            findings = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
-        runs.append(Run(findings=tuple(findings)))
+        runs.append(Run(findings=tuple(graph_checks.check_artifacts(seen.stats)) if seen.stats is not None else ()))
 
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
@@ -241,9 +234,9 @@ def _audit_unchanged(
         raise UsageError(
             f"{what}, and stepped no optimizer: it must return a subject, such as (model, args), or train"
         ) from next(iter(raised), None)
-    own_caches = any(artifacts.process == OWN_PROCESS for stats in graphs if stats for artifacts in stats.artifacts)
-    if own_caches and COMPILED in values.coverage.unseen:
-        runs = _with_caches_compiled(runs, subject)
+    if caches and runs[-1].findings and COMPILED in values.coverage.unseen:
+        message = "not judged: calls of compiled functions ran in eager mode"
+        runs[-1] = Run(findings=(CACHE_ARTIFACTS.skip(subject.name, message),))
     return _with_one_coverage(runs, values)
 
 
@@ -273,13 +266,17 @@ def _of_eager(checks: Collection[str] | None) -> tuple[str, ...] | None:
 def _with_graphs(
     run: Run, subject: Subject, checks: Collection[str] | None, device: str, wrapped: bool, limits: Limits | None
 ) -> Run:
-    """The run of a loop or a callable, with its graphs where it has compiled code. wrapped: it called torch.compile."""
+    """The run of a loop or a callable, with its graphs and caches where it has compiled code.
+
+    checks: () judges caches alone, where they could not be judged. wrapped: it called torch.compile.
+    """
+    caches = any(f.check == CACHE_ARTIFACTS.slug and f.verdict is Verdict.SKIP for f in run.findings)
     steps = int(run.coverage.seen.get("steps", 0))
     config = sys.modules.get("torch._dynamo.config")
     if world_size() > 1 or config is None or config.disable or (subject.kind is Kind.TRAINING and not steps):
         return run
     reached = reached_of(subject)
-    if not (wrapped or COMPILED in run.coverage.unseen or reached.compiled):
+    if not (wrapped or COMPILED in run.coverage.unseen or reached.compiled) or (checks == () and not caches):
         return run
     current_listener().progress(f"{subject.name}: compiled code", 0, 1)
     call = subject.shape
@@ -289,6 +286,10 @@ def _with_graphs(
         again = judge_own_code(subject, reached, device=device, steps=min(steps, STEPS), limits=limits)
     except UsageError as error:  # what it reaches cannot be restored
         again = Run(findings=(COVERAGE.skip(subject.name, f"compiled code was not judged: {error}"),))
+    if caches:
+        run = _with_caches(run, again)
+    if checks == ():
+        return run
     wanted = {*_OF_GRAPHS, AUTOCAST_STATE.slug} if checks is None else {*checks} - {CACHE_ARTIFACTS.slug}
     findings = [f for f in again.findings if f.check in wanted or f.check == COVERAGE.slug]
     if checks is None:  # a skip is reported only where it was asked for
@@ -296,22 +297,17 @@ def _with_graphs(
     return merge([run, replace(again, findings=tuple(findings))])
 
 
-def _with_caches_compiled(runs: Sequence[Run], subject: Subject) -> list[Run]:
-    """The runs of a call whose compiled functions ran in eager mode, with the caches of another call that compiles."""
-    again = judge_graph(subject)
-    caches = tuple(finding for finding in again.findings if finding.check == CACHE_ARTIFACTS.slug)
-    ended = not any(f.check == COVERAGE.slug and f.verdict is Verdict.FAIL for f in again.findings)
-
-    def corrected(finding: Finding) -> Finding:
-        if finding.check != COVERAGE.slug or finding.verdict is not Verdict.FAIL or not ended:
-            return finding
-        text = f"not followed to its end with compiled functions in eager mode: {finding.message}"
+def _with_caches(run: Run, again: Run) -> Run:
+    """The run of a callable whose compiled functions ran in eager mode, with the caches of a run that compiles."""
+    caches = [finding for finding in again.findings if finding.check == CACHE_ARTIFACTS.slug]
+    findings = [f for f in run.findings if f.check != CACHE_ARTIFACTS.slug or not caches]
+    if "calls" in again.coverage.seen:  # it came to its end
+        text = "not followed to its end with compiled functions in eager mode: "
         hint = "leave saving and loading caches out of the callable; it comes to its end where it compiles"
-        return replace(finding, verdict=Verdict.INCOMPLETE, message=text, hint=hint)
-
-    findings = (tuple(corrected(f) for f in run.findings if f.check != CACHE_ARTIFACTS.slug) for run in runs)
-    judged = [replace(run, findings=kept) for run, kept in zip(runs, findings, strict=True)]
-    return [*judged, Run(findings=caches)]
+        for number, f in enumerate(findings):
+            if f.check == COVERAGE.slug and f.verdict is Verdict.FAIL:
+                findings[number] = replace(f, verdict=Verdict.INCOMPLETE, message=text + f.message, hint=hint)
+    return replace(run, findings=(*findings, *caches))
 
 
 def _with_one_coverage(runs: Sequence[Run], values: Run) -> Run:

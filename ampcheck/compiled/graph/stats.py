@@ -73,9 +73,6 @@ class Fallback:
     where: Where = field(default_factory=Where)
 
 
-OWN_PROCESS = "this process"
-
-
 @dataclass(frozen=True, slots=True)
 class Artifacts:
     """One call of `torch.compiler.save_cache_artifacts` or `load_cache_artifacts`.
@@ -90,7 +87,7 @@ class Artifacts:
     hits: int = 0
     later: int = 0
     where: Where = field(default_factory=Where)
-    process: str = OWN_PROCESS
+    process: str = "this process"
 
 
 @dataclass(frozen=True, slots=True)
