@@ -101,10 +101,13 @@ class Where:
         Empty for other ops."""
         return "in the backward pass" if self.phase == "backward" and self.op else ""
 
+    @property
+    def place(self) -> str:
+        """`model.py:12`; empty where the source is not known."""
+        return f"{self.file}:{self.line}" if self.file and self.line is not None else self.file
+
     def __str__(self) -> str:
-        parts = [self.phase, self.module, self.op]
-        if self.file:
-            parts.append(f"{self.file}:{self.line}" if self.line is not None else self.file)
+        parts = [self.phase, self.module, self.op, self.place]
         if self.step is not None:
             parts.append(f"step {self.step}")
         return ", ".join(part for part in parts if part)

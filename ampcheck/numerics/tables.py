@@ -67,5 +67,4 @@ def _ops(stats: NumericsStats) -> Table | None:
 
 
 def _place(where: Where) -> tuple[str, str, str, str]:
-    source = f"{where.file}:{where.line}" if where.file else ""
-    return where.phase, where.module or "(root)", where.op, source
+    return where.phase, where.module or "(root)", where.op, where.place

@@ -262,5 +262,5 @@ def _row(site: SiteStats) -> tuple[Scalar, ...]:
         *(count / numel for count in (site.zeros, site.flushed, site.subnormals)),
         site.overflowed + site.infs + site.nans,
         site.calls,
-        f"{where.file}:{where.line}" if where.file else "",
+        where.place,
     )

@@ -73,7 +73,7 @@ def call_site(frame: FrameType | None, backward: bool) -> CallSite | None:
     backward: the autograd engine runs, and its frame ends the search.
     """
     direct, compiled, key = True, False, None
-    for outer in _stack(frame):
+    for outer in frames(frame):
         kind, path = _classify(outer.f_code.co_filename, outer.f_code.co_name)
         if kind == _ENGINE and backward:
             break
@@ -95,7 +95,7 @@ def call_site(frame: FrameType | None, backward: bool) -> CallSite | None:
 def engine_path(frame: FrameType | None) -> EnginePath:
     """The path from the engine to the op that `frame` leads to."""
     top, checkpoint, function, module = 0, False, False, False
-    for outer in _stack(frame):
+    for outer in frames(frame):
         code = outer.f_code
         if _classify(code.co_filename, code.co_name)[0] == _ENGINE:
             # Gradients, retain_graph, create_graph. A thread of the engine's own has no such frame.
@@ -112,7 +112,7 @@ def engine_path(frame: FrameType | None) -> EnginePath:
 
 def in_optimizer(frame: FrameType | None) -> bool:
     """Whether an optimizer's step leads to `frame`."""
-    return any(outer.f_code.co_filename.startswith(_OPTIMIZER) for outer in _stack(frame))
+    return any(outer.f_code.co_filename.startswith(_OPTIMIZER) for outer in frames(frame))
 
 
 def function_context(frame: FrameType | None) -> Any:
@@ -122,7 +122,7 @@ def function_context(frame: FrameType | None) -> Any:
     them from C or from Python, depending on the release; the arguments are the same.
     """
     forwards = []
-    for outer in _stack(frame):
+    for outer in frames(frame):
         code = outer.f_code
         names = code.co_varnames[:1]
         if (code.co_name == "forward" or names == ("ctx",)) and _classify(code.co_filename, code.co_name)[0] == _USER:
@@ -134,7 +134,8 @@ def function_context(frame: FrameType | None) -> Any:
     return forwards
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

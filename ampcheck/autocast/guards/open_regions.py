@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import inspect
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.guards.call_sites import call_site
+from ampcheck.autocast.guards.call_sites import call_site, frames
 from ampcheck.autocast.guards.stats import Call, Region, State
 from ampcheck.core.run import Where
 from ampcheck.torchtools.source import AMPCHECK, short_path
@@ -43,7 +42,7 @@ class Suspended:
 
     def lets_in(self, frame: FrameType | None) -> bool:
         """Whether `frame` runs while the owner is suspended, by code that the owner does not wrap on purpose."""
-        stack = list(_stack(frame))
+        stack = list(frames(frame))
         if any(outer is self.owner for outer in stack):
             return False
         if self.consumer.f_code.co_flags & _COROUTINE:
@@ -129,9 +128,3 @@ def _available(device: str) -> bool:
 def _returned(frame: FrameType) -> bool:
     """Whether a frame that does not run now has returned, and is not suspended."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -17,10 +17,10 @@ from ampcheck.catalog.compiled import (
     RECOMPILE,
 )
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Fallback, GraphBreak, GraphStats, Recompile
+from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Fallback, GraphStats, Recompile
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import counted, listed
 from ampcheck.torchtools.unsupported import cannot_run
 
 COMPILER_CHECKS = tuple(map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH)))
@@ -82,10 +82,10 @@ def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
     raised = stats.error.kind if stats.error is not None and stats.error.expected and stats.breaks else ""
     if not raised and count <= limit:
         if stats.compiled_before and _seen(stats):
-            message = f"compiled before the block: breaks of {_number(stats.compiled_before, 'function')} are unknown"
+            message = f"compiled before the block: breaks of {counted(stats.compiled_before, 'functions')} are unknown"
             return [GRAPH_BREAK.skip(stats.subject, message, hint=RESET_BEFORE.replace("the reason", "them"))]
-        message = f"{_number(count, 'graph break')} in one call, at most {limit} allowed"
-        message += f": {_listed(_line(each) for each in stats.breaks)}" if stats.breaks else ""
+        message = f"{counted(count, 'graph breaks', 'no')} in one call, at most {limit} allowed"
+        message += f": {_listed(each.where.place for each in stats.breaks)}" if stats.breaks else ""
         return _passed(GRAPH_BREAK, stats, message, count, limit)
     eager, findings = _broken(stats), []
     for graph_break in stats.breaks:
@@ -115,31 +115,31 @@ def _disagreements(stats: GraphStats, count: int) -> str:
 
 def check_recompiles(stats: GraphStats, limit: int) -> list[Finding]:
     """No frame is compiled again beyond the limit; one failure for each frame and kind of guard."""
-    counted = [recompile for recompile in stats.recompiles if _counts(recompile, stats)]
+    charged = [recompile for recompile in stats.recompiles if _counts(recompile, stats)]
     free = [recompile for recompile in stats.recompiles if not _counts(recompile, stats)]
-    spared = f"; {_number(len(free), 'recompilation')} to learn what varies ({_kinds(free)})" if free else ""
+    spared = f"; {counted(len(free), 'recompilations')} to learn what varies ({_kinds(free)})" if free else ""
     beyond = " beyond the warm-up" if stats.warm else ""
-    if len(counted) <= limit:
-        message = f"{_number(len(counted), 'recompilation')}{beyond}, at most {limit} allowed"
-        message += f" ({_kinds(counted)})" if counted else ""
-        return _passed(RECOMPILE, stats, message + spared, len(counted), limit)
+    if len(charged) <= limit:
+        message = f"{counted(len(charged), 'recompilations', 'no')}{beyond}, at most {limit} allowed"
+        message += f" ({_kinds(charged)})" if charged else ""
+        return _passed(RECOMPILE, stats, message + spared, len(charged), limit)
     groups: dict[tuple[str, str], list[Recompile]] = {}
-    for recompile in counted:
+    for recompile in charged:
         groups.setdefault((recompile.frame, recompile.kind), []).append(recompile)
     findings = []
     for (frame, kind), group in groups.items():
-        message = f"at most {limit} recompilations are allowed{beyond}, there were {len(counted)}; "
+        message = f"at most {limit} recompilations are allowed{beyond}, there were {len(charged)}; "
         message += f"{len(group)} of {frame} by its guard on {_GUARDS.get(kind, kind)}: "
         message += _listed(f"`{recompile.guard}`" for recompile in group)
         if late := sum(recompile.late for recompile in group):
-            message += f"; {_number(late, 'compilation')} after the warm-up"
+            message += f"; {counted(late, 'compilations')} after the warm-up"
         findings.append(
             RECOMPILE.fail(
                 stats.subject,
                 message + spared,
                 where=group[-1].where,
                 hint=group[-1].hint,
-                observed=len(counted),
+                observed=len(charged),
                 limit=limit,
             )
         )
@@ -228,7 +228,7 @@ def _artifact_failure(call: Artifacts) -> tuple[str, str]:
     """Message and hint of a call that saved nothing or loaded for nothing; "" for all others."""
     if call.action == "save" and not call.keys:
         message = "torch.compiler.save_cache_artifacts must be called after compilation; it returned None "
-        message += f"and saved nothing, with {_number(call.compiled, 'graph')} compiled before it"
+        message += f"and saved nothing, with {counted(call.compiled, 'graphs', 'no')} compiled before it"
         if call.compiled:
             return message, "caches are off or were bypassed: look at torch._inductor.config.fx_graph_cache"
         return message, "run the compiled function first, and its backward, in the process that saves"
@@ -236,7 +236,7 @@ def _artifact_failure(call: Artifacts) -> tuple[str, str]:
         message = "torch.compiler.load_cache_artifacts must load what was saved; it found no artifact in its bytes"
         return message, "save and load with one release of PyTorch, and pass on the bytes, the first of the pair"
     if call.action == "load" and not call.hits:
-        message = f"loaded artifacts must be used; none of {call.keys} was, and {_number(call.later, 'graph')} "
+        message = f"loaded artifacts must be used; none of {call.keys} was, and {counted(call.later, 'graphs', 'no')} "
         message += "compiled afterwards"
         hint = "load before the first compiled call; model, inputs, PyTorch, device and settings must be the same"
         return message, hint
@@ -338,14 +338,6 @@ def _passed(check: Check, stats: GraphStats, message: str, observed: float, limi
     return [check.passed(stats.subject, message, seen, observed=observed, limit=limit)] if seen else []
 
 
-def _line(graph_break: GraphBreak) -> str:
-    return f"{graph_break.where.file}:{graph_break.where.line}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}{'s' if count != 1 else ''}"
-
-
 def _listed(names: Iterable[str]) -> str:
     return listed(dict.fromkeys(names), _NAMES)
 
@@ -354,7 +346,7 @@ def tables(stats: GraphStats) -> tuple[Table, ...]:
     """Graphs with their compile time, recompilations by kind, breaks, caches and modes; empty ones are left out."""
     graphs = [(g.frame, g.ops, round(g.seconds, 2), "after the warm-up" if g.late else "") for g in stats.graphs]
     again = [(r.kind, r.frame, r.guard, _counted(r, stats)) for r in stats.recompiles]
-    breaks = [(_line(each), each.times, each.reason) for each in stats.breaks]
+    breaks = [(each.where.place, each.times, each.reason) for each in stats.breaks]
     columns_and_rows: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[Scalar]], Check], ...] = (
         ("Graphs", ("frame", "ops", "compile seconds", "when"), graphs, COVERAGE),
         ("Recompilations", ("kind", "frame", "guard that failed", "counted"), again, RECOMPILE),
