@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ampcheck.autocast.drift import UNKNOWN, compare, history, rule_of, shipped_devices, since, spans
 from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, Policy, load_release, release_of, releases
+from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 
@@ -86,10 +86,7 @@ def source_of(release: str, dtype: str) -> Source:
 
 def known_best(dtype: str) -> Source:
     """The shipped release that is installed, else the installed PyTorch itself."""
-    try:
-        release = release_of(version("torch"))
-    except PackageNotFoundError:  # a PyTorch that was built in place
-        release = ""
+    release = release_of(installed("torch"))  # empty for a PyTorch that was built in place
     return source_of(release if release in releases() else "installed", dtype)
 
 

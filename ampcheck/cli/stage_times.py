@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import read_json
@@ -28,7 +28,7 @@ class StageTimes:
     @classmethod
     def of(cls, target: Target) -> StageTimes:
         """The times of the last audit of a target from this folder, with these options and this PyTorch."""
-        key = json.dumps([str(Path.cwd()), {**asdict(target), "severity": None, "fail_on": None}, _torch_version()])
+        key = json.dumps([str(Path.cwd()), {**asdict(target), "severity": None, "fail_on": None}, installed("torch")])
         name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         cache = os.environ.get("XDG_CACHE_HOME", "")
         folder = Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache"
@@ -50,10 +50,3 @@ def about(seconds: float) -> str:
     if seconds < 1:
         return "less than 1 s"
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
-
-
-def _torch_version() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""

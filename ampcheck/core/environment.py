@@ -17,7 +17,7 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
 
     matmul = torch.backends.cuda.matmul
     values: dict[str, Scalar] = {
-        "ampcheck": _version("ampcheck"),
+        "ampcheck": installed("ampcheck"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
@@ -33,8 +33,8 @@ def environment(device: str = "cpu") -> dict[str, Scalar]:
         "CUDA": torch.version.cuda or "none",
     }
     for package in ("numpy", "triton", "transformers"):
-        if installed := _version(package):
-            values[package] = installed
+        if found := installed(package):
+            values[package] = found
     return values
 
 
@@ -48,7 +48,8 @@ def _flag(read: Callable[[], object]) -> Scalar:
 
 
 @cache
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """The installed version of a distribution; empty without one."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.text import clean, counted
 from ampcheck.plugin.settings import Options
@@ -201,7 +201,8 @@ class Report:
 
     def pytest_report_header(self) -> str:
         """One line on the versions and the device."""
-        return f"ampcheck: {_version('ampcheck')}, torch {_version('torch')}, device {self.options.device}"
+        versions = [installed(name) or "not installed" for name in ("ampcheck", "torch")]
+        return f"ampcheck: {versions[0]}, torch {versions[1]}, device {self.options.device}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the data of a test, and why it was skipped."""
@@ -307,13 +308,6 @@ class Report:
     def _failed(self, error: UsageError) -> str:
         self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
         return str(error)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _with_test_name(entry: _Entry) -> Run:

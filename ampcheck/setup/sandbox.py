@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ampcheck.core.worker import kill_group
 from ampcheck.setup.candidates import Attempt, Candidate
 
 ENOUGH = 2
@@ -171,21 +171,11 @@ def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path)
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
+            kill_group(process)
             return TIMED_OUT
         except BaseException:  # Ctrl-C does not reach a session of its own
-            _kill_group(process)
+            kill_group(process)
             raise
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, and those that it started."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:  # Windows
-        process.kill()
-    process.wait()
 
 
 def _inherited() -> list[str]:
