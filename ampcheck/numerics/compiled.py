@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
 
 from ampcheck.torchtools.dynamo import counters, reset
 
@@ -62,12 +59,6 @@ def dynamo_warnings_suppressed() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def eagerly() -> AbstractContextManager[Any]:
-    """What the user has compiled runs in eager mode inside (`torch.compiler.set_stance`, 2.6)."""
-    stance = getattr(torch.compiler, "set_stance", None)
-    return nullcontext() if stance is None else stance("force_eager")
 
 
 def _first(reason: str) -> str:

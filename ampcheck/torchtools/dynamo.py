@@ -77,7 +77,7 @@ def reset() -> None:
 
 
 @contextmanager
-def in_eager_mode(called: Callable[[], None]) -> Iterator[None]:
+def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Whatever is compiled runs in eager mode inside, also under `fullgraph=True`; `called` is called at each call.
 
     Dynamo is not asked, so that the caches of what was compiled before and the stance of the user stay as they are; it

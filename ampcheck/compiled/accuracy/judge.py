@@ -39,7 +39,7 @@ from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics.arm_format import arm_name, native_format
-from ampcheck.numerics.compiled import Graphs, eagerly, measure_graphs
+from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Shadow
@@ -53,7 +53,7 @@ from ampcheck.torchtools.copying import (
     prepare,
     recompiled,
 )
-from ampcheck.torchtools.dynamo import configured
+from ampcheck.torchtools.dynamo import configured, in_eager_mode
 from ampcheck.torchtools.source import users_place
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
@@ -161,7 +161,7 @@ def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping
     """Run the subject in eager mode with companions. dtype: the narrowest format that the run computes in."""
     prepared = prepare(subject, device=plan.device)
     shadow = Shadow(prepared.root, freedom=True)
-    outcome = run_plan(plan, prepared, shadow=shadow, around=[eagerly()])
+    outcome = run_plan(plan, prepared, shadow=shadow, around=[in_eager_mode()])
     low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
     run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=shadow.freedom)
@@ -192,7 +192,7 @@ def run_compiled(
         blocks = partial(_compiled, eager, stage)
     with measure_graphs() as graphs, ExitStack() as stack:
         stack.enter_context(configured(changed))
-        around = [eagerly()] if stage == EAGER else []
+        around = [in_eager_mode()] if stage == EAGER else []
         outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
     compared = Comparison()
     eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
@@ -274,7 +274,7 @@ def _exceptions(eager: EagerRun, compiled: CompiledRun) -> Exceptions:
         wide: BaseException | None = error
         if eager.plan.autocast is not None:
             plain = replace(eager.plan, autocast=None, scale=1.0)
-            wide = run_plan(plain, prepare(eager.subject, device=eager.plan.device), around=[eagerly()]).ran.error
+            wide = run_plan(plain, prepare(eager.subject, device=eager.plan.device), around=[in_eager_mode()]).ran.error
         float32 = brief(wide) if wide is not None else ""
     missing = lacking(error, kernels=True) if error is not None else ""
     if not missing and compiled.outcome.ran.error is not None:

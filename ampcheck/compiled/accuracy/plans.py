@@ -9,11 +9,11 @@ import torch
 
 from ampcheck.compiled.options import Optimizer
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan, input_names
 from ampcheck.torchtools.copying import modules_of, prepare
+from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
 
 STRIDE = 2.0**-7
@@ -56,7 +56,7 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
     for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
         probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
         prepared = prepare(subject, device=plan.device)
-        seen = run_plan(probe, prepared, around=[eagerly()])
+        seen = run_plan(probe, prepared, around=[in_eager_mode()])
         gradients = [t.double() / scale for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
         if seen.ran.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break

@@ -138,7 +138,7 @@ def _compare_eager(
 ) -> list[str]:
     """Run in eager mode; return what is finite there alone."""
     eager, kept = Passes(), list[str]()
-    with in_eager_mode(lambda: None):
+    with in_eager_mode():
         for _ in _taken(steps, eager, kept):
             pass
     kept += _nonfinite_weights(reached)

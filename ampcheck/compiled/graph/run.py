@@ -15,10 +15,9 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.compiled import eagerly
 from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
-from ampcheck.torchtools.dynamo import counters, reset
+from ampcheck.torchtools.dynamo import counters, in_eager_mode, reset
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
@@ -118,7 +117,7 @@ class Runner:
                 if passes.error is not None and blocks.plain and not changes:
                     _, changes = self._guarded([torch.compile(b, backend="eager") for b in blocks.plain], call)
                     passes.changed_by = "eager" if changes else ""
-                with nullcontext() if blocks.plain else eagerly():
+                with nullcontext() if blocks.plain else in_eager_mode():
                     outcome, also = self._guarded(blocks.plain or blocks.compiled, call)
                 passes.eager = outcome.error  # of the backward as well, which a compiled forward traces
                 for name, (old, new) in changes.items():
