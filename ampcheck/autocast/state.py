@@ -19,9 +19,9 @@ KEYS = {device: {"privateuseone": "PrivateUse1"}.get(device, device.upper()) for
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
 
 
-def short(dtype: torch.dtype | None) -> str:
-    """`float16` of `torch.float16`."""
-    return str(dtype).removeprefix("torch.")
+def short(value: object) -> str:
+    """`float16` of `torch.float16`; any other value as text."""
+    return str(value).removeprefix("torch.")
 
 
 @cache

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
+from ampcheck.autocast.state import short
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
@@ -148,7 +149,7 @@ class _ShadowedRun:
             return
         reference = Reference(self.shadow.exact(tensor), self.shadow.moved(tensor), companions.unit)
         seen = examine_value(tensor, reference)
-        error = ResultError(("output", name, 0), _name(tensor.dtype), seen, companions.unit)
+        error = ResultError(("output", name, 0), short(tensor.dtype), seen, companions.unit)
         self._note(("forward", name), tensor, reference.exact, error)
         lost = seen.error > LOST / 2 and seen.spread * roundoff(torch.float32) <= companions.unit * LOST / 2
         if lost and self.lost_in is None:
@@ -195,7 +196,7 @@ class _ShadowedRun:
             closeness=self._closeness,
             sources=source_lines(places),
             lost_in=self.lost_in,
-            losses=tuple(map(_name, outcome.losses)),
+            losses=tuple(map(short, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
             scale=self.plan.scale,
@@ -203,7 +204,7 @@ class _ShadowedRun:
             prevented=outcome.prevented,
             cut=_cut(self.prepared, outcome),
             masked=bool(self.masked) and subject.loss is None,
-            left={name: (_name(old), _name(new)) for name, (old, new) in outcome.left.items()},
+            left={name: (short(old), short(new)) for name, (old, new) in outcome.left.items()},
             ops=self.shadow.ops,
             low=judge.low,
             whole=judge.whole,
@@ -352,7 +353,3 @@ def _off() -> dict[str, int]:
     earlier = emulation.made_before if emulation is not None else 0
     text = "regions of torch.autocast that are off since they were made before the emulation"
     return {text: earlier} if earlier else {}
-
-
-def _name(value: object) -> str:
-    return str(value).removeprefix("torch.")

@@ -13,6 +13,7 @@ import torch
 from ampcheck.autocast.device import place
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
 from ampcheck.autocast.probe import low_dtype
+from ampcheck.autocast.state import short
 from ampcheck.catalog.numerics import DTYPE
 from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
@@ -52,7 +53,7 @@ def measure_dtypes(
                 if tensor.is_floating_point():
                     count += 1
                     for name in names:
-                        dtypes.setdefault(name, {})[str(tensor.dtype).removeprefix("torch.")] = None
+                        dtypes.setdefault(name, {})[short(tensor.dtype)] = None
 
         return hook
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.autocast.state import short
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.numerics.losses import computed_in
@@ -157,7 +158,7 @@ def run_call(
         keys: list[Key] = []
         for path, tensor in tensors(result):
             keys.append(("output", path, step))
-            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{_name(tensor)} {_shape(tensor)}"
+            outcome.shapes[f"step {step}, {path or 'output'}"] = f"{short(tensor.dtype)} {_shape(tensor)}"
             receive(keys[-1], tensor)
         finite = plan.finite_loss or any(key in masked for key in keys)
         with preserve(outcome.left):
@@ -324,7 +325,7 @@ def _module_outputs(
                 outcome.unseen["module outputs whose items cannot be read"] += 1
                 return
             for tensor in filter(is_floating, results):
-                outcome.modules.setdefault(name, {})[_name(tensor)] = None
+                outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
                 if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     with _disable_current_modes():
                         receive(name, tensor.detach())
@@ -344,7 +345,3 @@ def is_floating(tensor: torch.Tensor) -> bool:
 
 def _shape(tensor: torch.Tensor) -> str:
     return "nested" if tensor.is_nested else str(list(tensor.shape))
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
