@@ -15,19 +15,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the name of the current stage, the number of finished stages, and the number of all stages."""
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """No-op callback."""
-
-
-def _ignore(run: Run) -> None:
-    """No-op callback."""
-
-
-def _nothing() -> None:
-    """No-op callback."""
-
-
-def _uncounted(steps: int) -> None:
+def silent(*_: object) -> None:
     """No-op callback."""
 
 
@@ -38,9 +26,9 @@ class Listener:
     next."""
 
     progress: Progress = silent
-    judged: Callable[[Run], None] = _ignore
-    compiling: Callable[[], None] = _nothing
-    training: Callable[[int], None] = _uncounted
+    judged: Callable[[Run], None] = silent
+    compiling: Callable[[], None] = silent
+    training: Callable[[int], None] = silent
 
 
 SILENT = Listener()

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ampcheck.autocast.policy import release_of
+from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.text import listed
 from ampcheck.setup import pyproject
@@ -243,7 +244,6 @@ def _install(folder: Path) -> list[str]:
 
 
 def _torch_release() -> str:
-    try:
-        return ".".join(version("torch").split("+")[0].split(".")[:2])
-    except PackageNotFoundError:
-        raise UsageError("ampcheck init runs the models, which needs torch; install it first") from None
+    if not (version := installed("torch")):
+        raise UsageError("ampcheck init runs the models, which needs torch; install it first")
+    return release_of(version)
