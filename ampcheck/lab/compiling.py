@@ -22,8 +22,9 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
 from ampcheck.lab.lab import Expectations, lacks, run_of
+from ampcheck.numerics.compiled import compilations
 from ampcheck.speed.clock import clock_of
-from ampcheck.speed.compiling import compilations, many_compilations
+from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
@@ -167,7 +168,7 @@ def measure_compiling(
                 stats.append(ModeStats(mode.name, raised=brief(error), lacking=lacks_tool))
                 continue
             steps[mode.name] = step
-            counts = (compiled().graphs, compiled().breaks) if mode.options is not None else (0, 0)
+            counts = (compiled().count, sum(compiled().unseen.values())) if mode.options is not None else (0, 0)
             loss_error = abs(loss.item() - reference.item()) / abs(reference.item())
             gradient_error = float((_gradients(arm) - gradients).norm() / gradients.norm())
             stats.append(ModeStats(mode.name, first, *counts, loss_error, gradient_error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,27 @@ class Graphs:
     unsupported: str = ""
     unseen: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def why_none(self) -> str:
+        """Why there are no graphs; "" where there are."""
+        return "" if self.count else self.unsupported or "torch.compile made no graph"
+
+
+def compilations() -> Callable[[], Graphs]:
+    """A function that counts what Dynamo has compiled since this call; it returns the same record each time."""
+    graphs = Graphs()
+    before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
+
+    def since() -> Graphs:
+        found = {group: counters(group) - known for group, known in before.items()}
+        declined = [*found["unimplemented"], *found["graph_break"]]
+        graphs.count = found["stats"]["unique_graphs"]
+        graphs.unseen = {f"graph break: {_first(reason)}": n for reason, n in found["graph_break"].items()}
+        graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
+        return graphs
+
+    return since
+
 
 @contextmanager
 def measure_graphs() -> Iterator[Graphs]:
@@ -30,17 +51,12 @@ def measure_graphs() -> Iterator[Graphs]:
     Dynamo's warnings are suppressed inside the block.
     """
     reset()
-    before = {group: counters(group) for group in ("stats", "graph_break", "unimplemented")}
-    graphs = Graphs()
+    since = compilations()
     try:
         with dynamo_warnings_suppressed():
-            yield graphs
+            yield since()
     finally:
-        since = {group: counters(group) - known for group, known in before.items()}
-        graphs.count = since["stats"]["unique_graphs"]
-        graphs.unseen = {f"graph break: {_first(reason)}": n for reason, n in since["graph_break"].items()}
-        declined = [*since["unimplemented"], *since["graph_break"]]
-        graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
+        since()
         reset()
 
 

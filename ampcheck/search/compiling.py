@@ -65,7 +65,7 @@ class Compiled:
             return _DRAWS
         if not self.examples:
             return "no example ran compiled"
-        return "" if self._graphs.count else self._graphs.unsupported or "torch.compile made no graph"
+        return self._graphs.why_none
 
     @contextmanager
     def measured(self) -> Iterator[None]:

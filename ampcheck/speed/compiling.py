@@ -6,9 +6,8 @@ default): beyond that a copy silently falls back to eager, and would be timed as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,15 +17,6 @@ from ampcheck.torchtools import dynamo
 
 COMPILATIONS = 256
 """How often one function may be compiled inside `many_compilations`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Counts of graphs and graph breaks; why: the reason of the first break, or of no graph at all."""
-
-    graphs: int
-    breaks: int
-    why: str
 
 
 @contextmanager
@@ -46,19 +36,6 @@ def many_compilations(device: str = "cpu") -> Iterator[None]:
             yield
         finally:
             dynamo.reset()
-
-
-def compilations() -> Callable[[], Compiled]:
-    """A function that counts what Dynamo has compiled since this call."""
-    before = {group: dynamo.counters(group) for group in ("stats", "graph_break")}
-
-    def since() -> Compiled:
-        counts = {group: dynamo.counters(group) - earlier for group, earlier in before.items()}
-        graphs, breaks = counts["stats"]["unique_graphs"], counts["graph_break"]
-        why = next(iter(breaks), "" if graphs else "torch.compile made no graph").strip()
-        return Compiled(graphs, sum(breaks.values()), why.splitlines()[0] if why else "")
-
-    return since
 
 
 @lru_cache

@@ -10,8 +10,9 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.numerics.compiled import compilations
 from ampcheck.speed.clock import clock_of
-from ampcheck.speed.compiling import compilations, many_compilations
+from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
@@ -66,11 +67,11 @@ def compare_modes(
                 if not number:  # compiled code is for a number of threads
                     threads = fit_threads(step, clock)
             compiled = compiled_since()
-            if config.mode == EAGER or compiled.graphs:
+            if config.mode == EAGER or compiled.count:
                 steps[str(config)] = step
                 continue
             verdict = Verdict.WARN if at_least is None else Verdict.FAIL
-            message = f"{config} must be compiled to be timed, and it ran eager: {compiled.why}"
+            message = f"{config} must be compiled to be timed, and it ran eager: {compiled.why_none}"
             hint = "ampcheck.assert_compiled reports each break"
             findings.append(EAGER_FALLBACK.finding(verdict, subject.name, message, where=WHERE, hint=hint))
         rules = {str(config): rule for config in judged if str(config) in steps}

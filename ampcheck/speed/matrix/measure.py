@@ -24,8 +24,9 @@ from ampcheck.core.arguments import parse_names, parse_number
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
+from ampcheck.numerics.compiled import compilations
 from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.compiling import compilations, many_compilations
+from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.matrix.accuracy import Judge
 from ampcheck.speed.matrix.stats import (
     DOES_NOT,
@@ -213,9 +214,9 @@ class _Measurement:
             arm.note(reason=cannot_run(lack) if lack else f"it raised {brief(error)}", failed=not lack)
             return arm
         compiled = compiled_since()
-        arm.note(graphs=compiled.graphs, breaks=compiled.breaks)
-        if config.mode != EAGER and not compiled.graphs:
-            arm.note(reason=f"it ran eager: {compiled.why}", failed=True)
+        arm.note(graphs=compiled.count, breaks=sum(compiled.unseen.values()))
+        if config.mode != EAGER and not compiled.count:
+            arm.note(reason=f"it ran eager: {compiled.why_none}", failed=True)
         else:
             arm.step = step
         return arm
@@ -264,7 +265,7 @@ class _Measurement:
             cycles=measured[0].cycles if measured else 0,
             apart=measured[1].cycles if len(measured) > 1 else 0,
             spent=sum(times.spent for times in measured),
-            recompiled=compiled_since().graphs if measured else 0,
+            recompiled=compiled_since().count if measured else 0,
             fingerprint=fingerprint(self.device),
             conditions=_joined([times.conditions for times in measured]),
             threads=measured[0].threads if measured else self.threads,
