@@ -18,7 +18,7 @@ from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.telemetry.graph_variants import copied_inputs
 from ampcheck.telemetry.sites import CASTS, MOVES, Site
-from ampcheck.telemetry.statistics import Layout, counted, thresholds
+from ampcheck.telemetry.statistics import Layout, counted, numel_of, thresholds
 from ampcheck.torchtools.interception import Runnable
 from ampcheck.torchtools.restore import save_random_state
 
@@ -100,8 +100,7 @@ class OpByOp:
 
 def layout_of(sites: Mapping[fx.Node, Site]) -> Layout:
     """The contents of the vector that `OpByOp` adds: all statistics, site by site."""
-    shapes = [node.meta["val"].shape for node in sites]
-    numels = [math.prod(shape) if all(isinstance(n, int) for n in shape) else None for shape in shapes]
+    numels = [numel_of(node) for node in sites]
     entries = (
         (number, name)
         for number, (site, numel) in enumerate(zip(sites.values(), numels, strict=True))

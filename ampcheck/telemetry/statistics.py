@@ -71,7 +71,7 @@ def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, 
     packed = emit(_ATEN.cat.default, parts) if len(parts) > 1 else parts[0]
     output.args = ((*output.args[0], packed),)
     module.recompile()
-    return Layout(tuple(entries), tuple(_numel(node) for node in sites))
+    return Layout(tuple(entries), tuple(numel_of(node) for node in sites))
 
 
 class _Emitter:
@@ -102,7 +102,8 @@ class _Emitter:
         return self(_ATEN.full.default, [], value, dtype=torch.float32, device=self.device, pin_memory=False)
 
 
-def _numel(node: fx.Node) -> int | None:
+def numel_of(node: fx.Node) -> int | None:
+    """The elements of a value; None where its shape is symbolic."""
     shape = node.meta["val"].shape
     return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
 
@@ -122,7 +123,7 @@ def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[t
     results directly to where they are packed; after a reshape each would first have memory of its own."""
     magnitude = emit(_ATEN.abs.default, emit.to(node, torch.float32))
     dims = list(range(magnitude.meta["val"].ndim))
-    numel = _numel(node)
+    numel = numel_of(node)
     limits = thresholds(site)
     above = emit(_ATEN.gt.Scalar, magnitude, limits["zero" if site.cast else "lost"])
     smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims, True)

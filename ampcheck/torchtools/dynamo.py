@@ -57,7 +57,7 @@ def _setting(name: str) -> tuple[Any, str]:
 
 
 def recompile_limit() -> str:
-    """The setting that bounds how often one function is compiled: `recompile_limit`, before 2.6 `cache_size_limit`."""
+    """The setting that bounds how often one function is compiled: `recompile_limit`, in 2.6 `cache_size_limit`."""
     from torch._dynamo import config
 
     return "torch._dynamo.config." + ("recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit")
