@@ -15,6 +15,8 @@ import torch
 from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.draws import with_low_digits
+from ampcheck.shadow.integers import IDENTITIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ def decides(call: Call, *, faulty: bool) -> bool:
     return call.name in _MARGINS and (faulty or call.name not in _EQUAL)
 
 
+def looks_at(call: Call) -> bool:
+    """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
+    return decides(call, faulty=True) or call.name in IDENTITIES or tests_finiteness(call)
+
+
 def tests_finiteness(call: Call) -> bool:
     """Whether an op does nothing but test whether values are finite: `x == x`, `abs(x) != inf`."""
     if call.name in _FINITE or call.name not in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -154,13 +161,17 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
     left, right = (store.exact(v) if has_companions(v) else v if v.is_complex() else v.double() for v in sides)
+    drawn = with_low_digits(call.args[0], call.args[1], call.name, store) if has_companions(call.args[0]) else None
+    left = left if drawn is None else drawn
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
     margin = torch.where(expected != call.out, (left - right).abs().double(), 0.0)
     margin = torch.where(margin.isfinite(), margin, 0.0)
     scale = torch.maximum(
         _scale(left.double()), right.double().abs() if not has_companions(call.args[1]) else _scale(right)
     )
-    return Margins(margin, scale.expand(margin.shape), sure=_loses_exceptions(call, store, expected))
+    return Margins(
+        margin, scale.expand(margin.shape), sure=drawn is not None or _loses_exceptions(call, store, expected)
+    )
 
 
 def _loses_exceptions(call: Call, store: CompanionStore, expected: torch.Tensor) -> bool:
