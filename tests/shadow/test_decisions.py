@@ -185,3 +185,12 @@ def test_sums_that_are_one_but_for_rounding_are_no_exceptions() -> None:
         return (shares.sum(-1) > 1).float().mean() + ((directions * directions).sum(-1) > 1).float().mean()
 
     assert not audit(above).failed
+
+
+@FORMATS
+@pytest.mark.parametrize("kept", [2, 8, 64])
+def test_an_unsorted_selection_is_a_set(low: torch.dtype, kept: int) -> None:
+    torch.manual_seed(0)
+    scores = (3 + 0.5 * torch.randn(64, 256)).to(low)
+    assert not faults_of(lambda: scores.float().to(low).topk(kept, -1, sorted=False))
+    assert not faults_of(lambda: (3 + 0.5 * torch.randn(64, 256)).to(low).topk(kept, -1, sorted=False))
