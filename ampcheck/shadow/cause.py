@@ -113,7 +113,7 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
-    results = alone(call, tensor, store, _Mended(store, mended))
+    results = alone(call, tensor, store, Mended(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
@@ -178,7 +178,7 @@ class _Float32(Side):
         return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 
-class _Mended(Side):
+class Mended(Side):
     """The real inputs of one op in float64, and the exact ones in place of some."""
 
     def __init__(self, store: CompanionStore, mended: Collection[Companions]) -> None:
