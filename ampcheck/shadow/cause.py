@@ -186,6 +186,7 @@ class Mended(Side):
         self._mended = {id(companions) for companions in mended}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The exact companion of a tensor that is mended; the present values of any other."""
         return self.store.exact(tensor) if id(self.store.of(tensor)) in self._mended else self.convert(tensor)
 
 

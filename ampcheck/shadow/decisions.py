@@ -220,7 +220,7 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     dim = call.argument("dim", -1)
     if own.dim() != exact.dim() or not exact.dim():
         return _lost(own, picked, exact, None)
-    real = call.args[0].gather(dim, place), call.out[0]
+    real = [call.args[0].gather(dim, place), call.out[0]]
     if call.name == "topk" and not call.argument("sorted", True):  # a set: its order differs between kernels
         own, picked, *real = (values.sort(dim).values for values in (own, picked, *real))
     return _lost(own, picked, exact, dim, real[0] == real[1])

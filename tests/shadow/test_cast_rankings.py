@@ -16,10 +16,7 @@ FORMATS = pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=["
 def _faults(scores: Tensor, bias: Tensor, low: torch.dtype, *, wide: bool = False) -> tuple[Fault, ...]:
     """The faults of the selection of the largest scores, corrected by a bias that is kept in float32."""
     with Shadow() as shadow:
-        if wide:
-            choice = scores + bias
-        else:
-            choice = scores.to(low) + bias.to(low)
+        choice = scores + bias if wide else scores.to(low) + bias.to(low)
         choice.topk(8, -1, sorted=False)
     return shadow.faults
 
