@@ -389,7 +389,9 @@ class Judge:
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         if not companions.consumed:
-            self._reached.discard(companions.faults, scaled=self.scale != 1)
+            top, known = largest_number(torch.float32), companions.faults & self._faults.keys()
+            large = [key for key in known if self._faults[key].exact_amax > top]
+            self._reached.discard(companions.faults, scaled=self.scale != 1, large=large)
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
