@@ -51,6 +51,9 @@ _STEP = 0.25
 _FEW_RARE = 16
 """The fewest comparisons that come out the rarer way, of which most may not be lost."""
 
+_TINY = torch.finfo(torch.float32).tiny
+"""The smallest magnitude that float32 keeps."""
+
 _DETERMINED = 0.75
 """How many comparisons moving the data may turn, as a part of those that turn to one side."""
 
@@ -227,6 +230,16 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     if call.name == "topk" and not call.argument("sorted", True):  # a set: its order differs between kernels
         own, picked, *real = (values.sort(dim).values for values in (own, picked, *real))
     return _lost(own, picked, exact, dim, real[0] == real[1])
+
+
+@_decides("nonzero")
+def _supported(call: Call, store: CompanionStore) -> Margins:
+    """Margin: the size of elements that became zero, where they are as many as half of those that are left."""
+    real, exact = call.args[0], store.exact(call.args[0])
+    gone = (real == 0) & (exact.abs() >= _TINY) & exact.isfinite()
+    margin = torch.where(gone, exact.abs(), 0.0)
+    many = int(gone.sum()) >= max(_FEW_RARE, len(call.out) / 2)
+    return Margins(margin if many else torch.zeros_like(margin), margin, sure=many)
 
 
 @_decides("searchsorted", "bucketize")

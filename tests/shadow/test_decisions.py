@@ -260,3 +260,23 @@ def test_comparisons_that_turn_by_chance_or_guard_are_silent(
     for seed in range(3):
         torch.manual_seed(seed)
         assert DECISION not in [fault.kind for fault in faults_of(lambda: decide(low))], seed
+
+
+@pytest.mark.parametrize(("low", "found"), [(torch.float16, True), (torch.bfloat16, False)], ids=str)
+def test_the_edges_of_a_graph_that_vanish_are_found(low: torch.dtype, found: bool) -> None:
+    """Neighbours are what a kernel does not make zero: float16 ends at 6e-8, and bfloat16 where float32 does."""
+
+    def edges() -> Tensor:
+        places = torch.linspace(0, 30, 24)[:, None]
+        kernel = torch.exp(-3 * (places - places.mT).square()).to(low)
+        return kernel.nonzero()
+
+    assert bool(faults_of(edges)) is found
+
+
+@FORMATS
+def test_zeros_that_float64_has_as_well_and_a_few_that_vanish_are_silent(low: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 64).relu()
+    x[:2, :20] = 1e-9
+    assert not faults_of(lambda: (x.to(low).nonzero(), x.to(low).relu().nonzero()))
