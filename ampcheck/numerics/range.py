@@ -62,7 +62,14 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
             f"{source_text(stats, fault.where)} are {top:g}, the largest of {fault.dtype}, where float64 reaches "
             f"{fault.exact_amax:.3g}"
         )
-    if fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
+    if faults.DRAWS in fault.note and not seen.lost:
+        message = (
+            f"finite inputs must give finite outputs; {op_text(fault.where)}{source_text(stats, fault.where)} makes an "
+            f"infinity of the lower end of a draw: {fault.note}; this run drew none"
+        )
+    if faults.DRAWS in fault.note:
+        hint = f"{fault.note}, where float32 has 1 in 16 million: draw in float32, or clamp what is drawn"
+    elif fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
         hint = (
             "every gradient grows with the loss: let torch.amp.GradScaler lower the loss scale (here "
             f"{stats.scale:g}), divide the loss, keep this op in float32, or use {wider(fault.dtype)}; float16 ends at "
@@ -82,7 +89,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         )
     verdict, end = Verdict.FAIL, reach_text(fault)
     if not fault.reaches:
-        verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients"
+        verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients" if seen.lost else ""
     return OVERFLOW.finding(
         verdict, who(stats), message + end, where=fault.where, observed=seen.lost, limit=0, unit="elements", hint=hint
     )

@@ -136,7 +136,8 @@ class Call:
     before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
     sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
     whose values another has read since they were written. constants: numbers that it takes from its format, and those
-    that float32 has instead. depths: how often the inputs were rounded before, see `Companions.depth`.
+    that float32 has instead. depths: how often the inputs were rounded before, see `Companions.depth`. drawn: the draw
+    of which it makes infinities, see `ampcheck.shadow.draws`.
     """
 
     op: torch._ops.OpOverload
@@ -152,6 +153,7 @@ class Call:
     read: frozenset[int] = frozenset()
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
+    drawn: str = ""
     sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property

@@ -55,6 +55,8 @@ def fault_of(
     if kind == faults.CONSTANT:
         number, wide = next(iter(call.constants.items()))
         return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
+    if kind == faults.OVERFLOW and call.drawn:
+        return replace(fault, note=call.drawn)
     return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
 
@@ -111,7 +113,7 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
-    results = alone(call, tensor, store, _Mended(store, mended))
+    results = alone(call, tensor, store, Mended(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
@@ -176,7 +178,7 @@ class _Float32(Side):
         return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 
-class _Mended(Side):
+class Mended(Side):
     """The real inputs of one op in float64, and the exact ones in place of some."""
 
     def __init__(self, store: CompanionStore, mended: Collection[Companions]) -> None:
@@ -184,6 +186,7 @@ class _Mended(Side):
         self._mended = {id(companions) for companions in mended}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The exact companion of a tensor that is mended; the present values of any other."""
         return self.store.exact(tensor) if id(self.store.of(tensor)) in self._mended else self.convert(tensor)
 
 

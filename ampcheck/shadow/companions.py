@@ -23,6 +23,7 @@ from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
+    from ampcheck.shadow.draws import Draw
     from ampcheck.shadow.increments import Lineage
     from ampcheck.shadow.slopes import Slope
 
@@ -49,15 +50,15 @@ class Companions:
     build on the previous value; writes: all of them; slopes: by what the values are made of. sites: the ops that write
     an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are written by
     themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
-    written: an op of this run wrote the values; else they entered as data. depth: roundings to 16 bits on the longest
-    way from data. suspects: by sort, keys of places where something happened that does no harm by itself. bytes: the
-    real values at the last look, of memory that NumPy may write. settled: a collective wrote the values. lineage: of
-    what they are a sum. alive: the storage; None for companions of one use, of memory that is read in another format.
+    written: an op of this run wrote the values; else they are data. depth: roundings to 16 bits on the longest way from
+    data. suspects: by sort, keys, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory
+    NumPy may write. settled: a collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16
+    bits they are made. alive: the storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "lineage", "numel",
-        "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole",
+        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "draw", "dtype", "faults", "lineage",
+        "numel", "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole",
         "writes", "written",
     )  # fmt: skip
 
@@ -83,6 +84,7 @@ class Companions:
         self.parts: dict[Part, Past] = {}
         self.decay: Decay | None = None
         self.lineage: Lineage | None = None
+        self.draw: Draw | None = None
         self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}

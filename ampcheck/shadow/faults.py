@@ -21,6 +21,9 @@ DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
 
+DRAWS = "draws only"
+"""In the note of an overflow: it follows from the few numbers that a format draws, in other runs at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:

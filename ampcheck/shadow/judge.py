@@ -31,7 +31,7 @@ from ampcheck.shadow.comparisons import EXPONENTIALS, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
-from ampcheck.shadow.memory import dtype_name, largest_number
+from ampcheck.shadow.memory import dtype_name, finite, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import UNSCALES, Reached
@@ -98,11 +98,6 @@ class Judge:
         self._reached = Reached()
         self._recurrence = Recurrence()
 
-    @staticmethod
-    def looks_at(call: Call) -> bool:
-        """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
-        return decides(call, faulty=True) or call.name in IDENTITIES or tests_finiteness(call)
-
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The faults in the order in which they first happened, with what they reached."""
@@ -146,6 +141,8 @@ class Judge:
             return
         if not inherited and not call.written and (call.moves or call.widens):
             return
+        if call.drawn and all(bool(finite(t).all()) for t in results):
+            self._add(replace(fault_at(faults.OVERFLOW, results[0], Examination(0), where, index), note=call.drawn))
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):
@@ -392,7 +389,9 @@ class Judge:
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
         if not companions.consumed:
-            self._reached.discard(companions.faults, scaled=self.scale != 1)
+            top, known = largest_number(torch.float32), companions.faults & self._faults.keys()
+            large = [key for key in known if self._faults[key].exact_amax > top]
+            self._reached.discard(companions.faults, scaled=self.scale != 1, large=large)
 
     def _add(self, fault: Fault, reaches: str = "") -> None:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault

@@ -18,6 +18,8 @@ from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
+from ampcheck.shadow.decisions import looks_at
+from ampcheck.shadow.draws import follow_draws
 from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
@@ -250,7 +252,7 @@ class Shadow(DispatchMode):
                     self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
-        decides = bool(before) and self.judge is not None and self.judge.looks_at(call)
+        decides = bool(before) and self.judge is not None and looks_at(call)
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
             self.whole += 1
@@ -270,6 +272,7 @@ class Shadow(DispatchMode):
                 self._steps.due = self._steps.stepping
             inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follower.follow(call, before) if call.fresh or call.written else True
+            follow_draws(call, before, self.store)
             if ruled and call.fresh:
                 follow_accumulators(call, where, before, self.store)
             if leaves_run:

@@ -2,7 +2,8 @@
 
 A ranking sees differences only: what all elements have in common (the offset of a score, the group in a sort key) takes
 digits and ranks nothing. The op is at fault by the same rule as elsewhere, applied to values that are centred along a
-dimension: an input is within its bound, and the result does not keep it.
+dimension: an input is within its bound, and the result does not keep it. The cast of an input, from a wider value that
+the run has at hand, is part of the op: bias and scores may hide the ranking together where neither does alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from ampcheck.shadow.bounds import SLACK, Look, floor_of
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.cause import alone
+from ampcheck.shadow.cause import Mended, alone
 from ampcheck.shadow.companions import CompanionStore, roundoff
 
 _HIDDEN = 0.25
@@ -43,7 +44,8 @@ def hides_ranking(
     if accumulates or not hidden:
         return bool(hidden)
     bound = _honest(tensor, store)
-    of_inputs = [result - exact for result in alone(call, tensor, store)]
+    own = Mended(store, [store.of(t) for t in call.inputs if _is_rounded_once(t, store)])
+    of_inputs = [result - exact for result in alone(call, tensor, store, own)]
     return any(
         _width(values, dim) <= min(bound * width, error / _GROWS)
         for values in of_inputs
@@ -65,6 +67,11 @@ def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
             if 0 < _HIDDEN * width <= coarse and _width(error, dim) <= min(bound * width, coarse / _GROWS):
                 return True
     return False
+
+
+def _is_rounded_once(tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether a value of 16 bits is nothing but its exact one, rounded, such as the cast of a bias before this op."""
+    return tensor.dtype.itemsize <= 2 and torch.equal(store.exact(tensor).to(tensor.dtype), tensor)
 
 
 def _honest(tensor: torch.Tensor, store: CompanionStore) -> float:

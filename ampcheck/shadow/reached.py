@@ -61,13 +61,15 @@ class Reached:
         for place in places or [self._unused[key] if unused else self._by_key[key]]:
             place[name] = max(share, place.get(name, 0.0))
 
-    def discard(self, keys: Collection[Key], *, scaled: bool) -> None:
-        """Record faults of a tensor that no later op read. scaled: a loss scale is in use.
+    def discard(self, keys: Collection[Key], *, scaled: bool, large: Collection[Key] = ()) -> None:
+        """Record faults of a tensor that no later op read. scaled: a loss scale is in use. large: faults of values that
+        not even float32 holds.
 
-        Gradients that another loss adds to, and that `zero_grad` discards before a step reads them, do no harm.
+        Gradients that another loss adds to, and that `zero_grad` discards before a step reads them, do no harm. Nor do
+        large values, of a broken sample, where the run tests whether they are finite.
         """
         for key in keys:
-            if not (scaled and _is_backward(key)):
+            if not ((key in large and key in self._tested) or (scaled and _is_backward(key))):
                 self.note(key, "a tensor that no later op read", discarded=True)
 
     def unscale(self, call: Call, keys: Collection[Key]) -> float:

@@ -185,3 +185,98 @@ def test_sums_that_are_one_but_for_rounding_are_no_exceptions() -> None:
         return (shares.sum(-1) > 1).float().mean() + ((directions * directions).sum(-1) > 1).float().mean()
 
     assert not audit(above).failed
+
+
+@FORMATS
+@pytest.mark.parametrize("kept", [2, 8, 64])
+def test_an_unsorted_selection_is_a_set(low: torch.dtype, kept: int) -> None:
+    torch.manual_seed(0)
+    scores = (3 + 0.5 * torch.randn(64, 256)).to(low)
+    assert not faults_of(lambda: scores.float().to(low).topk(kept, -1, sorted=False))
+    assert not faults_of(lambda: (3 + 0.5 * torch.randn(64, 256)).to(low).topk(kept, -1, sorted=False))
+
+
+@pytest.mark.parametrize(
+    ("low", "found"), [(torch.bfloat16, True), (torch.float16, False), (torch.float32, False)], ids=str
+)
+def test_a_threshold_between_two_numbers_of_the_format_turns_most_of_what_is_asked_for(
+    low: torch.dtype, found: bool
+) -> None:
+    """bfloat16 has no number between 0.998 and 1, so that no probability lies between 0.9985 and 0.999."""
+
+    def confident() -> Tensor:
+        logits = 6.1 + torch.rand(2000, generator=torch.Generator().manual_seed(0))
+        return (logits.sigmoid().to(low) > 0.9985).float().mean()
+
+    assert audit(confident).failed is found
+
+
+def _guard_of_flushed_values(low: torch.dtype) -> Tensor:
+    causal = torch.full((128, 128), -torch.inf).triu(1)
+    shares = (8 * scores_of(low, experts=128)[:1].float() * torch.randn(128, 1) + causal).softmax(-1).to(low)
+    return torch.where(shares > 0, shares * shares.clamp(min=1e-6).log(), 0.0)
+
+
+def _at_the_largest(low: torch.dtype) -> Tensor:
+    shares = (40 * torch.randn(256, 8)).to(low).softmax(-1)
+    return shares >= shares.amax(-1, keepdim=True)
+
+
+def _activation_by_hand(low: torch.dtype) -> Tensor:
+    x = scores_of(low)
+    return x * (x > 0)
+
+
+def _median_of_columns(low: torch.dtype) -> Tensor:
+    x = 4 + torch.randn(2000, 4).to(low).float() @ torch.randn(4, 4)
+    return x.to(low) > x.median(0).values.to(low)
+
+
+def _outliers(low: torch.dtype) -> Tensor:
+    x = torch.randn(20_000).to(low) * 2
+    return x.abs() > 6
+
+
+def _equal_by_construction(low: torch.dtype) -> Tensor:
+    x = torch.rand(64, 64).to(low) + 1
+    return torch.cat([x / x >= 1, x - x.amax(-1, keepdim=True) >= 0, x * (1 / x) >= 1, x.sqrt().square() >= x])
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    "decide",
+    [
+        _guard_of_flushed_values,
+        _at_the_largest,
+        _activation_by_hand,
+        _median_of_columns,
+        _outliers,
+        _equal_by_construction,
+    ],
+)
+def test_comparisons_that_turn_by_chance_or_guard_are_silent(
+    decide: Callable[[torch.dtype], Tensor], low: torch.dtype
+) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert DECISION not in [fault.kind for fault in faults_of(lambda: decide(low))], seed
+
+
+@pytest.mark.parametrize(("low", "found"), [(torch.float16, True), (torch.bfloat16, False)], ids=str)
+def test_the_edges_of_a_graph_that_vanish_are_found(low: torch.dtype, found: bool) -> None:
+    """Neighbours are what a kernel does not make zero: float16 ends at 6e-8, and bfloat16 where float32 does."""
+
+    def edges() -> Tensor:
+        places = torch.linspace(0, 30, 24)[:, None]
+        kernel = torch.exp(-3 * (places - places.mT).square()).to(low)
+        return kernel.nonzero()
+
+    assert bool(faults_of(edges)) is found
+
+
+@FORMATS
+def test_zeros_that_float64_has_as_well_and_a_few_that_vanish_are_silent(low: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 64).relu()
+    x[:2, :20] = 1e-9
+    assert not faults_of(lambda: (x.to(low).nonzero(), x.to(low).relu().nonzero()))

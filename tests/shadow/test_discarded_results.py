@@ -162,3 +162,50 @@ def test_an_update_that_no_format_could_add_is_none() -> None:
                 weight.sub_((weight.half() * 1e-9).float())
 
     assert not _failed(audit(decay))
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_a_batch_that_float32_cannot_hold_and_that_the_run_leaves_out_is_a_warning(tests: bool) -> None:
+    """Without the test, the loss is dropped unread, as of code that forgets its backward."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model, x, y = nn.Linear(8, 4), torch.randn(32, 8), torch.randn(32, 4)
+        y[8:16] = 1e30
+        for rows in (slice(0, 8), slice(8, 16), slice(16, 24)):
+            with torch.autocast("cpu", torch.float16):
+                output = model(x[rows])
+            loss = nn.functional.mse_loss(output.float(), y[rows])
+            if rows.start == 8 and (not tests or not torch.isfinite(loss)):
+                continue
+            loss.backward()
+
+    assert audit(train).failed is not tests
+
+
+def test_a_batch_that_float16_makes_infinite_is_a_failure_though_the_run_leaves_it_out() -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model, x = nn.Linear(8, 4), torch.randn(32, 8)
+        x[8:16] = 3e4
+        for rows in (slice(0, 8), slice(8, 16), slice(16, 24)):
+            with torch.autocast("cpu", torch.float16):
+                output = model(x[rows])
+                loss = (output * 8).square().float().mean()
+            if torch.isfinite(loss):
+                loss.backward()
+
+    assert audit(train).failed
+
+
+def test_an_infinity_of_float32_that_a_rounding_to_float16_makes_is_a_failure_though_the_run_leaves_it_out() -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        weight = torch.zeros(8, requires_grad=True)
+        for offset in (0.0, 9.0, 0.0):
+            p = (weight + offset + torch.rand(8)).sigmoid().half()
+            loss = -torch.log(1 - p.float()).mean()
+            if torch.isfinite(loss):
+                loss.backward()
+
+    assert audit(train).failed
