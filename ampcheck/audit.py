@@ -87,9 +87,9 @@ def audit(
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
     followed, as `coverage` then says. Those with compiled functions run once more as they are, and their graphs are
     judged; the first three steps of a callable that trains with a GradScaler run again at other loss scales
-    (`scale-invariance`). What they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps` and `horizon`
-    apply. If the model is already compiled, eager runs use the original module and compiled runs keep its compile
-    options.
+    (`scale-invariance`). What they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps`
+    and `horizon` apply. If the model is already compiled, eager runs use the original module and compiled runs keep its
+    compile options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
