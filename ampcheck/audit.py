@@ -85,9 +85,10 @@ def audit(
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
     followed, as `coverage` then says. Those with compiled functions run once more as they are, and their graphs are
-    judged; what they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps` and `horizon`
-    apply. If the model is already compiled, eager runs use the original module and compiled runs keep its compile
-    options.
+    judged; the first three steps of a callable that trains with a GradScaler run again at other loss scales
+    (`scale-invariance`). What they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps`
+    and `horizon` apply. If the model is already compiled, eager runs use the original module and compiled runs keep its
+    compile options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
@@ -227,7 +228,7 @@ def _audit_unchanged(
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = callable_checks.judge_call(
-        call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon
+        call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon, again=subject.shape
     )
     if subject.trains and not values.coverage.seen.get("steps"):
         what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"

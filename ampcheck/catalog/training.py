@@ -92,7 +92,8 @@ SCALE_INVARIANCE = Check(
     "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
     "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
     "than 1e-4 fails. Warns of numbers that the code keeps (in lists, dicts, objects) and that are scaled, besides the "
-    "scale itself and a scaled loss.",
+    "scale itself and a scaled loss. The first steps of a callable that trains run again, its GradScalers set to these "
+    "scales; one that reads an iterator or a file it has written is skipped.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
     "between two optimizers, a scheduler that follows the scaled loss, a logged loss that is divided by the scale "
     "after "

@@ -14,15 +14,19 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.training.gradients.invariance import check_invariance
 from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import judge_running
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
+from ampcheck.training.scaled_calls import measure_scaled_call, uses_scaler
 from ampcheck.training.tf32.operands import OperandStats, check_operands, measure_operands
 from ampcheck.training.values import VALUES, together
 
 CHECKS = (*VALUES, REDUCE_PRECISION.slug, TF32.slug)
+
+_SCALES = SCALE_INVARIANCE.slug
 
 Runner = Callable[[Callable[[], object]], object]
 
@@ -35,12 +39,14 @@ def judge_call(
     *,
     steps: int | None = None,
     horizon: int | None = None,
+    again: Callable[[], object] | None = None,
 ) -> Run:
     """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
     `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
-    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use.
+    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use. again: the user's callable, whose
+    first steps run again at other loss scales.
     """
     values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
     shadow, products = LoopShadow(judge=values not in ([], [COVERAGE.slug])), list[OperandStats]()
@@ -66,9 +72,13 @@ def judge_call(
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     learned = judge_running(training, limits, checks)
-    judged = together(judged, list(learned.findings))
+    steps_alone = list(learned.findings)
     scaled = any(scaler.is_enabled() for scaler in training.loop.reached.scalers.values())
-    wanted = (*(checks or ()), COVERAGE.slug, *([SCALE_INVARIANCE.slug] if checks is None and scaled else ()))
+    if again is not None and uses_scaler(events := training.recorder.events) and (checks is None or _SCALES in checks):
+        stats = measure_scaled_call(again, subject, events)
+        steps_alone = [*(f for f in steps_alone if f.check != _SCALES), *check_invariance(stats)]
+    judged = together(judged, steps_alone)
+    wanted = (*(checks or ()), COVERAGE.slug, *([_SCALES] if checks is None and scaled else ()))
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()

@@ -14,9 +14,9 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.invariance import (
     InvarianceStats,
-    _differences,
-    _Repetition,
+    Repetition,
     check_invariance,
+    differences_of,
     measure_invariance,
 )
 from ampcheck.training.loop import TrainingLoop
@@ -303,9 +303,9 @@ def test_a_step_that_raises_is_not_judged():
 def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second):
     def run(name, value):
         gradients = {(0, 1, "weight"): torch.tensor([1.0, value], dtype=torch.float64)}
-        return _Repetition(name, gradients, {0: value}, [])
+        return Repetition(name, gradients, {0: value}, [])
 
-    found = _differences(run("scale 1", first), run("scale 65536", second), 10)
+    found = differences_of(run("scale 1", first), run("scale 65536", second), 10)
     assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
     assert all(difference.error == math.inf for difference in found)
     for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, tuple(found))):

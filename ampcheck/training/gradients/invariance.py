@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +41,12 @@ STEPS = 3
 ACCUMULATED = 16
 """How many steps are tried where none of the first steps an optimizer."""
 
-_NEVER = 2**31 - 1
+NEVER = 2**31 - 1
+"""A number of steps that no repetition makes."""
+
+FIRST = ("scale 1", 1.0)
 _EQUAL = 1e-4
 """Relative, in the Euclidean norm. What differs by chance is 1e-7 at most; what a wrong scale does is a factor."""
-
 
 _NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
 _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out"
@@ -94,7 +98,14 @@ class InvarianceStats:
 
 
 @dataclass(slots=True)
-class _Repetition:
+class Repetition:
+    """The steps at one scale.
+
+    gradients: exact, unscaled, by step, call of an optimizer within it, and parameter. values: by step, what it
+    returned. state, kept: the numbers of optimizers and schedulers, and those of the code, after all steps. overflowed:
+    the first step with a gradient that is infinite or NaN, where code may leave it out by itself.
+    """
+
     name: str
     gradients: dict[tuple[int, int, str], torch.Tensor]
     values: dict[int, float]
@@ -104,12 +115,13 @@ class _Repetition:
     state: dict[str, float] = field(default_factory=dict)
     kept: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)  # those that were scaled
+    overflowed: int | None = None
 
     @property
     def end(self) -> int:
-        """The first step that a scaler skipped: from there on runs are no longer in the same state."""
+        """The first step that a scaler or the code skipped: from there on runs are no longer in the same state."""
         skipped = [event.step for event in self.events if event.act is Act.SCALER_STEP and event.skipped]
-        return min(skipped, default=_NEVER)
+        return min((*skipped, NEVER if self.overflowed is None else self.overflowed))
 
 
 def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
@@ -122,13 +134,13 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     def nothing(why: str, hint: str = "") -> InvarianceStats:
         return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
 
-    def repeat(name: str, scale: float, interval: int = _NEVER) -> _Repetition:
+    def repeat(name: str, scale: float, interval: int = NEVER) -> Repetition:
         return _repeat(loop, start, name, steps, scale, interval)
 
     if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
         return nothing("no GradScaler is in use")
     start = loop.snapshot()
-    first = repeat("scale 1", 1.0)
+    first = repeat(*FIRST)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
@@ -140,9 +152,17 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
     again = repeat("scale 1 again", 1.0)
-    if agreed(bool(_differences(first, again, _NEVER))):
+    if agreed(bool(differences_of(first, again, NEVER))):
         why = "the step is not reproducible: it reads data or random numbers that are not reset"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
+    return compare_scales(loop.name, first, repeat)
+
+
+def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetition]) -> InvarianceStats:
+    """Compare the steps at scale 1, `first`, with those at a large scale and at one that grows.
+
+    repeat: runs them again, given a name, the scale and after how many steps the scale doubles.
+    """
     large = repeat(f"scale {(scale := LARGE):g}", scale)
     while agreed(large.end < first.end) and scale > 16:
         large = repeat(f"scale {(scale := scale / 16):g}", scale)
@@ -151,17 +171,18 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     compared = [(other, end) for other, end in ends if any(key[0] < end for key in first.gradients)]
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite"
-        return nothing(why, "mend what is infinite or NaN: see overflow and nonfinite-gradient")
-    differences = [d for other, end in compared for d in _differences(first, other, end)]
+        mend = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
+        return InvarianceStats(name, skipped=why, prevented=True, hint=mend)
+    differences = [d for other, end in compared for d in differences_of(first, other, end)]
     if not differences:  # else they follow from it
-        differences = [d for other, end in compared if end == _NEVER for d in _of_state(first, other)]
-        differences += _kept_scaled(first, large, scale) if large.end == first.end == _NEVER else []
+        differences = [d for other, end in compared if end == NEVER for d in _of_state(first, other)]
+        differences += _kept_scaled(first, large, scale) if large.end == first.end == NEVER else []
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for difference in sorted(differences, key=lambda d: -d.error):
         worst.setdefault(difference.what, difference)
     return InvarianceStats(
-        loop.name,
+        name,
         (first.name, *(other.name for other, _ in compared)),
         sum(key[0] < last for key in first.gradients),
         sum(step < last for step in first.values),
@@ -170,28 +191,48 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     )
 
 
-def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> _Repetition:
+def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> Repetition:
     start.restore()
     for scaler in loop.reached.scalers.values():
         if scaler.is_enabled():
-            wanted = {"scale": scale, "growth_interval": interval, "growth_factor": 2.0, "_growth_tracker": 0}
-            scaler.load_state_dict({**scaler.state_dict(), **wanted})
+            set_scale(scaler, scale, interval)
     recorder = Recorder(loop)
-    run = _Repetition(name, {}, {}, recorder.events)
-    names = {id(parameter): path for path, parameter in loop.parameters()}
+    with collected(loop, recorder, name) as run:
+        for taken in recorder.run(steps):
+            if not isinstance(taken, StepError):
+                run.values[recorder.step] = taken
+            elif taken.kind != "value":
+                run.stopped = taken
+                break
+    return run
+
+
+def set_scale(scaler: Any, scale: float, interval: int) -> None:
+    """Let an enabled scaler go on with a scale that doubles after each `interval` steps that it does not skip."""
+    wanted = {"scale": scale, "growth_interval": interval, "growth_factor": 2.0, "_growth_tracker": 0}
+    scaler.load_state_dict({**scaler.state_dict(), **wanted})
+
+
+@contextmanager
+def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Repetition]:
+    """Collect the exact values of what the steps that run inside hand to optimizers, and keep."""
+    run = Repetition(name, {}, {}, recorder.events)
+    names: dict[int, str] = {}
     calls = Counter[int]()
     shadow = LoopShadow(judge=False, exactly=True)
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
         calls[recorder.step] += 1
+        owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(id(parameter) not in names for parameter in owned):
+            names.update((id(parameter), path) for path, parameter in loop.parameters())
         with torch.no_grad(), _disable_current_modes():
             factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
             inside = 1.0 if factor is None else float(factor)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
-                        run.gradients[key] = _exact(shadow, parameter.grad) / inside
+            for parameter in owned:
+                if parameter.grad is not None:
+                    key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
+                    run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     def note(roots: object, factor: float | None) -> None:
         if factor is not None:
@@ -205,17 +246,11 @@ def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: f
     with quiet(), recorder.listening(), shadow:
         handle = register_optimizer_step_pre_hook(keep)
         try:
-            for taken in recorder.run(steps):
-                if not isinstance(taken, StepError):
-                    run.values[recorder.step] = taken
-                elif taken.kind != "value":
-                    run.stopped = taken
-                    break
+            yield run
         finally:
             handle.remove()
     run.scaled = recorder.scaled
     run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
-    return run
 
 
 def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
@@ -225,7 +260,7 @@ def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
     return plain_values(shadow.exact(gradient)).clone() if known else values.double()
 
 
-def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Difference]:
+def differences_of(first: Repetition, other: Repetition, end: int) -> list[Difference]:
     """What differs before the step `end`."""
     runs = (first.name, other.name)
     differences: list[Difference] = []
@@ -263,7 +298,12 @@ def _differences(first: _Repetition, other: _Repetition, end: int) -> list[Diffe
     return [d for d in differences if d.step == earliest]  # later ones follow from it
 
 
-def _of_state(first: _Repetition, other: _Repetition) -> list[Difference]:
+def differ(first: Repetition, again: Repetition) -> bool:
+    """Whether two repetitions at one scale differ."""
+    return bool(differences_of(first, again, NEVER) or _of_state(first, again))
+
+
+def _of_state(first: Repetition, other: Repetition) -> list[Difference]:
     """The numbers that optimizers and schedulers go by and that differ after the last step, but for the scale."""
     scales = _scales(other)
     return [
@@ -273,7 +313,7 @@ def _of_state(first: _Repetition, other: _Repetition) -> list[Difference]:
     ]
 
 
-def _kept_scaled(first: _Repetition, large: _Repetition, scale: float) -> list[Difference]:
+def _kept_scaled(first: Repetition, large: Repetition, scale: float) -> list[Difference]:
     """The numbers that the code keeps and that are as many times larger as the scale is.
 
     The code may keep the scale itself, a limit for scaled gradients and a scaled loss.
@@ -288,14 +328,21 @@ def _kept_scaled(first: _Repetition, large: _Repetition, scale: float) -> list[D
     ]
 
 
-def _scales(run: _Repetition) -> set[float]:
+def _scales(run: Repetition) -> set[float]:
     return {scale for event in run.events for scale in (event.scale, event.new_scale) if scale is not None}
 
 
-def _after_all(what: str, name: str, first: _Repetition, other: _Repetition, here: float, there: float) -> Difference:
+def _after_all(what: str, name: str, first: Repetition, other: Repetition, here: float, there: float) -> Difference:
     """A difference after the last step."""
     ratio = there / here if here else math.inf
-    return Difference(what, name, max(first.values, default=0), (first.name, other.name), ratio, _error(here, there))
+    return Difference(
+        what,
+        name,
+        max((*first.values, *(key[0] for key in first.gradients)), default=0),
+        (first.name, other.name),
+        ratio,
+        _error(here, there),
+    )
 
 
 def _error(here: float, there: float) -> float:

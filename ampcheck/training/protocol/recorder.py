@@ -24,6 +24,7 @@ from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, short, states_in
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
 from ampcheck.training.protocol.targets import owners, with_subclasses
 
@@ -41,7 +42,8 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
-    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
+    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
+    in checkpoints that cut their gradients off.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -67,6 +69,7 @@ class Recorder:
         self._low: dict[str, None] = {}
         self._unpacks = False
         self._rounded = RoundedWeights()
+        self.cut = CutGradients()
 
     def name_parts(self) -> None:
         """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
@@ -102,6 +105,7 @@ class Recorder:
             (torch, "save", self._save),
         ]
         with ExitStack() as stack:
+            stack.enter_context(self.cut.listening())
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
