@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--prune", action="store_true", help="remove each environment after its use")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here, and a table beside it")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     if options.stubs is not None:  # also of the environments that `ampcheck bisect` makes
         os.environ |= {"PIP_NO_DEPS": "1", "LD_LIBRARY_PATH": str(options.stubs.resolve())}
     rows: list[dict[str, Any]] = []
