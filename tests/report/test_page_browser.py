@@ -115,7 +115,7 @@ def test_verdicts_filter_what_is_shown(show: Any) -> None:
     entries = page.locator("main [data-v]").count()
     assert page.locator("#shown").inner_text() == f"{shown(page, 'main [data-v]')} of {entries} entries"
     page.locator("#filter button[type=reset]").click()
-    page.wait_for_function("document.querySelector('#shown').textContent === ''")
+    sync_api.expect(page.locator("#shown")).to_have_text("")
     assert shown(page, "main article.fail") == 3
 
 
@@ -159,7 +159,7 @@ def test_the_keyboard_reaches_filters_details_and_evidence(show: Any) -> None:
     page.keyboard.type("head")
     assert page.locator("#shown").inner_text() != ""
     page.keyboard.press("Escape")
-    page.wait_for_function("document.querySelector('#shown').textContent === ''")
+    sync_api.expect(page.locator("#shown")).to_have_text("")
     row = page.locator("#map .map summary").nth(0)
     row.focus()
     page.keyboard.press("Enter")
@@ -185,7 +185,7 @@ def test_a_link_opens_the_details_that_hide_its_target(show: Any, files: dict[st
     target = page.locator("#finding-39")
     assert not target.is_visible()
     page.evaluate("location.hash = 'finding-39'")
-    page.wait_for_function("document.getElementById('finding-39').checkVisibility()")
+    sync_api.expect(target).to_be_visible()
 
 
 @pytest.mark.parametrize("name", [*RUNS, "sample", "hostile"])
