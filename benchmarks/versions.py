@@ -72,8 +72,9 @@ def installed(command: list[str], settings: dict[str, str] | None = None) -> Non
     environment = {**os.environ, **(settings or {})}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no reason"]
-        raise UsageError(f"{' '.join(command[1:4])} failed: {lines[-1]}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+        reasons = [line for line in lines if line.startswith(("ERROR", "The user requested"))] or lines[-1:]
+        raise UsageError(f"{' '.join(command[1:4])} failed: {'; '.join(dict.fromkeys(reasons))[:300]}")
 
 
 def without_cuda(python: str, stubs: Path) -> None:
