@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     narrowed = any("[" in argument for argument in config.args)
     if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
         raise pytest.UsageError(f"{NIGHTLY.name} names {len(gone)} cases that are gone, such as {min(gone)}")
-    _skip_newer(items)
+    _skip_other_releases(items)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return
@@ -92,11 +92,15 @@ def _thin(items: list[pytest.Item]) -> None:
             cases[test] += 1
 
 
-def _skip_newer(items: list[pytest.Item]) -> None:
-    """Skip what `needs_torch` says needs a newer release than the installed one."""
-    installed = Version(version("torch"))
+def _skip_other_releases(items: list[pytest.Item]) -> None:
+    """Skip what `needs_torch` and `until_torch` say is not true of the installed release."""
+    installed = Version(Version(version("torch")).base_version)
     for item in items:
         for marker in item.iter_markers("needs_torch"):
             release, reason = marker.args
             if installed < Version(release):
                 item.add_marker(pytest.mark.skip(reason=f"needs torch {release}: {reason}; this is {installed}"))
+        for marker in item.iter_markers("until_torch"):
+            release, reason = marker.args
+            if installed >= Version(release):
+                item.add_marker(pytest.mark.skip(reason=f"until torch {release}: {reason}; this is {installed}"))

@@ -4,9 +4,10 @@
         --json reports/evidence/versions.json
 
 A release of PyTorch for this Python is an environment over the packages of this one, as `ampcheck bisect` makes it; for
-another Python everything is installed. The newest patch of each release is used. Tests that need a newer PyTorch say so
-by the marker `needs_torch`; what they say is the second table. With --json each pair is kept, and an interrupted script
-goes on from there; --again runs the pairs named in it once more. --prune removes each environment after its use.
+another Python everything is installed. The newest patch of each release is used. Tests that need a newer PyTorch, or an
+older one, say so by the markers `needs_torch` and `until_torch`; what they say is the second table. With --json each
+pair is kept, and an interrupted script goes on from there; --again runs the pairs named in it once more. --prune
+removes each environment after its use.
 --stubs takes no libraries of CUDA, which need several gigabytes, and writes stand-ins: for a machine without a GPU.
 """
 
@@ -116,7 +117,7 @@ def counts(cases: Any) -> dict[str, Any]:
         seen["failed" if outcome in ("failure", "error") else outcome] += 1
         if outcome in ("failure", "error"):
             failures[f"{case.get('classname')}::{case.get('name')}"] = results[outcome].splitlines()[0][:200]
-        if reason := re.match(r"needs torch [\d.]+: [^;]+", results.get("skipped", "")):
+        if reason := re.match(r"(needs|until) torch [\d.]+: [^;]+", results.get("skipped", "")):
             needs[reason[0]] += 1
     return {**{name: seen[name] for name in ("passed", "failed", "skipped")}, "failures": failures, "needs": needs}
 
@@ -127,7 +128,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = markdown_table(shown, COLUMNS)
     if needs:
         columns = {f"{row['torch']}, Python {row['python']}": row.get("needs", {}) for row in rows}
-        lines += ["", "Tests that a release is too old for:", ""]
+        lines += ["", "Tests that a release is too old, or too new, for:", ""]
         lines += markdown_table(
             [{"what": reason, **{c: n.get(reason) for c, n in columns.items()}} for reason in needs]
         )

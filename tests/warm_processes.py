@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import importlib
 import json
+import linecache
 import os
 import runpy
 import signal
@@ -221,6 +222,8 @@ def _run(first: str, *rest: str) -> None:
         path = main.__file__ = os.path.abspath(text)
         with open(path, encoding="utf-8") as file:
             text = file.read()
+    elif sys.version_info >= (3, 13):  # where a traceback shows the lines of `-c` too
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), main.__dict__)
 
 

@@ -14,7 +14,7 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.training.gradients.invariance import check_invariance
+from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import judge_running
 from ampcheck.training.loop import LoopShadow

@@ -33,7 +33,8 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import check_invariance, measure_invariance
+from ampcheck.training.gradients.invariance import measure_invariance
+from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls

@@ -12,9 +12,9 @@ import pytest
 from ampcheck.cli import speed as speed_cli
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
+from ampcheck.numerics.compiled import Graphs
 from ampcheck.speed import modes
 from ampcheck.speed.base import judge as base_judge
-from ampcheck.speed.compiling import Compiled
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
@@ -59,7 +59,7 @@ def times(monkeypatch):
     asked["slower"] = 0.5
     monkeypatch.setattr(modes, "measure_until_decided", measured)
     monkeypatch.setattr(modes, "many_compilations", lambda device: nullcontext())
-    monkeypatch.setattr(modes, "compilations", lambda: lambda: Compiled(graphs=1, breaks=0, why=""))
+    monkeypatch.setattr(modes, "compilations", lambda: lambda: Graphs(count=1))
     monkeypatch.setattr(modes, "step_of", lambda subject, config, device: lambda: None)
     return asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,15 +88,19 @@ def meets(finding: Finding, expected: dict[str, str]) -> bool:
 
 
 def params(names: list[str]) -> list[Any]:
-    """The names; those that are judged wrongly so far are strict expected failures with the `GAP` they fall into."""
-    gaps = {name: getattr(case(name), "GAP", "") for name in names}
-    return [
-        pytest.param(name, marks=[pytest.mark.xfail(reason=gap, strict=True)] if gap else [])
-        for name, gap in gaps.items()
-    ]
+    """The names; those that are judged wrongly so far are strict expected failures with the `GAP` they fall into, and
+    those that PyTorch has mended itself say so in `UNTIL`."""
+
+    def marks(module: ModuleType) -> Iterator[pytest.MarkDecorator]:
+        if gap := getattr(module, "GAP", ""):
+            yield pytest.mark.xfail(reason=gap, strict=True)
+        if until := getattr(module, "UNTIL", ()):
+            yield pytest.mark.until_torch(*until)
+
+    return [pytest.param(name, marks=[*marks(case(name))]) for name in names]
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("name", params(DEFECTS))
 def test_defect_shows_on_plain_torch(name):
     case(name).manifests()
 

@@ -15,10 +15,10 @@ from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.invariance import (
     InvarianceStats,
     Repetition,
-    check_invariance,
     differences_of,
     measure_invariance,
 )
+from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.loop import TrainingLoop
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))

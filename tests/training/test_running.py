@@ -180,7 +180,7 @@ def test_code_that_was_ended_is_not_judged_by_the_state_that_it_left(
 
 def test_a_mistake_is_named_at_its_line() -> None:
     line = clip_scaled.__code__.co_firstlineno + 1
-    assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line}
+    assert failures(ampcheck.audit(unsound)) == {"scaler-protocol": line, "scale-invariance": None}
     with ampcheck.watch(fail_on="never") as watched:
         train(clip_scaled, batches=8)
     assert failures(watched.run) == {"scaler-protocol": line}
