@@ -30,7 +30,7 @@ _EARLY = 4
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during an audit. run: what was judged until then. printed: lines of it that were printed."""
+    """Ctrl-C or SIGTERM during an audit. run: what was judged until then. printed: lines of it that were printed."""
 
     def __init__(self, run: Run, printed: int) -> None:
         self.run, self.printed = run, printed

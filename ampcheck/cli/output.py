@@ -18,15 +18,12 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
 
 USAGE = 2
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
 UNABLE = 3
 """Exit code for a defect of ampcheck or a full stdout."""
 
 EXIT_CODES = (
     "Exit code 0: nothing failed; 1: a check failed; 2: usage error, or a subject that cannot be judged; "
-    "3: a defect of ampcheck, or a full stdout; 130: interrupted."
+    "3: a defect of ampcheck, or a full stdout; 130: interrupted; 143: stopped by SIGTERM."
 )
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
