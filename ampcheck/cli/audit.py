@@ -68,6 +68,7 @@ def _audit(options: argparse.Namespace) -> int:
         merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]
         if stopped or len(targets) < 2:
             show = partial(print_report, runs[-1], verbose=options.verbose, quiet=options.quiet, printed=printed)
+            show = partial(show, json=options.json if merged is runs[-1] else None)
         else:
             show = partial(print, f"{merged.title}: {headline(merged)}")
         code = finish(merged, options, show, failed=failed)
