@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from ampcheck.cli.following import Interrupted, second_interrupt_ends
+from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import (
     EXIT_CODES,
-    INTERRUPTED,
     Commands,
     add_output,
     finish,
@@ -42,7 +42,7 @@ def _audit(options: argparse.Namespace) -> int:
     from ampcheck.core.run import Run, merge
     from ampcheck.report.sections import headline
 
-    runs, failed, printed, interrupted = list[Run](), False, 0, False
+    runs, failed, printed, stopped = list[Run](), False, 0, 0
     profile = Profile() if options.profile else None
     with second_interrupt_ends():
         try:
@@ -54,9 +54,10 @@ def _audit(options: argparse.Namespace) -> int:
                     print_report(audited.run, verbose=options.verbose, quiet=options.quiet, printed=printed)
                     print(flush=True)
         except Interrupted as error:
-            print("ampcheck: interrupted; the report says what was judged until then", file=sys.stderr, flush=True)
+            how, stopped = ending_of(error)
+            print(f"ampcheck: {how}; the report says what was judged until then", file=sys.stderr, flush=True)
             runs.append(error.run)
-            printed, interrupted = error.printed, True
+            printed = error.printed
         finally:
             if profile is not None:
                 profile.end()
@@ -65,9 +66,10 @@ def _audit(options: argparse.Namespace) -> int:
         if not runs:  # rank 0 reports the findings of all ranks
             return 0
         merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]
-        if interrupted or len(targets) < 2:
+        if stopped or len(targets) < 2:
             show = partial(print_report, runs[-1], verbose=options.verbose, quiet=options.quiet, printed=printed)
+            show = partial(show, json=options.json if merged is runs[-1] else None)
         else:
             show = partial(print, f"{merged.title}: {headline(merged)}")
         code = finish(merged, options, show, failed=failed)
-    return INTERRUPTED if interrupted else code
+    return stopped or code

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import (
-    INTERRUPTED,
     USAGE,
     Commands,
     add_output,
@@ -39,7 +39,7 @@ def add_command(commands: Commands) -> None:
         "packages of this one, which are kept and shared. Results are kept: a search that is interrupted goes on where "
         "it ended. Exit code 0: the verdicts at both ends are the same; 1: a version that changed one is named; 2: "
         "usage error, or a change that cannot be narrowed down to a version, or no change named and a verdict at one "
-        "end alone; 130: interrupted.",
+        "end alone; 130: interrupted; 143: stopped by SIGTERM.",
     )
     bisect.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
     over = bisect.add_mutually_exclusive_group(required=True)
@@ -92,12 +92,13 @@ def _bisect(options: argparse.Namespace) -> int:
     if estimate := history.versions.estimate(history.looks):
         print(f"ampcheck: {estimate}", file=sys.stderr, flush=True)
     try:
-        with progress_bar() as progress:
+        with progress_bar(every=0) as progress:
             run = judge_history(history, options.check, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        stopped, status = ending_of(error)
         judged = f"{len(history.results):,} judged {history.versions.noun}s"
-        print(f"interrupted: {judged} are kept in {options.out}", flush=True)
-        return INTERRUPTED
+        print(f"{stopped}: {judged} are kept in {options.out}", flush=True)
+        return status
     finally:
         history.versions.close()
     changed = any(finding.check != "coverage" for finding in run.findings)

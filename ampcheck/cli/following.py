@@ -30,7 +30,7 @@ _EARLY = 4
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during an audit. run: what was judged until then. printed: lines of it that were printed."""
+    """Ctrl-C or SIGTERM during an audit. run: what was judged until then. printed: lines of it that were printed."""
 
     def __init__(self, run: Run, printed: int) -> None:
         self.run, self.printed = run, printed
@@ -106,7 +106,10 @@ class Following:
         if (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
             return
         time_text = f"{about(expected)}, as the last time" if expected else "each takes several times as long as alone"
-        text = f"ampcheck: up to {counted(steps, 'training steps')} are observed; {time_text}; --steps N observes fewer"
+        text = (
+            f"ampcheck: up to {counted(steps, 'training steps')} are observed; {time_text}; --steps N observes fewer, "
+        )
+        text += "-v or --json PATH shows every finding in full"
         with self._bar.paused():
             print(text, file=sys.stderr, flush=True)
 

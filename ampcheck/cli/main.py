@@ -26,7 +26,8 @@ from ampcheck.cli import (
     speed,
     sweep,
 )
-from ampcheck.cli.output import EXIT_CODES, INTERRUPTED, UNABLE, USAGE, open_standard_files
+from ampcheck.cli.interrupts import ending_of, sigterm_interrupts
+from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, open_standard_files
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     try:
-        with _no_silent_exit():
+        with sigterm_interrupts(), _no_silent_exit():
             code: int = options.command(options)
         return code
     except UsageError as error:
@@ -49,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ampcheck explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("ampcheck: interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        stopped, status = ending_of(error)
+        print(f"ampcheck: {stopped}; nothing was written", file=sys.stderr)
+        return status
     except BaseException as error:  # noqa: BLE001  # a crash must not read as findings, nor `sys.exit(0)` as a pass
         return _crashed(error)
 

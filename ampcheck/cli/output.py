@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,15 +19,12 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
 
 USAGE = 2
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
 UNABLE = 3
 """Exit code for a defect of ampcheck or a full stdout."""
 
 EXIT_CODES = (
     "Exit code 0: nothing failed; 1: a check failed; 2: usage error, or a subject that cannot be judged; "
-    "3: a defect of ampcheck, or a full stdout; 130: interrupted."
+    "3: a defect of ampcheck, or a full stdout; 130: interrupted; 143: stopped by SIGTERM."
 )
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -170,9 +168,10 @@ def print_report(
     quiet: bool = False,
     printed: int = 0,
     tables_first: bool = False,
+    json: str | None = None,
 ) -> None:
     """Print the findings, and tables below them, or above with `tables_first`. quiet: failures and warnings alone.
-    printed: lines of the report that were printed before."""
+    printed: lines of the report that were printed before. json: the file that the run was written to."""
     from rich.console import Console
 
     from ampcheck.report import print_run, print_tables
@@ -182,7 +181,8 @@ def print_report(
         print_tables(tables)
         print(flush=True)
         tables = ()
-    print_run(run, Console(), verbose=verbose, quiet=quiet, limit=LIMIT - printed)
+    more = f"{shlex.join(['ampcheck', 'report', json, '-v'])} shows all" if json else "-v shows all"
+    print_run(run, Console(), verbose=verbose, quiet=quiet, limit=LIMIT - printed, more=more)
     if tables:
         print()
         print_tables(tables)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampcheck.cli.following import second_interrupt_ends
+from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import (
     EXIT_CODES,
-    INTERRUPTED,
     UNABLE,
     USAGE,
     Commands,
@@ -112,14 +112,14 @@ def _sweep(options: argparse.Namespace) -> int:
         print(text, flush=True)
     limits = Limits(options.time, _memory(options.memory, options.jobs))
     found: dict[str, dict[str, _Judged]] = {command: {} for command in (AUDIT, COMPILATION)}
-    interrupted = False
+    stopped = 0
     with second_interrupt_ends():
         try:
             results = sweep(tasks, folder, limits, jobs=options.jobs, fresh=options.fresh)
             for judged in _judged(results, len(tasks), targets, settings, options):
                 found[judged.result.command][judged.result.target] = judged
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as error:
+            _, stopped = ending_of(error)
         swept = []
         for name, entry in entries.items():
             if (audit := found[AUDIT].get(name)) is not None:
@@ -135,8 +135,8 @@ def _sweep(options: argparse.Namespace) -> int:
         folder.write(_TABLES, tables_of(run))
         code = finish(run, options, show, failed=failed)
     endings = {judged.result.ended for judged in every}
-    if interrupted:
-        return INTERRUPTED
+    if stopped:
+        return stopped
     if not failed and CRASHED in endings:
         return UNABLE
     return code or (USAGE if JUDGED not in endings else 0)

@@ -164,11 +164,11 @@ def audits(
                 with listening(following.listener):
                     run = audit_target(target)
             following.finish()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             left = following.partial(target.target or "demo", target.device) if following is not None else None
             if following is None or left is None or "RANK" in os.environ:
                 raise
-            raise Interrupted(judge(left), following.printed) from None
+            raise Interrupted(judge(left), following.printed) from error
         except UsageError as error:
             if len(targets) < 2:
                 raise

@@ -271,12 +271,18 @@ def phase_order(phase: str) -> int:
     return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
 
 
-def nearest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, worst first; of one verdict those that name a line of the user's code before others, and in the
-    order in which code runs: forward, backward, update."""
+_DIGITS = frozenset(("precision-loss", "stagnation", "flush", "silent-zero", "property-accuracy"))
+"""Checks of finite results that have lost digits."""
 
-    def order(finding: Finding) -> tuple[int, bool, int]:
-        return SEVERITY.index(finding.verdict), not finding.where.file, phase_order(finding.where.phase)
+
+def nearest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, worst first; of one verdict those of infinities, NaN and exceptions before those of lost digits,
+    then those that name a line of the user's code before others, and in the order in which code runs: forward,
+    backward, update."""
+
+    def order(finding: Finding) -> tuple[int, bool, bool, int]:
+        where = finding.where
+        return SEVERITY.index(finding.verdict), finding.check in _DIGITS, not where.file, phase_order(where.phase)
 
     return sorted(findings, key=order)
 

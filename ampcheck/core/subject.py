@@ -6,6 +6,7 @@ import dis
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -300,18 +301,49 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
+    file = Path(os.path.abspath(path))
+    root = package_root(file)
+    parts = file.relative_to(root).with_suffix("").parts
+    try:
+        if len(parts) == 1 or not _may_load(root / parts[0]):
+            return _import_script(path)
+        if sys.path[:1] != [str(root)]:
+            sys.path.insert(0, str(root))
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))  # its siblings, last: a module of a package hides no other module
+        return importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    except BaseException as error:  # a script that exits would exit 0 with nothing judged
+        raise UsageError(f"cannot import {path}: {brief(as_result(error))}") from error
+
+
+def package_root(file: Path) -> Path:
+    """The folder from which a file is imported: its own, or that around the outermost package that it is part of."""
+    root = file.parent
+    while (root / "__init__.py").is_file() and root.name.isidentifier():
+        root = root.parent
+    return root
+
+
+def _may_load(package: Path) -> bool:
+    """Whether no module from elsewhere has the name of this package, a folder, already."""
+    loaded = sys.modules.get(package.name)
+    origin = getattr(loaded, "__file__", None)
+    return loaded is None or (origin is not None and Path(origin).resolve().parent == package.resolve())
+
+
+def _import_script(path: Path) -> ModuleType:
     # Dynamo imports a frame's module by name when it resumes after a graph break.
     name = path.stem if path.stem not in sys.modules else f"ampcheck_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be imported as a Python module")
+        raise ImportError("it is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent.resolve()) not in sys.path:
         sys.path.insert(0, str(path.parent.resolve()))  # its siblings, as when Python runs the file
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # a script that exits would exit 0 with nothing judged
+    except BaseException:
         sys.modules.pop(name, None)
-        raise UsageError(f"cannot import {path}: {brief(as_result(error))}") from error
+        raise
     return module

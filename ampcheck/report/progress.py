@@ -16,10 +16,10 @@ EVERY = 10.0
 
 
 class ProgressBar:
-    """A progress callback. bar: on a terminal; None prints a line every `EVERY` seconds, and none of a shorter run."""
+    """A progress callback. bar: on a terminal; None prints a line every `every` seconds, and none of a shorter run."""
 
-    def __init__(self, bar: Bar | None) -> None:
-        self._bar = bar
+    def __init__(self, bar: Bar | None, every: float = EVERY) -> None:
+        self._bar, self._every = bar, every
         self._task = bar.add_task("", total=None) if bar is not None else None
         self._begin = self._last = time.monotonic()
 
@@ -29,7 +29,7 @@ class ProgressBar:
             self._bar.update(self._task, description=stage, completed=done, total=total)
             return
         now = time.monotonic()
-        if now - self._last >= EVERY:
+        if now - self._last >= self._every:
             self._last = now
             text = f"ampcheck: {now - self._begin:.0f} s, {done} of {total} done, now: {stage}"
             print(text, file=sys.stderr, flush=True)
@@ -48,15 +48,15 @@ class ProgressBar:
 
 
 @contextmanager
-def progress_bar() -> Iterator[ProgressBar]:
-    """A bar on a terminal, occasional lines elsewhere."""
+def progress_bar(every: float = EVERY) -> Iterator[ProgressBar]:
+    """A bar on a terminal; elsewhere a line at most every `every` seconds, 0 for one of each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield ProgressBar(None)
+        yield ProgressBar(None, every)
         return
     columns = (
         SpinnerColumn(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line, source_lines
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
 from ampcheck.report.sections import Sections, arrange, short_names
-from ampcheck.report.text import MIN_WIDTH, command_lines, one_line, quantity, wrap
+from ampcheck.report.text import MIN_WIDTH, cells, clean, command_lines, one_line, quantity, shorten_middle, wrap
 from ampcheck.report.verdict_table import verdict_table
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ _STYLES = {
 _CAUSES, _REASONS, _SUMMARY, _TABLE = range(4)
 """Ranks: failures, warnings and what could not be decided come before skips, these before passes and coverage."""
 
+_ALL = "-v shows all"
+
 _MESSAGE, _HINT = 3, 4
 """Lines of a message and of a hint in a report that is short of lines."""
 
 
 def summary_lines(
-    run: Run, *, width: int, verbose: bool = False, limit: int | None = LIMIT, more: str = "-v shows all"
+    run: Run, *, width: int, verbose: bool = False, limit: int | None = LIMIT, more: str = _ALL
 ) -> Iterator[str]:
     """`run` as plain lines of at most `width` columns, but at least `MIN_WIDTH`.
 
@@ -51,13 +53,19 @@ def problem_lines(content: Sections, width: int, *, limit: int | None = LIMIT, m
 
 
 def print_run(
-    run: Run, console: Console, *, verbose: bool = False, quiet: bool = False, limit: int | None = LIMIT
+    run: Run,
+    console: Console,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
+    limit: int | None = LIMIT,
+    more: str = _ALL,
 ) -> None:
     """Print `run` to a rich console as `summary_lines` does; if anything failed or warned, or verbose, with a table of
     verdicts by check and subject where it fits.
 
     quiet: the headline, failures and warnings alone. No failure is left out where this is so, or where the console is
-    no terminal, on which somebody could ask for more.
+    no terminal, on which somebody could ask for more. more: how to see what does not fit.
     """
     from rich.text import Text
 
@@ -73,7 +81,7 @@ def print_run(
                 Part((lines_of(wrap(judged, width, hanging="  ")), lines_of([one_line(judged, width)])), _SUMMARY)
             )
         parts += [*_rest(content, width, verbose, listed=True)]
-    for line in fit(parts, None if verbose else limit, _closing(width, "-v shows all")):
+    for line in fit(parts, None if verbose else limit, _closing(width, more)):
         styled = (Text(text, _STYLES[verdict] if verdict else "") for text, verdict in line)
         console.print(Text().join(styled), soft_wrap=True)  # a str would be parsed as markup
 
@@ -97,16 +105,24 @@ def _problems(content: Sections, width: int, verbose: bool, *, every_failure: bo
             (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width, hint)), *below)
             for hint in (_HINT, 1)
         )
-        message = f"  {one_line(finding.message, width - 2)}"
-        brief = (*_titled(finding, [one_line(title, width)]), *lines_of([message]))
-        place = f"{finding.where.file}:{finding.where.line}" if finding.where.line is not None else finding.where.module
-        single = _titled(finding, [one_line(f"{title}{f', {place}' if place else ''}", width)])
+        single = _titled(finding, [_placed(title, finding, width)])
+        brief = (*single, *lines_of([f"  {one_line(finding.message, width - 2)}"]))
         required = every_failure and finding.verdict is Verdict.FAIL
         yield Part((full, short, shorter, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
 
 
 def _titled(finding: Finding, texts: Iterable[str]) -> Form:
     return lines_of(texts, finding.verdict)
+
+
+def _placed(text: str, finding: Finding, width: int) -> str:
+    """`text` on one line, cut before the place of the finding: its source line, or else its module."""
+    place = shorten_middle(clean(finding.where.place or finding.where.module), max(width - MIN_WIDTH, width // 2))
+    start = one_line(text, width)
+    if not place or place in start:
+        return start
+    end = f", {place}"
+    return one_line(f"{one_line(text, max(width - cells(end), 1))}{end}", width)
 
 
 def _in_full(finding: Finding, width: int) -> Iterator[str]:
@@ -126,7 +142,7 @@ def _in_short(finding: Finding, width: int, hint: int) -> Iterator[str]:
     """The same without figures, with the start of the message, and of the hint in `hint` lines."""
     yield from _start(wrap(finding.message, width, indent="  ", hanging="  "), _MESSAGE, width, "  ")
     if where := str(finding.where):
-        yield f"  {one_line(f'where: {where}', width - 2)}"
+        yield f"  {_placed(f'where: {where}', finding, width - 2)}"
     yield from _source(finding, width)
     if finding.hint:
         lines = wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")

@@ -53,14 +53,15 @@ class Candidate:
 
 
 def candidates(repository: Repository) -> list[Candidate]:
-    """The models to try: those that training scripts take from libraries, then the repository's own classes.
+    """The models to try: those of the repository's own factories, those that training scripts take from libraries, then
+    the repository's own classes.
 
     Modules of one name in different folders cannot both be imported: those of the first folder remain.
     """
     roots: dict[str, str] = {}
     names: set[str] = set()
     found: list[Candidate] = []
-    for candidate in chain(_of_libraries(repository), _of_classes(repository)):
+    for candidate in chain(_of_factories(repository), _of_libraries(repository), _of_classes(repository)):
         tops = {line.split()[1].partition(".")[0] for line in candidate.imports}
         if all(roots.setdefault(top, candidate.root) == candidate.root for top in tops) and candidate.name not in names:
             names.add(candidate.name)
@@ -77,6 +78,16 @@ def unimportable(repository: Repository) -> dict[str, str]:
         path: ", ".join(model.name for model in repository.models if model.source.path == path)
         for path in sorted(trains & {model.source.path for model in repository.models})
     }
+
+
+def _of_factories(repository: Repository) -> Iterator[Candidate]:
+    closed = unimportable(repository)
+    for factory in repository.factories:
+        source, name = factory.source, factory.name
+        if source.path not in closed:
+            own, line = factory_name(f"{source.module}_{name}"), f"from {source.module} import {name}"
+            attempt = Attempt(f"{name}()[0]", (line,), f"{name}()[1]", f"as {source.path} builds it")
+            yield Candidate(f"{source.module}.{name}", own, (attempt,), root=source.root, imports=(line,))
 
 
 def _of_libraries(repository: Repository) -> Iterator[Candidate]:

@@ -95,6 +95,10 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         draft.files.append(Planned(folder / LOCK, lock, what))
     elif (folder / LOCK).exists():
         draft.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
+    else:
+        why = "autocast could not be followed in any model" if tests.models else "no model ran"
+        target = targets[0] if targets else "TARGET"
+        draft.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
     _plan_settings(draft, folder, before, targets)
     if repository.other_ci:
         commands = "`ampcheck audit` and `pytest tests/test_amp.py --ampcheck`"

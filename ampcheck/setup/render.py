@@ -108,11 +108,11 @@ def _unfinished(candidate: Candidate, error: str) -> str:
     """A factory with dots: of the first construction that was tried, or else of the arguments that are missing."""
     if candidate.attempts:
         code, imports = candidate.attempts[0].code, candidate.attempts[0].imports
-        wanted = f"what {candidate.title} needs: {error}"
+        wanted = f"the arguments and inputs of {candidate.title}, as those drafted do not run: {error}"
     else:
         arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
         code, imports = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports
-        wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and its inputs"
+        wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and the inputs of the model"
     return _template("unfinished.py").substitute(
         name=candidate.name,
         title=candidate.title,

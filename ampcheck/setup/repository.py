@@ -66,6 +66,14 @@ class TrainingScript:
     has_options: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """A function of the repository without required parameters that returns a model and its inputs."""
+
+    name: str
+    source: Source = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Repository:
     """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself.
@@ -83,6 +91,7 @@ class Repository:
     scripts: Sequence[TrainingScript]
     other_ci: str
     unnameable: Sequence[str] = ()
+    factories: Sequence[Factory] = ()
 
     @property
     def tests(self) -> Sequence[Source]:
@@ -102,8 +111,9 @@ def read_repository(folder: Path) -> Repository:
     top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
     on_github = (top / ".github").is_dir()
     other_ci = "" if on_github else next((name for name in _OTHER_CI if (top / name).exists()), "")
-    models = _ranked(_models(classes), [*sources, *examples])
-    return Repository(folder, top, sources, examples, classes, models, scripts, other_ci, unnameable)
+    models = _ranked(_models(classes), [*sources, *examples], scripts)
+    factories = [each for source in sources for each in _factories(source, {model.name for model in _models(classes)})]
+    return Repository(folder, top, sources, examples, classes, models, scripts, other_ci, unnameable, factories)
 
 
 def _by_name(classes: Iterable[Class]) -> dict[str, list[Class]]:
@@ -182,15 +192,59 @@ def _models(classes: Mapping[str, Sequence[Class]]) -> list[Class]:
     return [each for each in every if not each.source.is_test and not each.name.startswith("_")]
 
 
-def _ranked(models: Sequence[Class], sources: Sequence[Source]) -> list[Class]:
-    """Whole models without their parts: first what scripts, tests and the README build, then by the number of parts."""
+def _factories(source: Source, models: set[str]) -> Iterator[Factory]:
+    """The functions `def subject(): ...; return Model(...), inputs`; models: names of classes."""
+    for node in source.tree.body if source.has_importable_name and not source.is_test else ():
+        if not isinstance(node, ast.FunctionDef) or any(each.required for each in function_parameters(node)):
+            continue
+        built = {
+            target.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Assign) and _builds(each.value, models)
+            for target in each.targets
+            if isinstance(target, ast.Name)
+        }
+        returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+        if returned and all(
+            isinstance(value, ast.Tuple)
+            and len(value.elts) == 2
+            and not isinstance(value.elts[1], ast.List)  # of calls in a row
+            and (_builds(value.elts[0], models) or (isinstance(value.elts[0], ast.Name) and value.elts[0].id in built))
+            for value in returned
+        ):
+            yield Factory(node.name, source)
+
+
+def _builds(node: ast.expr, models: set[str]) -> bool:
+    """Whether an expression calls a class of these, such as `Model(3).eval()`."""
+    return any(isinstance(each, ast.Call) and dotted(each.func).rpartition(".")[2] in models for each in ast.walk(node))
+
+
+def _exported(sources: Sequence[Source]) -> set[str]:
+    """What top-level packages import in their `__init__.py` from themselves."""
+    return {
+        name
+        for source in sources
+        if source.path.endswith("__init__.py") and "." not in source.module
+        for name, origin in source.names.items()
+        if origin.startswith(f"{source.module}.")
+    }
+
+
+def _ranked(models: Sequence[Class], sources: Sequence[Source], scripts: Sequence[TrainingScript]) -> list[Class]:
+    """Whole models without their parts: first what scripts, tests and the README build, then by the number of parts.
+
+    A part that is built there, or that a top-level package exports, is a model as well.
+    """
+    exported, trained = _exported(sources), [script.source for script in scripts]
     names = {model.name for model in models}
     parts = {model.name: model.mentions & names - {model.name} for model in models}
     part_of = {part for model in models for part in parts[model.name]}
     outside, inside = Counter[str](), Counter[str]()
     for source in sources:
         used, inner = _used(source.tree, names)
-        (outside if source.is_test or "." not in source.module else inside).update(used)
+        is_outside = source.is_test or "." not in source.module or source in trained
+        (outside if is_outside else inside).update(used)
         part_of |= inner
 
     def order(model: Class) -> tuple[object, ...]:
@@ -199,7 +253,7 @@ def _ranked(models: Sequence[Class], sources: Sequence[Source]) -> list[Class]:
         known, built = outside[model.name].bit_length(), inside[model.name].bit_length()
         return (not computes or loss, -known, model.name in part_of, -built, -_reach(model.name, parts), model.name)
 
-    whole = [model for model in models if model.name not in part_of or outside[model.name]]
+    whole = [model for model in models if model.name not in part_of or outside[model.name] or model.name in exported]
     return sorted(whole or models, key=order)
 
 
@@ -235,9 +289,11 @@ def _reach(name: str, parts: Mapping[str, frozenset[str]]) -> int:
 
 def _script(source: Source) -> TrainingScript | None:
     """The training loop of a file outside of packages: what calls `.backward(...)`, or fits a trainer."""
-    if "." in source.module or source.path.endswith("__init__.py") or not _trains(source.tree):
+    if source.path.endswith("__init__.py") or not _trains(source.tree):
         return None
     functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
+    if "." in source.module and not any(_trains(node) and _optimizes(node) for node in functions.values()):
+        return None  # a library's function of gradients, such as a penalty
     body = [node for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     guarded = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     if _trains(ast.Module([node for node in body if node not in guarded], [])):
@@ -272,6 +328,12 @@ def _has_required_options(tree: ast.AST) -> bool:
         if keywords.get("required", "False") != "False" or not optional:
             return True
     return False
+
+
+def _optimizes(tree: ast.AST) -> bool:
+    """Whether code calls `step` of an optimizer or a scaler, or a trainer of a library."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(dotted(call).rpartition(".")[2] in ("step", "fit", "train") for call in calls)
 
 
 def _trains(tree: ast.AST) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.subject import split_member
+from ampcheck.core.subject import package_root, split_member
 from ampcheck.speed.git import Repository
 
 _FILES = 1_000
@@ -53,9 +53,8 @@ def _around(folder: Path) -> str:
     try:
         return Repository.around(folder).state()
     except (UsageError, OSError):  # no repository, no commit, no git, or a file that cannot be read
-        while (folder / "__init__.py").is_file():
-            folder = folder.parent
-        parts = (part for path in _python_files(folder) for part in (str(path).encode(), _content(path)))
+        root = package_root(folder / "__init__.py")
+        parts = (part for path in _python_files(root) for part in (str(path).encode(), _content(path)))
         return _digest(*parts)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -93,6 +95,8 @@ class Reader:
         assert revision is not None
         self.audits.append(revision[1])
         if "interrupt" in self.text:
+            if "by SIGTERM" in self.text:
+                os.kill(os.getpid(), signal.SIGTERM)
             raise KeyboardInterrupt
         if "broken" in self.text:
             raise UsageError("the factory raised SyntaxError")
@@ -240,12 +244,20 @@ def test_several_verdicts_that_changed_are_searched_in_the_same_audits_or_one_by
     assert [finding.check for finding in run.findings] == ["flush"]
 
 
-def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[str]) -> None:
+def test_a_pipe_shows_each_commit_when_it_is_about_to_be_judged(bisect: Any, reader: list[str]) -> None:
+    _, _, out, commits = bisect(planted(8, 5))
+    begun = [f"now: commit {commits[int(revision)][:10]} (revision {revision})" for revision in reader]
+    assert begun
+    assert [line.partition(" done, ")[2] for line in out.splitlines() if " done, now: " in line] == begun
+
+
+@pytest.mark.parametrize(("how", "status"), [("interrupted", 130), ("stopped by SIGTERM", 143)])
+def test_an_interrupted_search_goes_on_where_it_ended(bisect: Any, reader: list[str], how: str, status: int) -> None:
     models = planted(40, 20)
-    models[19] += "# interrupt\n"
+    models[19] += f"# interrupt: {how}\n"
     code, run, out, _ = bisect(models)
-    assert (code, run) == (130, None)
-    assert "judged commits are kept in ampcheck-bisect" in out
+    assert (code, run) == (status, None)
+    assert re.search(f"^{how}: .* judged commits are kept in ampcheck-bisect", out, re.MULTILINE)
     first = list(reader)
     assert first[:2] == ["0", "39"]
     reader.clear()

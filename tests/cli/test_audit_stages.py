@@ -104,16 +104,24 @@ def interrupt(audit: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "judged"), [pytest.param("first", 0, marks=pytest.mark.slow), ("second", 1), ("loop", 1)]
+    ("target", "judged", "number"),
+    [
+        pytest.param("first", 0, signal.SIGINT, marks=pytest.mark.slow),
+        ("second", 1, signal.SIGINT),
+        ("second", 1, signal.SIGTERM),
+        ("loop", 1, signal.SIGINT),
+    ],
 )
 def test_an_interrupt_leaves_a_report_of_what_was_judged_marked_as_incomplete(
-    folder: Path, target: str, judged: int
+    folder: Path, target: str, judged: int, number: signal.Signals
 ) -> None:
     audit = started(f"targets.py:{target}", "--no-compile", *(TWO if target != "loop" else ()))
     wait_for(audit.stderr, "READY")
-    interrupt(audit)
+    os.killpg(audit.pid, number)
     out, err = audit.communicate(timeout=60)
-    assert audit.returncode == 130, err
+    assert audit.returncode == 128 + number, err
+    how = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
+    assert f"ampcheck: {how}; the report says what was judged until then" in err
     assert "Traceback" not in err
     assert out.startswith(f"audit of targets.py:{target}, interrupted: ")
     run = Run.load(folder / "run.json")

@@ -215,8 +215,11 @@ def test_arguments_that_nobody_can_guess_are_asked_for_and_never_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(write(tmp_path, UNGUESSABLE)), "--yes"]) == 0
-    assert "next: fill in the arguments in tests/test_amp.py, at the line FILL IN" in capsys.readouterr().out
-    missing = "wavelengths, grid of Net(wavelengths, grid), and its inputs"
+    out = capsys.readouterr().out
+    assert "next: fill in the arguments in tests/test_amp.py, at the line FILL IN" in out
+    said = "; ".join(line for line in out.splitlines() if line.startswith("note: "))
+    assert "no policy lock was written, as no model ran: `ampcheck policy lock tests/test_amp.py:net` writes it" in said
+    missing = "wavelengths, grid of Net(wavelengths, grid), and the inputs of the model"
     tests = python(tmp_path, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
     assert "2 skipped" in tests.stdout
     assert " passed" not in tests.stdout
@@ -312,7 +315,9 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
     text = f"from torch import nn\n{line}\nclass Net(nn.Module):\n    def forward(self, x): return x\n"
     assert main(["init", str(write(tmp_path, {"net.py": text})), "--yes"]) == 0
     assert targets_of(tmp_path) == ["tests/test_amp.py:net"]
-    assert f'raise FillIn("what net.Net needs: {reason}' in (tmp_path / "tests/test_amp.py").read_text(encoding="utf-8")
+    assert f'raise FillIn("the arguments and inputs of net.Net, as those drafted do not run: {reason}' in (
+        tmp_path / "tests/test_amp.py"
+    ).read_text(encoding="utf-8")
 
 
 # Folders and settings that are wrong ----------------------------------------------------------------------------------

@@ -197,14 +197,50 @@ def test_a_module_is_loaded_by_its_name(folder: Path) -> None:
     assert subject.name == "package_c.model:factory"
 
 
-def test_a_file_in_a_package_that_imports_relatively_is_a_usage_error(folder: Path) -> None:
-    write(folder / "package_d" / "__init__.py", "")
-    write(folder / "package_d" / "layers.py", "A = 1\n")
-    write(folder / "package_d" / "model_d.py", "from .layers import A\n")
-    said = complaint("package_d/model_d.py:factory")
-    assert "cannot import package_d" in said
-    assert "relative import" in said
-    assert "model_d" not in sys.modules
+@pytest.mark.parametrize("inner", ["", "deep/er"])
+def test_a_path_to_a_file_of_a_package_is_imported_as_its_module(folder: Path, inner: str) -> None:
+    package = Path("package_d", inner)
+    for part in (package, *package.parents[:-1]):
+        write(folder / part / "__init__.py", "")
+    write(folder / package / "layers.py", "import torch\nclass Layer(torch.nn.Linear): pass\n")
+    text = "import torch\nfrom {} import Layer\ndef factory():\n    return Layer(3, 3), torch.ones(1, 3)\n"
+    write(folder / package / "model_d.py", text.format(".layers"))
+    name = ".".join(package.parts)
+    models = [load_subject(f"{package}/model_d.py:factory"), load_subject(f"{name}.model_d:factory")]
+    assert type(models[0].model) is type(models[1].model)
+    assert type(models[0].model).__module__ == f"{name}.layers"
+    assert models[0].name == f"{package}/model_d.py:factory"
+
+
+def test_a_path_to_an_init_file_is_its_package(folder: Path) -> None:
+    write(folder / "package_g" / "__init__.py", LINEAR + "from . import inner\n")
+    write(folder / "package_g" / "inner.py", "")
+    assert load_subject("package_g/__init__.py:factory").kind is Kind.FORWARD
+    assert "package_g.inner" in sys.modules
+
+
+def test_a_file_of_a_package_imports_its_siblings_and_hides_no_module(folder: Path) -> None:
+    write(folder / "package_s" / "__init__.py", "")
+    write(folder / "package_s" / "sibling_s.py", "")
+    write(folder / "package_s" / "colorsys.py", "raise ValueError\n")
+    write(folder / "package_s" / "model_s.py", "import sibling_s, colorsys\n" + LINEAR)
+    sys.modules.pop("colorsys", None)
+    assert load_subject("package_s/model_s.py:factory").kind is Kind.FORWARD
+
+
+def test_packages_of_one_name_in_two_folders_are_two(folder: Path) -> None:
+    for name, size in (("one", 1), ("two", 2)):
+        write(folder / name / "package_t" / "__init__.py", "")
+        write(folder / name / "package_t" / "m.py", LINEAR.replace("torch.ones(2, 3)", f"torch.ones({size}, 3)"))
+    targets = [f"{name}/package_t/m.py:factory" for name in ("one", "two", "one")]
+    assert [load_subject(target).calls[0].args[0].shape[0] for target in targets] == [1, 2, 1]
+
+
+def test_a_file_of_a_package_that_does_not_import_is_a_usage_error_and_leaves_no_module(folder: Path) -> None:
+    write(folder / "package_u" / "__init__.py", "")
+    write(folder / "package_u" / "broken_u.py", "from .absent import A\n")
+    assert complaint("package_u/broken_u.py:factory").startswith("cannot import package_u/broken_u.py: ModuleNotFound")
+    assert "package_u.broken_u" not in sys.modules
 
 
 def test_a_file_imports_its_siblings_as_when_python_runs_it(folder: Path) -> None:

@@ -267,6 +267,28 @@ def test_a_healthy_run_shows_no_table_of_checks() -> None:
     assert "───" in printed(one(Verdict.WARN, 3))
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_each_failure_shows_its_place_however_short_it_is(width: int) -> None:
+    subject = "training of a subject with a long name, tensors of the step ema.shadow.blocks.0.attention.qkv.weight"
+    places = [Where("update", "ema.shadow." * 5, "aten::mul_.Scalar", "train.py", 20 + i, 3) for i in range(20)]
+    places += [Where("forward", f"blocks.{i}.head") for i in range(20)]
+    found = tuple(Finding("stagnation", Verdict.FAIL, subject, "it stagnates " * 30, place) for place in places)
+    lines = printed(Run(findings=found, coverage=Coverage({"ops": 1})), width=width).splitlines()
+    assert all(cell_len(line) <= width for line in lines)
+    for place in places:
+        assert any((place.place or place.module) in line for line in lines), place
+
+
+def test_infinities_come_before_lost_digits() -> None:
+    digits, infinite = (
+        Finding("stagnation", Verdict.FAIL, "m", "digits", Where("forward", file="m.py", line=1)),
+        Finding("overflow", Verdict.FAIL, "m", "infinite", Where("update", "head")),
+    )
+    warned = Finding("overflow", Verdict.WARN, "m", "warned", Where("forward", file="m.py", line=1))
+    run = Run(findings=(warned, digits, infinite))
+    assert [finding.message for finding in arrange(run).problems] == ["infinite", "digits", "warned"]
+
+
 def test_the_cause_nearest_to_the_users_code_comes_first() -> None:
     places = [
         Where("update", op="aten::add_"),

@@ -23,6 +23,57 @@ def test_whole_models_are_found_and_not_their_parts(tmp_path: Path) -> None:
     assert [model.name for model in read_repository(write(tmp_path, NANOGPT)).models] == ["GPT"]
 
 
+PACKAGE = {
+    "earshot/__init__.py": "from .model import Classifier\n",
+    "earshot/model.py": "from torch import nn\nclass Block(nn.Module):\n    def forward(self, x): return x\n"
+    "class Classifier(nn.Module):\n    def __init__(self): self.block = Block()\n    def forward(self, x): return x\n",
+    "earshot/infer.py": "from torch import nn\nfrom .model import Classifier\nclass Engine(nn.Module):\n"
+    "    def __init__(self, model): self.model: Classifier = model\n    def forward(self, x): return x\n",
+}
+LOOP = """
+from .model import Classifier
+def train(steps=10):
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler.scale(model(1)).backward()
+    scaler.step(optimizer)
+    return model
+def main():
+    train()
+"""
+
+
+def test_a_part_that_a_package_exports_or_a_script_trains_is_a_model_as_well(tmp_path: Path) -> None:
+    exported = write(tmp_path / "exported", PACKAGE)
+    trained = write(tmp_path / "trained", {**PACKAGE, "earshot/__init__.py": "", "earshot/train.py": LOOP})
+    neither = write(tmp_path / "neither", {**PACKAGE, "earshot/__init__.py": ""})
+    found = [{model.name for model in read_repository(each).models} for each in (exported, trained, neither)]
+    assert found == [{"Classifier", "Engine"}, {"Classifier", "Engine"}, {"Engine"}]
+
+
+def test_a_module_of_a_package_with_a_function_that_trains_is_a_script(tmp_path: Path) -> None:
+    penalty = "def train(): ...\ndef penalty(loss):\n    loss.backward()\n"
+    files = {**PACKAGE, "earshot/train.py": LOOP, "earshot/penalty.py": penalty}
+    scripts = read_repository(write(tmp_path, files)).scripts
+    assert [(each.source.path, each.function, each.needs) for each in scripts] == [("earshot/train.py", "main", "")]
+
+
+def test_functions_that_return_a_model_and_its_inputs_are_tried_as_they_are(tmp_path: Path) -> None:
+    text = """
+from earshot import Classifier
+def direct(): return Classifier(), (1,)
+def named(scale=1):
+    model = Classifier().eval()
+    return model, (scale,)
+def needs(path): return Classifier(), (path,)
+def wave(): return 1, 2
+"""
+    found = candidates(read_repository(write(tmp_path, {**PACKAGE, "check.py": text})))
+    assert [each.title for each in found[:2]] == ["check.direct", "check.named"]
+    assert not {"check.needs", "check.wave"} & {each.title for each in found}
+    assert (found[0].attempts[0].code, found[0].attempts[0].inputs) == ("direct()[0]", "direct()[1]")
+
+
 def test_models_derive_from_modules_through_classes_of_the_repository(tmp_path: Path) -> None:
     files = {
         "base.py": "import torch\nclass Base(torch.nn.Module):\n    def forward(self, x): return x\n",

@@ -35,7 +35,7 @@ from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table
-from ampcheck.core.subject import Subject, as_subject, load_subject
+from ampcheck.core.subject import Subject, as_subject, load_subject, package_root
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import is_users
@@ -202,10 +202,7 @@ def _portable(file: str, folder: Path) -> str:
         return Path(file).as_posix()
     if path.is_relative_to(folder.resolve()):
         return path.relative_to(folder.resolve()).as_posix()
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    return path.relative_to(top).as_posix()
+    return path.relative_to(package_root(path)).as_posix()
 
 
 def _require_complete(measured: Sequence[PolicyCalls]) -> None:
