@@ -282,6 +282,7 @@ class _Stack(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
 def test_a_layer_of_torchs_own_that_is_compiled_in_place_is_named_with_the_way_that_compiles_it() -> None:
     found = only(judge_compiled((_Stack(in_place=True), [(X,)])), "eager-fallback")
     assert "compile() of a module of PyTorch's own compiles nothing" in found.message

@@ -345,7 +345,14 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(("make", "check"), PLANTED.items(), ids=lambda value: getattr(value, "__name__", value))
+LEFT_EAGER = pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
+
+
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [pytest.param(*case, marks=[LEFT_EAGER] if case[0] is of_torchs_own else []) for case in PLANTED.items()],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_a_loop_whose_code_does_not_run_compiled_fails(make: Callable[[], Any], check: str) -> None:
     run = audit(make(), checks=[*GRAPHS, "coverage"])
     assert check in checks(run)

@@ -87,20 +87,20 @@ def meets(finding: Finding, expected: dict[str, str]) -> bool:
     )
 
 
-def params(names: list[str]) -> list[Any]:
-    """The names; those that are judged wrongly so far are strict expected failures with the `GAP` they fall into, and
-    those that PyTorch has mended itself say so in `UNTIL`."""
+def params(names: list[str], *, gaps: bool = True) -> list[Any]:
+    """The names; those that PyTorch has mended itself say so in `UNTIL`, and where `gaps`, those that are judged wrongly
+    so far are strict expected failures with the `GAP` they fall into."""
 
     def marks(module: ModuleType) -> Iterator[pytest.MarkDecorator]:
-        if gap := getattr(module, "GAP", ""):
-            yield pytest.mark.xfail(reason=gap, strict=True)
-        if until := getattr(module, "UNTIL", ()):
-            yield pytest.mark.until_torch(*until)
+        if gaps and hasattr(module, "GAP"):
+            yield pytest.mark.xfail(reason=module.GAP, strict=True)
+        if hasattr(module, "UNTIL"):
+            yield pytest.mark.until_torch(*module.UNTIL)
 
     return [pytest.param(name, marks=[*marks(case(name))]) for name in names]
 
 
-@pytest.mark.parametrize("name", params(DEFECTS))
+@pytest.mark.parametrize("name", params(DEFECTS, gaps=False))
 def test_defect_shows_on_plain_torch(name):
     case(name).manifests()
 
