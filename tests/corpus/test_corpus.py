@@ -88,8 +88,8 @@ def meets(finding: Finding, expected: dict[str, str]) -> bool:
 
 
 def params(names: list[str], *, gaps: bool = True) -> list[Any]:
-    """The names; those that PyTorch has mended itself say so in `UNTIL`, and where `gaps`, those that are judged wrongly
-    so far are strict expected failures with the `GAP` they fall into."""
+    """The names; those that PyTorch has mended itself say so in `UNTIL`. gaps: those that are judged wrongly so far are
+    strict expected failures with the `GAP` they fall into."""
 
     def marks(module: ModuleType) -> Iterator[pytest.MarkDecorator]:
         if gaps and hasattr(module, "GAP"):
