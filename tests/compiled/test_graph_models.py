@@ -27,6 +27,8 @@ from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.run import Verdict, collect
 from ampcheck.core.subject import Subject
 
+pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
+
 # Clean -----------------------------------------------------------------------------------------------------------
 
 
