@@ -271,6 +271,20 @@ def kernel_count() -> int | None:
         return None
 
 
+set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+"""Set what compiles the frames that this thread runs, None for nothing; returns what did before."""
+
+
+def leave_out(function: types.FunctionType) -> None:
+    """Dynamo never compiles a function's own frame, here without its import, which takes a second."""
+    compiler: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "skip_code"):  # 2.6
+        compiler.skip_code(function.__code__)
+        return
+    action = compiler._FrameAction
+    compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
 # Dynamo's code on the call stack ---------------------------------------------------------------------------------
 
 

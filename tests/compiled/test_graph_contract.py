@@ -25,6 +25,7 @@ def branching(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_this_pytorch_is_known() -> None:
     assert dynamo.trace_unsupported() == ""
 
@@ -74,6 +75,7 @@ def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> 
         assert "recompile_reason" in found.message
 
 
+@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamo, "TRACE_RECORDS", frozenset())
     stats = measure_graph(Subject((branching, [(X,)])), options=CompileOptions("eager"))

@@ -32,6 +32,8 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 
+pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
+
 # Nothing, exceptions, state --------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
+pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
+
 BACKEND = "aot_eager"
 
 GRAPHS = ["graph-break", "recompile", "eager-fallback", "compiled-exception", "cudagraph"]

@@ -22,6 +22,8 @@ from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject
 from ampcheck.outcome.raising import with_test
 
+pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
+
 X = torch.randn(2, 4)
 
 

@@ -67,6 +67,7 @@ def is_at(finding: Finding, name: str, text: str) -> bool:
     return not text or text in lines[(finding.where.line or 1) - 1]
 
 
+@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 @pytest.mark.parametrize("name", slow_where_cold(EXPECTED))
 def test_shared_defect_is_found_where_it_is(name: str) -> None:
     check, text = EXPECTED[name]
@@ -89,6 +90,7 @@ def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None
     assert [f.observed for f in eager.of(Verdict.FAIL) if f.check == "eager-fallback"] == [12]
 
 
+@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_toggled_modes_are_five_compilations_of_four_kinds() -> None:
     module = case("cmp_mode_toggle_recompiles")
     with observe_graphs(raises=False) as seen:

@@ -231,7 +231,8 @@ def _compiler() -> Iterator[tuple[str, Any]]:
     yield "compiler: tracing context", Same(guards.TracingContext.try_get())
     yield "compiler: compile context", Same(guards.CompileContext.try_get())
     yield "compiler: is compiling", torch.compiler.is_compiling()
-    yield "compiler: deterministic", _read(lambda: torch._inductor.config.deterministic)
+    if hasattr(torch._inductor.config, "deterministic"):
+        yield "compiler: deterministic", torch._inductor.config.deterministic
 
 
 def _modes() -> Iterator[tuple[str, Any]]:

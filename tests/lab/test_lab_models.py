@@ -233,7 +233,10 @@ def test_a_repetition_that_differs_is_warned_of_with_its_distance() -> None:
 
 def test_settings_and_threads_are_afterwards_as_they_were() -> None:
     def settings() -> list[object]:
-        own = [getattr(part.matmul, "fp32_precision", None) for part in (torch.backends.cuda, torch.backends.mkldnn)]
+        own = [
+            getattr(getattr(part, "matmul", None), "fp32_precision", None)
+            for part in (torch.backends.cuda, torch.backends.mkldnn)
+        ]
         return [torch.get_float32_matmul_precision(), torch.get_num_threads(), *own]
 
     before = settings()

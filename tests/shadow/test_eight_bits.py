@@ -12,6 +12,8 @@ from ampcheck.shadow import Shadow
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TOP = {E4M3: 448.0, E5M2: 57344.0}
+SATURATES = bool(torch.tensor(1e6).to(E4M3).float().isfinite())
+"""Whether a cast to e4m3fn gives the largest number for all beyond it; older releases give NaN."""
 DTYPES = pytest.mark.parametrize("dtype", TOP, ids=str)
 
 
@@ -35,7 +37,7 @@ def _cast(largest: float, dtype: torch.dtype, *, scaled: bool = False, clamped: 
 def test_a_cast_that_cuts_values_off_is_an_overflow_at_its_line(dtype: torch.dtype, times: float) -> None:
     (found,) = [f for f in _cast(TOP[dtype] * times, dtype).of(Verdict.FAIL) if f.check == "overflow"]
     assert found.where.op == "aten::_to_copy"
-    assert f"{TOP[dtype]:g}" in found.message or dtype is E5M2
+    assert f"{TOP[dtype]:g}" in found.message or dtype is E5M2 or not SATURATES
 
 
 @DTYPES
@@ -51,7 +53,7 @@ def test_code_that_clamps_means_it(dtype: torch.dtype) -> None:
 
 def test_values_just_beyond_the_largest_number_are_rounded_and_not_cut_off() -> None:
     """Block scales that are powers of two leave values up to 512 for a format that ends at 448."""
-    assert not _cast(511.0, E4M3).failed
+    assert _cast(511.0, E4M3).failed is not SATURATES
 
 
 @DTYPES

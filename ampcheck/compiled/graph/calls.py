@@ -14,7 +14,15 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function, stance
+from ampcheck.torchtools.dynamo import (
+    TraceRecord,
+    in_compiled_region,
+    is_compiled_code,
+    leave_out,
+    resumed_function,
+    set_eval_frame,
+    stance,
+)
 from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
@@ -121,9 +129,17 @@ class CallProfiler:
     def _on(self, frame: FrameType, event: str, value: object) -> None:
         if event != "call" and event != "return":  # this runs at every call of C
             return
+        known = self._kinds.get(id(frame.f_code))
+        if known is not None and not known[0]:
+            return
+        compiler = set_eval_frame(None)
+        try:
+            self._record(frame, event, value, known[0] if known is not None else self._classify(frame))
+        finally:
+            set_eval_frame(compiler)
+
+    def _record(self, frame: FrameType, event: str, value: object, kind: str) -> None:
         code = frame.f_code
-        known = self._kinds.get(id(code))
-        kind = known[0] if known is not None else self._classify(frame)
         if not kind:
             return
         if event == "return":
@@ -212,6 +228,10 @@ class CallProfiler:
         file, line = users_line(frame.f_back)
         where = Where("compile", file=file, line=line)
         self.artifacts.append(ArtifactCall(action, keys, len(self._log.graphs), len(self._log.hits), where))
+
+
+# In older releases, 2.9 among them, Dynamo compiles the frames of a profiling hook too: its breaks would be the user's.
+leave_out(CallProfiler._on)
 
 
 def _function(frame: FrameType) -> tuple[str, str]:

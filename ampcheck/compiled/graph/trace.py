@@ -99,7 +99,7 @@ class CompileLog:
         frame, _, _ = record.compile_id.partition("/")
         reason = str(fields.get("fail_reason") or "")
         self.frames += 1
-        if reason.startswith(_LIMIT):
+        if reason.startswith(_LIMIT) or fields.get("fail_type") == "RecompileLimitExceeded":  # the class until 2.9
             text, _ = self._reasons.get(record.compile_id, ("", None))
             if text := text or str(fields.get("recompile_reason") or ""):
                 guard = read_guards(text)[0].text
@@ -119,7 +119,9 @@ class CompileLog:
         if ops:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
             self.graphs.append(Graph(frame_name(code), code, ops, seconds, self.stage == LATE))
-        else:
+        elif (
+            record.compile_id not in self._broken
+        ):  # 2.9 records a function that it gave up as compiled, without a graph
             self.empty.add(code)
         if fields.get("has_guarded_code"):
             self._recompiled(record, code)
