@@ -206,7 +206,7 @@ class Judge:
             self._accuse(suspect, name)
 
     def _accuse_if_lost(self, suspect: Fault, tensor: torch.Tensor, name: str) -> None:
-        """Report a suspect of a tensor whose digits are gone. A zero of float64, such as a Kahan sum's rest, has none."""
+        """Report a suspect of a tensor whose digits are gone. A zero of float64, as the rest of a sum, has none."""
         if _LOST < (error := relative_error(tensor, self._store)) < 1 / ZERO:
             self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
