@@ -92,6 +92,18 @@ def measure_numerics(
     return Measured(stats, run.plan, run.recorded, run.masked, run.shadow.freedom)
 
 
+def reference_run(subject: Subject, stats: NumericsStats) -> NumericsStats:
+    """The run by which float64 is judged: without autocast, where values became infinite or NaN in low precision alone.
+
+    Exact follows the decisions of its run. One that is taken on such values, as where the largest element is or which
+    rows count, may leave it nothing but 0 / 0. A subject with 16-bit weights of its own has no other run.
+    """
+    if stats.native or not any(fault.examination.lost for fault in stats.faults):
+        return stats
+    wide = measure_numerics(subject, torch.float32, device=stats.device, native=True).stats
+    return stats if wide.raised is not None else wide
+
+
 class _ShadowedRun:
     """One run of a prepared subject under a shadow."""
 

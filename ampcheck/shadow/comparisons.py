@@ -23,7 +23,7 @@ from ampcheck.shadow.increments import follow_rounding, taken_up
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.suspects import ERROR, TAKEN
 
-_ZERO = 2.0**-30
+ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
 
 EXPONENTIALS = frozenset("exp exp2 exp_ exp2_".split())
@@ -57,7 +57,7 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
     exact = store.exact(tensor)
     error = float(torch.linalg.vector_norm(tensor.to(exact.dtype) - exact))
     size = float(torch.linalg.vector_norm(exact))
-    if call.schema.random or not size <= _ZERO * error < torch.inf:
+    if call.schema.random or not size <= ZERO * error < torch.inf:
         return False
     if call.name.startswith("_foreach_"):
         call, before = _one_of(call, tensor, before)
@@ -79,9 +79,9 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
             return False
         honest = math.hypot(honest, moved)
         largest = max(largest, float(torch.linalg.vector_norm(operand.to(exact.dtype))))
-    if honest <= _ZERO * error:
+    if honest <= ZERO * error:
         return not call.written and error <= SLACK * unit * largest
-    return (bool(errors) or len(set(call.depths)) > 1) and size <= _ZERO * honest and error <= SLACK * honest
+    return (bool(errors) or len(set(call.depths)) > 1) and size <= ZERO * honest and error <= SLACK * honest
 
 
 def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | None:

@@ -27,7 +27,7 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import EXPONENTIALS, own_error, restarts
+from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
@@ -206,8 +206,8 @@ class Judge:
             self._accuse(suspect, name)
 
     def _accuse_if_lost(self, suspect: Fault, tensor: torch.Tensor, name: str) -> None:
-        """Report a suspect of a tensor whose digits are gone."""
-        if (error := relative_error(tensor, self._store)) > _LOST:
+        """Report a suspect of a tensor whose digits are gone. A zero of float64, as the rest of a sum, has none."""
+        if _LOST < (error := relative_error(tensor, self._store)) < 1 / ZERO:
             self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
     def _pass_on(

@@ -69,6 +69,44 @@ def test_nan_that_the_model_makes_in_every_precision_fails_at_its_op_and_line(op
     assert {f.check for f in run.of(Verdict.INCOMPLETE)} == judging_values
 
 
+def over(y: Tensor) -> Tensor:
+    """The same values by way of others that float16 does not hold."""
+    return y * 1e5 / 1e5
+
+
+def by_the_largest(y: Tensor) -> Tensor:
+    scores = y.unsqueeze(-1) @ (y * 1e5).unsqueeze(1) / 1e5
+    top = scores.amax(-1, keepdim=True)
+    e = (scores - top.masked_fill(top == -INF, 0.0)).exp()
+    return e / e.sum(-1, keepdim=True).clamp_min(1e-4)
+
+
+SPOILT: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": by_the_largest,
+    "where": lambda y: y / torch.where(over(y) > -1e9, 1.0, 0.0),
+    "isfinite": lambda y: y / over(y).isfinite().to(y.dtype),
+    "rows": lambda y: y[(over(y).abs() < 1e9).all(-1)].mean(0),
+    "sum of a mask": lambda y: (y * (m := over(y).abs() < 1e9)).sum(-1) / m.sum(-1),
+}
+
+
+@pytest.mark.parametrize("then", SPOILT.values(), ids=SPOILT)
+def test_a_decision_on_what_overflowed_is_no_fault_of_float64(then: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    run = audit((Model(then), 4 * torch.randn(4, 8)), compile=False, dtype="float16")
+    assert {"overflow"} <= {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}
+    assert [f.message for f in run.findings if f.check == "nonfinite-reference" and f.verdict is not Verdict.PASS] == []
+
+
+@pytest.mark.parametrize(
+    "then", [lambda y: over(y) / (y * 0).sum(), lambda y: over(y) + (y * 0).norm(dim=-1).sqrt()[0]]
+)
+def test_what_float64_makes_itself_fails_beside_an_overflow(then: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    run = audit((Model(then), 4 * torch.randn(4, 8)), compile=False, dtype="float16")
+    assert reported(run, Verdict.FAIL)
+
+
 def test_one_row_of_nan_in_a_batch_fails_and_the_other_rows_are_judged() -> None:
     def then(y: Tensor) -> Tensor:
         return torch.cat([torch.log(-y[:1].abs() - 1), y[1:]])

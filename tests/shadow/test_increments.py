@@ -67,22 +67,53 @@ def in_float32(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) ->
     rest.copy_(rest.float() - (value.float() - old))
 
 
+def of_the_sums(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) -> None:
+    step = update.float() + rest.float()
+    new = (value.float() + step).to(value.dtype)
+    rest.copy_(step - (new.float() - value.float()))
+    value.copy_(new)
+
+
+def of_the_larger(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) -> None:  # Neumaier
+    step = update + rest
+    new = value + step
+    rest.copy_(torch.where(value.abs() >= step.abs(), (value - new) + step, (step - new) + value))
+    value.copy_(new)
+
+
+def by_the_old_less_the_new(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) -> None:
+    old = value.float()
+    step = update.float() + rest.float()
+    value.add_(step)
+    rest.copy_(old.sub_(value.float()).add_(step))
+
+
 def of_data(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) -> None:
     in_place(value.data, update, rest)
 
 
-FORMS = (in_place, by_the_update, out_of_place, subtracted, of_lists, of_two_sums, in_float32, of_data)
+FORMS = (
+    in_place, by_the_update, out_of_place, subtracted, of_lists, of_two_sums, in_float32, of_the_sums, of_the_larger,
+    by_the_old_less_the_new, of_data,
+)  # fmt: skip
 
 
-def summed(form: Form, dtype: torch.dtype, size: float, steps: int = 60) -> tuple[Shadow, torch.Tensor, torch.Tensor]:
-    """A shadow of a sum of updates of a size; the sum, and the exact one."""
+def summed(
+    form: Form, dtype: torch.dtype, size: float, steps: int = 60, rest_dtype: torch.dtype | None = None
+) -> tuple[Shadow, torch.Tensor, torch.Tensor]:
+    """A shadow of a sum of updates of a size, where it and its rest are in use at the end; the sum, and the exact one.
+
+    rest_dtype: of the rest, by default that of the sum.
+    """
     generator = torch.Generator().manual_seed(0)
-    value, rest = (torch.rand(64, 8, generator=generator) + 1).to(dtype), torch.zeros(64, 8, dtype=dtype)
+    value = (torch.rand(64, 8, generator=generator) + 1).to(dtype)
+    rest = torch.zeros(64, 8, dtype=rest_dtype or dtype)
     updates = [(size * (torch.rand(64, 8, generator=generator) + 0.5)).to(dtype) for _ in range(steps)]
     true = value.double() + sum(update.double() for update in updates)
     with Shadow() as shadow:
         for update in updates:
             form(value, update, rest)
+        shadow.reach({"sum": value, "rest": rest})
     torch.testing.assert_close(shadow.exact(value), true, rtol=1e-9, atol=0)
     return shadow, value, true
 
@@ -92,6 +123,15 @@ def summed(form: Form, dtype: torch.dtype, size: float, steps: int = 60) -> tupl
 @pytest.mark.parametrize("form", FORMS)
 def test_a_compensated_sum_is_no_fault(form: Form, size: float, dtype: torch.dtype) -> None:
     shadow, value, true = summed(form, dtype, size)
+    assert [fault for fault in shadow.faults if fault.reaches] == []
+    assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+@pytest.mark.parametrize("form", [in_float32, of_the_sums, by_the_old_less_the_new])
+def test_a_sum_whose_rest_is_in_float32_is_no_fault(form: Form, size: float, dtype: torch.dtype) -> None:
+    shadow, value, true = summed(form, dtype, size, rest_dtype=torch.float32)
     assert [fault for fault in shadow.faults if fault.reaches] == []
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
