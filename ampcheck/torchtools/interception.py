@@ -288,11 +288,11 @@ set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_fram
 """Set what compiles the frames that this thread runs, None for nothing; returns what did before."""
 
 
-def leave_out(function: types.FunctionType) -> None:
-    """Dynamo never compiles a function's own frame, here without its import, which takes a second."""
+def leave_out(code: types.CodeType) -> None:
+    """Dynamo never compiles the frames of a code object; here without its import, which takes a second."""
     compiler: Any = torch._C._dynamo.eval_frame
     if hasattr(compiler, "skip_code"):  # 2.6
-        compiler.skip_code(function.__code__)
+        compiler.skip_code(code)
         return
     action = compiler._FrameAction
-    compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    compiler.set_code_exec_strategy(code, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))

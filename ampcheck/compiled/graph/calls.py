@@ -229,7 +229,7 @@ class CallProfiler:
 
 
 # In older releases, 2.9 among them, Dynamo compiles the frames of a profiling hook too: its breaks would be the user's.
-leave_out(CallProfiler._on)
+leave_out(CallProfiler._on.__code__)
 
 
 def _function(frame: FrameType) -> tuple[str, str]:
