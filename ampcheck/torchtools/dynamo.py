@@ -46,6 +46,11 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def has_setting(name: str) -> bool:
+    """Whether this release has one of those settings."""
+    return hasattr(*_setting(name))
+
+
 def setting(name: str) -> Any:
     """The present value of one of those settings."""
     return getattr(*_setting(name))
@@ -269,20 +274,6 @@ def kernel_count() -> int | None:
         return int(metrics.generated_kernel_count)
     except (ImportError, AttributeError):
         return None
-
-
-set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
-"""Set what compiles the frames that this thread runs, None for nothing; returns what did before."""
-
-
-def leave_out(function: types.FunctionType) -> None:
-    """Dynamo never compiles a function's own frame, here without its import, which takes a second."""
-    compiler: Any = torch._C._dynamo.eval_frame
-    if hasattr(compiler, "skip_code"):  # 2.6
-        compiler.skip_code(function.__code__)
-        return
-    action = compiler._FrameAction
-    compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
 
 
 # Dynamo's code on the call stack ---------------------------------------------------------------------------------

@@ -282,3 +282,17 @@ def _saved(module: fx.GraphModule) -> tuple[int, ...]:
     """Positions of the outputs that a forward graph saves for its backward, from their descriptors (2.9)."""
     kinds = [type(descriptor).__name__ for descriptor in _output(module).meta.get("desc") or ()]
     return tuple(position for position, kind in enumerate(kinds) if kind == "SavedForBackwardsAOTOutput")
+
+
+set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+"""Set what compiles the frames that this thread runs, None for nothing; returns what did before."""
+
+
+def leave_out(code: types.CodeType) -> None:
+    """Dynamo never compiles the frames of a code object; here without its import, which takes a second."""
+    compiler: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "skip_code"):  # 2.6
+        compiler.skip_code(code)
+        return
+    action = compiler._FrameAction
+    compiler.set_code_exec_strategy(code, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))

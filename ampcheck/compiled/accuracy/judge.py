@@ -53,7 +53,7 @@ from ampcheck.torchtools.copying import (
     prepare,
     recompiled,
 )
-from ampcheck.torchtools.dynamo import configured, in_eager_mode
+from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
 from ampcheck.torchtools.source import users_place
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
@@ -251,7 +251,8 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
 def _trials(eager: EagerRun, stats: AccuracyStats) -> tuple[Trial, ...]:
     """What passes in place of a failure: the setting for the backward pass alone, else the stages of the compiler."""
     trials = []
-    if eager.plan.autocast is not None and stats.failures(("gradient", "update")):
+    in_backward = eager.plan.autocast is not None and stats.failures(("gradient", "update"))
+    if in_backward and has_setting(BACKWARD_AUTOCAST):
         off = _trial(BACKWARD_AUTOCAST, eager, run_compiled(eager, settings={BACKWARD_AUTOCAST: "off"}))
         if off.passes:
             return (off,)

@@ -40,7 +40,7 @@ from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.numerics.compiled import Graphs
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import is_compiled_already, prepare
-from ampcheck.torchtools.dynamo import configured
+from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.torchtools.unsupported import cannot_run
@@ -248,7 +248,8 @@ class Search:
         cause = replace(node.where, phase=phase) if node is not None else Where(phase=phase)
         self._add(cause=cause, source=node.code if node is not None else "", bisected=bisected)
         self._count(compiled_runs=bisected.runs, graph_nodes=bisected.nodes)
-        if phase == "backward" and not case.native and passes_with(eager, stage, {BACKWARD_AUTOCAST: "off"}):
+        by_setting = phase == "backward" and not case.native and has_setting(BACKWARD_AUTOCAST)
+        if by_setting and passes_with(eager, stage, {BACKWARD_AUTOCAST: "off"}):
             self._add(setting=f'{BACKWARD_AUTOCAST} = "off"')
         elif cause.module and stage != INDUCTOR and passes_without(eager, stage, cause.module):
             self._add(left_out=True)

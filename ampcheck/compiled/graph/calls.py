@@ -18,12 +18,10 @@ from ampcheck.torchtools.dynamo import (
     TraceRecord,
     in_compiled_region,
     is_compiled_code,
-    leave_out,
     resumed_function,
-    set_eval_frame,
     stance,
 )
-from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile
+from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile, leave_out, set_eval_frame
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {
@@ -231,7 +229,7 @@ class CallProfiler:
 
 
 # In older releases, 2.9 among them, Dynamo compiles the frames of a profiling hook too: its breaks would be the user's.
-leave_out(CallProfiler._on)
+leave_out(CallProfiler._on.__code__)
 
 
 def _function(frame: FrameType) -> tuple[str, str]:
