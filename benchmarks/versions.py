@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,34 +90,33 @@ def without_cuda(python: str, stubs: Path) -> None:
 
 
 def tested(python: str, tests: list[str], minutes: float, workers: int) -> dict[str, Any]:
-    """Counts of the tests, the first lines of what failed, and the reasons of `needs_torch`."""
+    """Counts of the tests, the first lines of what failed, and the reasons of `needs_torch` and `until_torch`."""
     with tempfile.TemporaryDirectory(prefix="ampcheck-versions-") as folder:
-        report = Path(folder) / "report.xml"
-        command = [python, "-m", "pytest", "-n", str(workers), "-q", "-p", "no:cacheprovider"]
-        command += ["--dist", "worksteal", f"--junitxml={report}", *tests]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": folder}
+        outcomes = Path(folder) / "outcomes.jsonl"
+        command = [python, "-m", "pytest", "-n", str(workers), "-q", "-p", "no:cacheprovider", "-p", "_outcomes"]
+        command += ["--dist", "worksteal", *tests]
+        path = os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))
+        environment = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": folder, "OUTCOMES": str(outcomes)}
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * minutes, check=False
             )
         except subprocess.TimeoutExpired:
             return {"why": f"not finished after {minutes:g} minutes"}
-        if not report.exists():
+        if not outcomes.exists():
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             return {"why": f"pytest ended with {done.returncode}: {lines[-1][:200]}"}
-        return counts(ElementTree.parse(report).iter("testcase"))
+        return counts([json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()])
 
 
-def counts(cases: Any) -> dict[str, Any]:
+def counts(lines: list[dict[str, str]]) -> dict[str, Any]:
     seen, failures, needs = Counter[str](), {}, Counter[str]()
-    for case in cases:
-        results = {child.tag: child.get("message") or "" for child in case}
-        outcome = next((tag for tag in ("failure", "error", "skipped") if tag in results), "passed")
-        seen["failed" if outcome in ("failure", "error") else outcome] += 1
-        if outcome in ("failure", "error"):
-            failures[f"{case.get('classname')}::{case.get('name')}"] = results[outcome].splitlines()[0][:200]
-        if reason := re.match(r"(needs|until) torch [\d.]+: [^;]+", results.get("skipped", "")):
-            needs[reason[0]] += 1
+    for line in lines:
+        seen[line["outcome"]] += 1
+        if line["outcome"] == "failed":
+            failures[line["test"]] = (line["message"].splitlines() or ["no message"])[0][:200]
+        if reason := re.match(r"(Skipped: )?((needs|until) torch [\d.]+: [^;]+)", line["message"]):
+            needs[reason[2]] += 1
     return {**{name: seen[name] for name in ("passed", "failed", "skipped")}, "failures": failures, "needs": needs}
 
 
