@@ -114,7 +114,8 @@ def counts(lines: list[dict[str, str]]) -> dict[str, Any]:
     for line in lines:
         seen[line["outcome"]] += 1
         if line["outcome"] == "failed":
-            failures[line["test"]] = (line["message"].splitlines() or ["no message"])[0][:200]
+            message = re.sub(r"(?<![\w.])/[\w./+-]*/", "", line["message"])  # folders of this machine
+            failures[line["test"]] = (message.splitlines() or ["no message"])[0][:200]
         if reason := re.match(r"(Skipped: )?((needs|until) torch [\d.]+: [^;]+)", line["message"]):
             needs[reason[2]] += 1
     return {**{name: seen[name] for name in ("passed", "failed", "skipped")}, "failures": failures, "needs": needs}
