@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,16 +232,6 @@ def test_a_region_that_compiled_code_leaves_open_is_found_and_closed() -> None:
     finding = only(judged(leak, "autocast-state"))
     assert "autocast nesting depth was 0 and is 1" in finding.message
     assert nesting() == 0
-
-
-def test_the_state_guard_alone_costs_less_than_a_millisecond() -> None:
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        with guard("autocast-state"):
-            pass
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[len(times) // 2] < 1e-3
 
 
 # --- autocast-scope

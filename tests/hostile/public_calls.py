@@ -291,7 +291,9 @@ def chosen() -> Iterator[None]:
     log, mode = logging.getLogger("torch._dynamo"), torch.get_deterministic_debug_mode()
     level, limit = log.level, sys.getrecursionlimit()
     precision = torch.get_float32_matmul_precision()
-    with torch.random.fork_rng(devices=[]), torch._inductor.config.patch(max_fusion_size=63, deterministic=False):
+    inductor = torch._inductor.config
+    settings = {"max_fusion_size": 63} | ({"deterministic": False} if hasattr(inductor, "deterministic") else {})
+    with torch.random.fork_rng(devices=[]), inductor.patch(settings):
         torch.set_deterministic_debug_mode("warn")  # on, and Inductor's own is off
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
