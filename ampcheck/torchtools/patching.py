@@ -13,12 +13,16 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
+_INHERITED = object()
+
 
 class _Patch:
     """One wrapper in the place of `owner.name`, for all who listen to its calls."""
 
-    def __init__(self, original: Any, equal: bool) -> None:
-        self.original = self.call = original
+    def __init__(self, owner: object, name: str, equal: bool) -> None:
+        self._owner, self._name = owner, name
+        self._stored = vars(owner).get(name, _INHERITED)  # such as a staticmethod, which an access unpacks
+        self.original = self.call = original = getattr(owner, name)
         self.listeners: list[Callable[[Any], Any]] = []
 
         @functools.wraps(original)
@@ -26,6 +30,18 @@ class _Patch:
             return self.call(*args, **kwargs)
 
         self.wrapper = _Equal(wrapper, original) if equal else wrapper
+
+    def install(self) -> None:
+        is_bound = isinstance(self._stored, (staticmethod, classmethod))
+        setattr(self._owner, self._name, staticmethod(self.wrapper) if is_bound else self.wrapper)
+
+    def remove(self) -> None:
+        if getattr(self._owner, self._name) is not self.wrapper:
+            return
+        if self._stored is _INHERITED:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._stored)
 
     def compose(self) -> None:
         self.call = functools.reduce(lambda call, make: make(call), self.listeners, self.original)
@@ -65,8 +81,8 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
     with _lock:
         patch = _patches.get((owner, name))
         if patch is None or getattr(owner, name) is not patch.wrapper:
-            patch = _patches[owner, name] = _Patch(getattr(owner, name), equal)
-            setattr(owner, name, patch.wrapper)
+            patch = _patches[owner, name] = _Patch(owner, name, equal)
+            patch.install()
         patch.listeners.append(make)
         patch.compose()
     try:
@@ -76,8 +92,7 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
             patch.listeners.remove(make)
             patch.compose()
             if not patch.listeners:
-                if getattr(owner, name) is patch.wrapper:
-                    setattr(owner, name, patch.original)
+                patch.remove()
                 if _patches.get((owner, name)) is patch:
                     del _patches[owner, name]
 
