@@ -49,6 +49,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.usefixtures("warm_processes")
 def test_three_steps_of_fsdp_on_one_device(device: str, tmp_path: Path) -> None:

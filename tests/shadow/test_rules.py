@@ -263,13 +263,19 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+HIGHER_ORDER = pytest.mark.needs_torch("2.7", "higher-order operators run under dispatch modes")
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[HIGHER_ORDER] if n in ("branches", "a loop") else []) for n in PROGRAMS]
+)
 def test_programs_are_followed_in_every_layout(name: str) -> None:
     shadow = followed(PROGRAMS[name], data(6, 6), 1e-11)
     assert not shadow.unruled
 
 
+@HIGHER_ORDER
 def test_flexible_attention_is_followed_op_by_op() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -407,6 +413,7 @@ def test_inference_mode_is_followed_as_gradients_are() -> None:
     assert shadow.exact(y) == shadow.exact(z) != y
 
 
+@HIGHER_ORDER
 def test_what_cannot_be_followed_inside_is_counted() -> None:
     x = data(4)
     with Shadow() as shadow:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ranks import needs_gloo, run_ranks
 
-pytestmark = needs_gloo
+pytestmark = [needs_gloo, pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")]
 
 CASES = ["fsdp", "fsdp_bfloat16", "fsdp_overflows", "dtensor"]
 

@@ -104,6 +104,7 @@ def alone():
     dist.destroy_process_group()
 
 
+@pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.parametrize("foreach", [False, True])
 def test_the_shards_of_a_distributed_model_are_followed(alone, foreach):
     fsdp = pytest.importorskip("torch.distributed.fsdp")

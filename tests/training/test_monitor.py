@@ -311,6 +311,7 @@ def alone() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+@pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of a mesh of one rank
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("rate", [1e-2, 1e-7])

@@ -27,6 +27,9 @@ LAUNCHES = {
 }
 
 
+FSDP = pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What rank 0 wrote about each case, by the number of ranks; each is launched once."""
@@ -54,7 +57,9 @@ def case(launched, name):
 def each(*names):
     """A test of these cases, on every number of ranks on which they are run."""
     pairs = [
-        pytest.param(ranks, name, marks=[pytest.mark.slow] if ranks > 2 else [])
+        pytest.param(
+            ranks, name, marks=[*([pytest.mark.slow] if ranks > 2 else []), *([FSDP] if "fsdp" in name else [])]
+        )
         for name in names
         for ranks, cases in LAUNCHES.items()
         if name in cases.split(",")
@@ -146,6 +151,7 @@ def test_a_hook_whose_sum_overflows_is_found(launched):
     assert "infinite" in one.message
 
 
+@FSDP
 def test_a_bfloat16_norm_over_shards_is_found_beside_the_float64_norm(launched):
     found = case(launched, "fsdp_bf16_norm")
     (norm,) = [one for one in findings(found) if "total norm" in one.message]
