@@ -114,11 +114,15 @@ def counts(lines: list[dict[str, str]]) -> dict[str, Any]:
     for line in lines:
         seen[line["outcome"]] += 1
         if line["outcome"] == "failed":
-            message = re.sub(r"(?<![\w.])/[\w./+-]*/", "", line["message"])  # folders of this machine
-            failures[line["test"]] = (message.splitlines() or ["no message"])[0][:200]
+            failures[line["test"]] = short(line["message"])
         if reason := re.match(r"(Skipped: )?((needs|until) torch [\d.]+: [^;]+)", line["message"]):
             needs[reason[2]] += 1
     return {**{name: seen[name] for name in ("passed", "failed", "skipped")}, "failures": failures, "needs": needs}
+
+
+def short(message: str) -> str:
+    """The first line of a message, without folders of this machine."""
+    return (re.sub(r"(?<![\w.])/[\w./+-]*/", "", message).splitlines() or ["no message"])[0][:200]
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -132,8 +136,12 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             [{"what": reason, **{c: n.get(reason) for c, n in columns.items()}} for reason in needs]
         )
     for row in rows:
+        alike: dict[str, list[str]] = {}
         for name, message in row.get("failures", {}).items():
-            lines += ["", f"- torch {row['torch']}, Python {row['python']}: `{name}`: {message}"]
+            alike.setdefault(short(message), []).append(name)
+        for message, names in sorted(alike.items(), key=lambda item: -len(item[1])):
+            more = f" and {len(names) - 1} more" if names[1:] else ""
+            lines += ["", f"- torch {row['torch']}, Python {row['python']}: `{names[0]}`{more}: {message}"]
     return lines
 
 
@@ -156,6 +164,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if options.json is not None and options.json.exists():
         rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        row["failures"] = {name: short(message) for name, message in row.get("failures", {}).items()}
     shared = Environments("torch")
     known = [*published("torch"), *shared.kept(), shared.installed()]
     for python in options.pythons.split(","):
