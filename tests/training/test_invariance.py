@@ -117,6 +117,28 @@ def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
 
 
 @pytest.mark.parametrize("good", [True, False])
+def test_a_small_difference_that_comes_from_weights_is_found(good):
+    """A temperature that no optimizer steps: its update by hand divides by the scale of the next step."""
+    model, optimizer, scaler = parts()
+    temperature = nn.Parameter(torch.tensor(1.0))
+
+    def step(number):
+        optimizer.zero_grad()
+        temperature.grad = None
+        with torch.autocast("cpu", torch.float16):
+            loss = (temperature * model(DATA).float()).square().mean()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            temperature.sub_(1e-2 * temperature.grad / (scale if good else scaler.get_scale()))
+        return loss.item()
+
+    assert bool(failed({**loop_of(model, optimizer, scaler, step), "temperature": temperature})) is not good
+
+
+@pytest.mark.parametrize("good", [True, False])
 def test_a_second_loss_that_is_not_scaled_is_found(good):
     model, optimizer, scaler = parts()
 
@@ -305,7 +327,7 @@ def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second
         gradients = {(0, 1, "weight"): torch.tensor([1.0, value], dtype=torch.float64)}
         return Repetition(name, gradients, {0: value}, [])
 
-    found = differences_of(run("scale 1", first), run("scale 65536", second), 10)
+    found, _ = differences_of(run("scale 1", first), run("scale 65536", second), 10)
     assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
     assert all(difference.error == math.inf for difference in found)
     for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, tuple(found))):

@@ -10,7 +10,7 @@ differs in training too.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,9 +44,10 @@ FIRST = ("scale 1", 1.0)
 _EQUAL = 1e-4
 """Relative, in the Euclidean norm. What differs by chance is 1e-7 at most; what a wrong scale does is a factor."""
 
-_EQUAL_LATER = 1e-2
-"""The same after the first update: real weights then differ in their last digits, as gradients flush at one scale and
-not at another, and exact values take the branches (the sign in a ReLU, the largest of a pool) of the real ones."""
+_EQUAL_ON_BRANCHES = 1e-2
+"""The same from the first later step that differs although all exact weights are equal. Exact values take the branches
+(the sign in a ReLU, the largest of a pool) of the real ones, and real weights differ in their last digits, as gradients
+flush at one scale and not at another."""
 
 _NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
 _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out"
@@ -102,7 +103,8 @@ class InvarianceStats:
 class Repetition:
     """The steps at one scale.
 
-    gradients: exact, unscaled, by step, call of an optimizer within it, and parameter. values: by step, what it
+    gradients: exact, unscaled, by step, call of an optimizer within it, and parameter. weights: exact, before such a
+    call, of all that is trained, in float32. values: by step, what it
     returned. state, kept: the numbers of optimizers and schedulers, and those of the code, after all steps. overflowed:
     the first step with a gradient that is infinite or NaN, where code may leave it out by itself.
     """
@@ -116,6 +118,7 @@ class Repetition:
     state: dict[str, float] = field(default_factory=dict)
     kept: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)  # those that were scaled
+    weights: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
     overflowed: int | None = None
 
     @property
@@ -153,7 +156,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
     again = repeat("scale 1 again", 1.0)
-    if agreed(bool(differences_of(first, again, NEVER))):
+    if agreed(_differ_in_steps(first, again)):
         why = "the step is not reproducible: it reads data or random numbers that are not reset"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     return compare_scales(loop.name, first, repeat)
@@ -174,10 +177,13 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
         why = "the first step with gradients was skipped at every scale: they are not finite"
         mend = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
         return InvarianceStats(name, skipped=why, prevented=True, hint=mend)
-    differences = [d for other, end in compared for d in differences_of(first, other, end)]
+    of_steps = [(other, end, *differences_of(first, other, end)) for other, end in compared]
+    differences = [d for _, _, found, _ in of_steps for d in found]
     if not differences:  # else they follow from it
-        differences = [d for other, end in compared if end == NEVER for d in _of_state(first, other)]
-        differences += _kept_scaled(first, large, scale) if large.end == first.end == NEVER else []
+        for other, end, _, limit in of_steps:
+            if end == NEVER:
+                differences += _of_state(first, other, limit)
+                differences += _kept_scaled(first, large, scale, limit) if other is large else []
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for difference in sorted(differences, key=lambda d: -d.error):
@@ -230,6 +236,9 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
         with torch.no_grad(), _disable_current_modes():
             factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
             inside = 1.0 if factor is None else float(factor)
+            alone = (tensor for tensor in loop.reached.tensors.values() if tensor.requires_grad and tensor.is_leaf)
+            trained = [*(parameter for _, parameter in loop.parameters()), *alone]
+            run.weights[recorder.step, calls[recorder.step]] = [_exact(shadow, t.detach()).float() for t in trained]
             for parameter in owned:
                 if parameter.grad is not None:
                     key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
@@ -261,75 +270,98 @@ def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
     return plain_values(shadow.exact(gradient)).clone() if known else values.double()
 
 
-def differences_of(first: Repetition, other: Repetition, end: int) -> list[Difference]:
-    """What differs before the step `end`."""
-    runs = (first.name, other.name)
-    differences: list[Difference] = []
-    squares: dict[int, float] = defaultdict(float)
-    updates = sorted({key[:2] for key in first.gradients})
-    for (step, _, _), value in first.gradients.items():
-        squares[step] += float(value[value.isfinite()].square().sum())
-    for (step, call, name), value in first.gradients.items():
+def differences_of(first: Repetition, other: Repetition, end: int) -> tuple[list[Difference], float]:
+    """What differs before the step `end`, in the first step in which anything does, as later ones follow from it; and
+    the limit that holds after the last step."""
+    limit, updates = _EQUAL, _updates(first)
+    for step in sorted({*(key[0] for key in first.gradients), *first.values}):
         if step >= end:
-            continue
-        limit = _EQUAL if (step, call) == updates[0] else _EQUAL_LATER
+            break
+        found = _of_step(first, other, step, limit)
+        update = next((update for update in updates[1:] if update[0] >= step), None)  # no earlier one changes weights
+        if found and limit == _EQUAL and update is not None and _have_equal_weights(first, other, update):
+            limit = _EQUAL_ON_BRANCHES
+            found = _of_step(first, other, step, limit)
+        if found:
+            return found, limit
+    return [], limit
+
+
+def _have_equal_weights(first: Repetition, other: Repetition, update: tuple[int, int]) -> bool:
+    here, there = (run.weights.get(update, []) for run in (first, other))
+    return len(here) == len(there) > 0 and all(
+        x.shape == y.shape and float((y - x).norm()) <= _EQUAL * float(x.norm())
+        for x, y in zip(here, there, strict=True)
+    )
+
+
+def _updates(run: Repetition) -> list[tuple[int, int]]:
+    """The calls of optimizers with gradients, as step and number within it."""
+    return sorted({key[:2] for key in run.gradients})
+
+
+def _of_step(first: Repetition, other: Repetition, step: int, later: float) -> list[Difference]:
+    """What differs in one step. later: the limit after the first update."""
+    runs, updates = (first.name, other.name), _updates(first)
+    differences: list[Difference] = []
+    gradients = {key: value for key, value in first.gradients.items() if key[0] == step}
+    whole = math.sqrt(sum(float(value[value.isfinite()].square().sum()) for value in gradients.values()))
+    for (_, call, name), value in gradients.items():
+        limit = _EQUAL if (step, call) == updates[0] else later
         counterpart = other.gradients.get((step, call, name))
-        if counterpart is None or counterpart.shape != value.shape:
-            differences.append(Difference("gradient", name, step, runs, math.nan, math.inf, limit))
-            continue
         finite = value.isfinite()
-        if not torch.equal(finite, counterpart.isfinite()):
+        if counterpart is None or counterpart.shape != value.shape or not torch.equal(finite, counterpart.isfinite()):
             differences.append(Difference("gradient", name, step, runs, math.nan, math.inf, limit))
             continue
         norm, size = (float(values[finite].norm()) for values in (value, counterpart))
         error = float((counterpart - value)[finite].norm())
         # A gradient that is nothing but rounding differs by chance: it is compared with the whole gradient of the step.
-        if error > limit * norm and error > 1e-6 * math.sqrt(squares[step]):
-            ratio = size / norm if norm else math.inf
-            differences.append(
-                Difference("gradient", name, step, runs, ratio, error / norm if norm else math.inf, limit)
-            )
-    for step, here in first.values.items():
-        there = other.values.get(step, here)
+        if error > limit * norm and error > 1e-6 * whole:
+            ratio, relative = (size / norm, error / norm) if norm else (math.inf, math.inf)
+            differences.append(Difference("gradient", name, step, runs, ratio, relative, limit))
+    if step in first.values:
+        here, there = first.values[step], other.values.get(step, first.values[step])
         known = math.isfinite(here), math.isfinite(there)
-        limit = _EQUAL if not updates[1:] or step < updates[1][0] else _EQUAL_LATER
-        if step >= end or not any(known) or abs(there - here) <= limit * abs(here) < math.inf:
-            continue
-        if not all(known):
+        limit = later if updates[1:] and step >= updates[1][0] else _EQUAL
+        if any(known) and not all(known):
             differences.append(Difference("value", "", step, runs, math.nan, math.inf, limit))
-        else:
-            ratio, error = (there / here, abs(there - here) / abs(here)) if here else (math.inf, math.inf)
-            differences.append(Difference("value", "", step, runs, ratio, error, limit))
-    earliest = min((d.step for d in differences), default=0)
-    return [d for d in differences if d.step == earliest]  # later ones follow from it
+        elif all(known) and abs(there - here) > limit * abs(here):
+            ratio, relative = (there / here, abs(there - here) / abs(here)) if here else (math.inf, math.inf)
+            differences.append(Difference("value", "", step, runs, ratio, relative, limit))
+    return differences
 
 
 def differ(first: Repetition, again: Repetition) -> bool:
     """Whether two repetitions at one scale differ."""
-    return bool(differences_of(first, again, NEVER) or _of_state(first, again))
+    return _differ_in_steps(first, again) or bool(_of_state(first, again, _EQUAL))
 
 
-def _of_state(first: Repetition, other: Repetition) -> list[Difference]:
+def _differ_in_steps(first: Repetition, again: Repetition) -> bool:
+    steps = {*(key[0] for key in first.gradients), *first.values}
+    return any(_of_step(first, again, step, _EQUAL) for step in steps)
+
+
+def _of_state(first: Repetition, other: Repetition, limit: float) -> list[Difference]:
     """The numbers that optimizers and schedulers go by and that differ after the last step, but for the scale."""
     scales = _scales(other)
     return [
-        _after_all("state", name, first, other, here, there)
+        _after_all("state", name, first, other, (here, there), limit)
         for name, here in first.state.items()
-        if (there := other.state.get(name, here)) not in scales and _error(here, there) > _EQUAL_LATER
+        if (there := other.state.get(name, here)) not in scales and _error(here, there) > limit
     ]
 
 
-def _kept_scaled(first: Repetition, large: Repetition, scale: float) -> list[Difference]:
+def _kept_scaled(first: Repetition, large: Repetition, scale: float, limit: float) -> list[Difference]:
     """The numbers that the code keeps and that are as many times larger as the scale is.
 
     The code may keep the scale itself, a limit for scaled gradients and a scaled loss.
     """
     known = {*_scales(large), *(e.limit for e in large.events if e.limit is not None), *large.losses}
     return [
-        _after_all("kept", name, first, large, here, there)
+        _after_all("kept", name, first, large, (here, there), limit)
         for name, here in first.kept.items()
         if here
-        and _error(here * scale, there := large.kept.get(name, here)) <= _EQUAL_LATER
+        and _error(here * scale, there := large.kept.get(name, here)) <= limit
         and all(_error(number, there) > _EQUAL for number in known)
     ]
 
@@ -338,18 +370,14 @@ def _scales(run: Repetition) -> set[float]:
     return {scale for event in run.events for scale in (event.scale, event.new_scale) if scale is not None}
 
 
-def _after_all(what: str, name: str, first: Repetition, other: Repetition, here: float, there: float) -> Difference:
+def _after_all(
+    what: str, name: str, first: Repetition, other: Repetition, numbers: tuple[float, float], limit: float
+) -> Difference:
     """A difference after the last step."""
+    here, there = numbers
+    step = max((*first.values, *(key[0] for key in first.gradients)), default=0)
     ratio = there / here if here else math.inf
-    return Difference(
-        what,
-        name,
-        max((*first.values, *(key[0] for key in first.gradients)), default=0),
-        (first.name, other.name),
-        ratio,
-        _error(here, there),
-        _EQUAL_LATER,
-    )
+    return Difference(what, name, step, (first.name, other.name), ratio, _error(here, there), limit)
 
 
 def _error(here: float, there: float) -> float:
