@@ -288,7 +288,7 @@ def _reach(name: str, parts: Mapping[str, frozenset[str]]) -> int:
 
 
 def _script(source: Source) -> TrainingScript | None:
-    """The training loop of a file outside of packages: what calls `.backward(...)`, or fits a trainer."""
+    """The training loop of a file: what calls `.backward(...)`, or fits a trainer; in a package, what also steps."""
     if source.path.endswith("__init__.py") or not _trains(source.tree):
         return None
     functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}

@@ -119,9 +119,7 @@ class CompileLog:
         if ops:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
             self.graphs.append(Graph(frame_name(code), code, ops, seconds, self.stage == LATE))
-        elif (
-            record.compile_id not in self._broken
-        ):  # 2.9 records a function that it gave up as compiled, without a graph
+        elif record.compile_id not in self._broken:  # 2.9 also records functions that it gave up at a break
             self.empty.add(code)
         if fields.get("has_guarded_code"):
             self._recompiled(record, code)
