@@ -20,7 +20,7 @@ from ampcheck.speed.base.measure import compare
 from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
 from ampcheck.speed.git import Side
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.verdict import WHERE
+from ampcheck.speed.verdict import WHERE, Rule
 from ampcheck.sweep.results import AUDIT, JUDGED, REFUSED, Limits, Result, ResultFolder, Task
 from ampcheck.sweep.sweep import judge, unjudged
 
@@ -31,6 +31,9 @@ UNDECIDED = "undecided"
 """How a comparison of speed ended that is tried once more, and again by the next search."""
 
 _OPS = "Overloads under autocast"
+
+_LIMIT, _FLOOR = 3 / 8, 5 / 8
+"""Shares of the logarithm of the whole change: a version with less than the first passes, with more than both fails."""
 
 _NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -93,11 +96,24 @@ class History:
         tables = (table for table in self.result(number).run.tables if table.title == _OPS)
         return frozenset(str(op) for table in tables for (op,) in table.rows)
 
+    def speed_rule(self, number: int) -> Rule:
+        """The requirement on the speed of a version, as a multiple of that of the first.
+
+        The last must be no slower than the first. Where it is, a version between them is compared with half the change:
+        a question of a larger difference than `effect`, which the same launches answer on a noisier machine. Each
+        comparison may be made once more.
+        """
+        assert self.speed is not None
+        rule, last = self.speed.rule(comparisons=2 * (self.looks - 1)), len(self.versions.known) - 1
+        ratio = _slower(self.result(last).run) if 0 < number < last else None
+        return rule if ratio is None else replace(rule, limit=ratio**_LIMIT, effect=ratio ** (_LIMIT - _FLOOR) - 1)
+
     def _task(self, number: int) -> Task:
         identity = dict(self.versions.identity(number))
         if self.speed is None:
             return Task(AUDIT, self.target, **identity)
-        options = {name: value for name, value in asdict(self.speed).items() if name in ("mode", "budget", "effect")}
+        rule = self.speed_rule(number)
+        options = {"mode": self.speed.mode, "budget": self.speed.budget, "effect": rule.effect, "limit": rule.limit}
         settings = (*identity.pop("settings", ()), ("first", self.versions.known[0].key), *options.items())
         return Task(SPEED, self.target, settings=settings, **identity)
 
@@ -155,7 +171,7 @@ class History:
         if not number:
             text = f"the others are compared with {versions.known[0]}"
             return Run(findings=(REGRESSION.passed(name, text, 1, where=WHERE),)), JUDGED, "", None
-        rule = self.speed.rule(comparisons=2 * (self.looks - 1))  # each may be made once more
+        rule = self.speed_rule(number)
         base_side, head_side = (Side("", each.name, each.title) for each in (versions.known[0], versions.known[number]))
         with versions.placed(0) as base, versions.placed(number) as head:
             settings = {"device": self.target.device, "mode": self.speed.mode, "precision": self.speed.precision}
@@ -173,6 +189,11 @@ class History:
         if decided({finding.verdict for finding in findings}) is None:
             return run, UNDECIDED, findings[0].message, None
         return run, JUDGED, "", None
+
+
+def _slower(run: Run) -> float | None:
+    """How many times as fast as the first version a slower one is; None where it is not shown to be slower."""
+    return next((finding.observed for finding in run.findings if finding.verdict is Verdict.FAIL), None)
 
 
 def decided(verdicts: set[Verdict]) -> Verdict | None:

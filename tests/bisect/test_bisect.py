@@ -345,7 +345,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if "broken" in texts["head"]:
             raise UsageError("the factory raised SyntaxError")
         noisy = "noisy" in texts["head"] and not ("once" in texts["head"] and stats.head.revision in compared[:-1])
-        spread = 0.5 if noisy else 0.001
+        spread = 0.5 if noisy else 0.03 if "uneven" in texts["head"] else 0.001
         rounds = []
         for number in range(4):
             head = scales["head"] * (1 + spread * (-1) ** number)
@@ -404,6 +404,22 @@ def test_a_comparison_that_noise_kept_undecided_once_is_made_again(
     code, run, _, commits = bisect(models, *RANGE, "--speed")
     assert code == 1
     assert f"in {commits[20][:10]} (revision 20); the commit before it" in run.findings[0].message
+
+
+def test_a_commit_between_is_compared_with_half_the_change(bisect: Any, timed: list[str]) -> None:
+    """Launches that differ by 3 per cent cannot exclude a slowdown of 3 per cent, but one of half the change of 1.4."""
+    models = [model + "# uneven\n" * (0 < number < 39) for number, model in enumerate(planted(40, 20, after=1.4))]
+    code, run, _, commits = bisect(models, *RANGE, "--speed")
+    assert code == 1
+    assert f"in {commits[20][:10]} (revision 20); the commit before it" in run.findings[0].message
+    assert len(timed) == len(set(timed)) <= 7
+
+
+def test_a_slowdown_in_two_steps_is_blamed_on_the_larger(bisect: Any, timed: list[str]) -> None:
+    small, large = planted(40, 10, after=1.1), planted(40, 30, after=1.5)
+    code, run, _, commits = bisect([*small[:30], *large[30:]], *RANGE, "--speed")
+    assert code == 1
+    assert f"in {commits[30][:10]} (revision 30); the commit before it" in run.findings[0].message
 
 
 def test_a_commit_that_cannot_be_timed_is_left_out(bisect: Any, timed: list[str]) -> None:
