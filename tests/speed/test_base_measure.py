@@ -17,7 +17,7 @@ from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.threads import Threads
+from ampcheck.speed.threads import Occupancy, Threads
 from ampcheck.speed.verdict import Rule
 
 
@@ -130,6 +130,38 @@ def test_with_fewer_threads_all_sides_are_launched_again_and_compiled_for_that_n
     assert not any(name == "block" for one in workers.started[:3] for name, _ in one.asked)
     assert len(stats.rounds) == 2
     assert "all sides ran with 1 of 2 threads" in check_base(stats)[-1].message
+
+
+@pytest.mark.parametrize("cost", [30.0, 1.0])
+def test_processes_that_come_later_take_threads_away_only_where_fewer_are_faster(workers, monkeypatch, cost):
+    """Cores are free in the probe of the first launch; from the third on each call of two threads costs `cost` times as
+    much, and the threads are interrupted."""
+    plain, used = Simulated.ask, {}
+
+    def ask(self, command, **given):
+        if command == "load":
+            used[self] = given["threads"] or 2
+        crowded = len(self.started) > 6 and used[self] == 2
+        if command == "fit":
+            return Threads(2, 2)
+        if command == "occupancy":
+            return Occupancy(used[self], 0.7, 200.0) if crowded else Occupancy(used[self], float(used[self]), 0.0)
+        reply = plain(self, command, **given)
+        return {arm: seconds * cost for arm, seconds in reply.items()} if command == "block" and crowded else reply
+
+    monkeypatch.setattr(workers, "ask", ask)
+    stats = run(launches=4, launches_max=4)
+    launched = [used[worker] for worker in workers.started if worker.side == "head"]
+    assert len(stats.rounds) == 4
+    if cost > 1:
+        assert launched == [2, 2, 2, 1, 1, 1, 1]
+        assert stats.threads.gain == pytest.approx(cost, rel=0.1)
+        assert "all sides ran with 1 of 2 threads" in check_base(stats)[-1].message
+    else:
+        assert launched == [2, 2, 2, 1, 2]
+        assert (
+            "other processes keep the cores busy: the measurement got 0.7 of 2 cores" in check_base(stats)[-1].message
+        )
 
 
 @pytest.fixture

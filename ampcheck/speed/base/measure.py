@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
+from statistics import mean
 from typing import Any
 
 from ampcheck.core.errors import UsageError
@@ -43,6 +44,7 @@ from ampcheck.speed.clock import summarised
 from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN, differences
+from ampcheck.speed.threads import GAIN, Threads
 from ampcheck.speed.verdict import Rule
 
 BUDGET = 24.0
@@ -135,10 +137,11 @@ def compare(
     budget = BUDGET if options.budget is None else options.budget
     comparison = _Comparison(stats, checkouts, settings, budget, most, Random(options.seed), sources, changed)
     try:
-        for number in range(1, most + 1):
-            progress(f"launch {number} of base, twin and head", number - 1, most)
-            comparison.launch(number)
+        while (number := len(stats.rounds)) < most:
+            progress(f"launch {number + 1} of base, twin and head", number, most)
+            comparison.launch(number + 1)
             stats = comparison.stats
+            number = len(stats.rounds)
             if number in looks and rule is not None and _is_decided(stats, rule):
                 return replace(stats, stopped=DECIDED)
             if LEAST_LAUNCHES <= number < most and stats.spent >= budget:
@@ -162,11 +165,26 @@ class _Comparison:
     changed: frozenset[str]
     calls: dict[str, int] = field(default_factory=dict)
     conditions: list[dict[str, float]] = field(default_factory=list)
+    needs_threads: bool = False
+    """Whether a round with fewer threads has been no faster."""
 
     def launch(self, number: int) -> None:
-        """One round: launch every side, let them take turns, and end them."""
+        """One round: launch every side, let them take turns, and end them. It begins anew with fewer threads where
+        other processes kept those of this round from running, and a round with fewer is faster."""
         while not self._launch(number):
             pass  # with the number of threads that the first launch chose: compiled code is for one
+        crowded, calls, threads = self.stats, self.calls, self.stats.threads
+        if self.needs_threads or threads is None or threads.used == 1 or not threads.crowded:
+            return
+        fewer = Threads(threads.used // 2, threads.allowed)
+        self.stats, self.calls = replace(crowded, threads=fewer, rounds=()), {}
+        self._launch(1)
+        gain = _mean_seconds(crowded.rounds[-1]) / _mean_seconds(self.stats.rounds[-1])
+        if gain >= GAIN and self.stats.threads is not None:
+            self.stats = replace(self.stats, threads=replace(self.stats.threads, gain=threads.gain * gain))
+        else:
+            self.needs_threads, self.calls = True, calls
+            self.stats = replace(crowded, spent=self.stats.spent)
 
     def _launch(self, number: int) -> bool:
         """False: the sides were launched with more threads than suit the load of the machine, and were not timed."""
@@ -274,6 +292,11 @@ def _ask(side: str, worker: Worker, command: str, **arguments: Any) -> Any:
         if side == HEAD:
             raise
         raise BaseCannotRunError(str(error)) from error
+
+
+def _mean_seconds(turns: Mapping[str, Turns]) -> float:
+    """Of a call of the base, all arms together, the waits for a core included."""
+    return sum(mean(each.base) for each in turns.values())
 
 
 def _is_decided(stats: BaseStats, rule: Rule) -> bool:
