@@ -166,11 +166,11 @@ class _Comparison:
     calls: dict[str, int] = field(default_factory=dict)
     conditions: list[dict[str, float]] = field(default_factory=list)
     needs_threads: bool = False
-    """Whether a round with fewer threads has been no faster."""
+    """Whether a round with fewer threads has been clearly slower."""
 
     def launch(self, number: int) -> None:
-        """One round: launch every side, let them take turns, and end them. It begins anew with fewer threads where
-        other processes kept those of this round from running, and a round with fewer is faster."""
+        """One round: launch every side, let them take turns, and end them. The rounds begin again with fewer threads
+        where other processes kept those of this round from running, and a round with fewer is not clearly slower."""
         while not self._launch(number):
             pass  # with the number of threads that the first launch chose: compiled code is for one
         crowded, calls, threads = self.stats, self.calls, self.stats.threads
@@ -180,7 +180,7 @@ class _Comparison:
         self.stats, self.calls = replace(crowded, threads=fewer, rounds=()), {}
         self._launch(1)
         gain = _mean_seconds(crowded.rounds[-1]) / _mean_seconds(self.stats.rounds[-1])
-        if gain >= GAIN and self.stats.threads is not None:
+        if gain * GAIN >= 1 and self.stats.threads is not None:
             self.stats = replace(self.stats, threads=replace(self.stats.threads, gain=threads.gain * gain))
         else:
             self.needs_threads, self.calls = True, calls
