@@ -159,9 +159,7 @@ def test_processes_that_come_later_take_threads_away_unless_fewer_are_clearly_sl
         assert "all sides ran with 1 of 2 threads" in check_base(stats)[-1].message
     else:
         assert launched == [2, 2, 2, 1, 2]
-        assert (
-            "other processes keep the cores busy: the measurement got 0.7 of 2 cores" in check_base(stats)[-1].message
-        )
+        assert stats.threads.used == 2
 
 
 @pytest.fixture
