@@ -299,7 +299,7 @@ class Judge:
         seen = examine(
             tensor, exact, moved, unit, form=form, whole=whole, floor=floor, single=single, strict=bool(inherited)
         )  # fmt: skip
-        if masked and not seen.beyond and (rows := emptied_rows(tensor, exact)):
+        if masked and not seen.beyond and (rows := emptied_rows(tensor, exact, moved)):
             seen = replace(seen, flagged=rows, error=1.0)
         if makes_nonfinite(call, seen, self._store):
             self.nonfinite.setdefault(where, seen)

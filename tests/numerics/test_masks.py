@@ -31,9 +31,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        if self.masked is None:
-            bias = (1 - keep[:, None, :].to(q.dtype)) * -1e9
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        if self.masked is None:  # heads, as the fused kernel wants them
+            bias = (1 - keep[:, None, None, :].to(q.dtype)) * -1e9
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=bias)
         return self.masked(q @ k.mT * 0.25, keep[:, None, :]).softmax(-1) @ v
 
 
