@@ -28,7 +28,13 @@ _MOVES = MOVES - {torch.ops.aten.view.dtype}
 """Ops that take values of any dtype; one that reinterprets bits takes only its own."""
 
 _LOOPS = [tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None]
-"""Ops that Inductor writes as loops, in which it computes in float32; `reduction` is a tag of late releases."""
+"""Tags of ops that Inductor writes as loops, in which it computes in float32."""
+
+_REDUCTIONS = frozenset(
+    ("all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "nansum", "norm", "prod")
+    + ("std", "std_mean", "sum", "var", "var_mean")
+)
+"""Ops that have the tag `reduction` since PyTorch 2.10."""
 
 
 class OpByOp:
@@ -161,7 +167,9 @@ class _Registers(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in CASTS and isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             return args[0].to(value.device, torch.float32)
-        if any(tag in tags for tag in _LOOPS) and not n.target._schema.is_mutable:  # type: ignore[union-attr]
+        name = n.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+        loops = name in _REDUCTIONS or any(tag in tags for tag in _LOOPS)
+        if loops and not n.target._schema.is_mutable:  # type: ignore[union-attr]
             args, kwargs = fx.node.map_aggregate((args, kwargs), _widened)
         else:
             args, kwargs = fx.node.map_arg((n.args, n.kwargs), self._written)
