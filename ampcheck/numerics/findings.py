@@ -83,11 +83,6 @@ def passed(
     return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit=unit)
 
 
-def incomplete(stats: NumericsStats, check: Check, reason: str, hint: str = "") -> Finding:
-    """A check that was asked for, and that the subject prevents."""
-    return check.incomplete(who(stats), reason, hint=hint)
-
-
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
     """A skip where nothing needs a gradient; incomplete where the subject keeps backward from its weights."""
     if not stats.no_backward and stats.of("gradient"):
@@ -99,4 +94,4 @@ def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
         "mend what raises or cuts the graph (no_grad, detach, a reentrant checkpoint whose inputs need no gradient); "
         "for a model that is never trained set requires_grad_(False)"
     )
-    return incomplete(stats, check, reason, hint)
+    return check.incomplete(who(stats), reason, hint=hint)

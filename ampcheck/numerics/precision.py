@@ -8,16 +8,7 @@ from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.findings import (
-    faults_of,
-    incomplete,
-    op_text,
-    passed,
-    range_text,
-    reach_text,
-    source_text,
-    who,
-)
+from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, reach_text, source_text, who
 from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED
 from ampcheck.numerics.stats import NumericsStats, gradient_module
@@ -58,7 +49,8 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
         reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
-        return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
+        text = f"the subject returns {reason}, so no output was compared"
+        return [check.incomplete(who(stats), text, hint=hint)]
     lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
     findings = [_at_fault(stats, fault) for fault in lost]
     findings += _misplaced(stats)
@@ -74,7 +66,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
-        return [incomplete(stats, check, text)]
+        return [check.incomplete(who(stats), text)]
     if not stats.judged:
         return [passed(stats, check, "no value lost more digits than rounding explains", stats.ops)]
     judged = [error for error in stats.of("output", "gradient") if error.known]

@@ -10,7 +10,6 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import (
     faults_of,
-    incomplete,
     is_cast,
     mend_cast,
     no_gradients,
@@ -44,7 +43,7 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
-        return [incomplete(stats, check, "no output is finite in float64 either: see nonfinite-reference")]
+        return [check.incomplete(who(stats), "no output is finite in float64 either: see nonfinite-reference")]
     text = "no op or output became inf or NaN where float64 is finite"
     return first_findings(findings) or [passed(stats, check, text, stats.ops, 0, 0, "elements")]
 
@@ -158,11 +157,11 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     bad = [error for error in gradients if error.nonfinite]
     if not bad and stats.uncompared:
         text = "no output is finite in float64, and the default loss leaves all out: see nonfinite-reference"
-        return [incomplete(stats, check, text)]
+        return [check.incomplete(who(stats), text)]
     if not bad:
         count = sum(error.seen.exact_nan + error.seen.exact_inf < error.seen.numel for error in gradients)
         if not count:
-            return [incomplete(stats, check, "no gradient is finite in float64: see nonfinite-reference")]
+            return [check.incomplete(who(stats), "no gradient is finite in float64: see nonfinite-reference")]
         text = finite_gradients_text(count, stats.scale)
         return [passed(stats, check, text, count, 0, 0, "gradients"), *_cut_off(stats)]
     first = bad[-1]  # backward runs from the last parameter to the first
@@ -186,7 +185,7 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
         "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
         "under no_grad on purpose set requires_grad_(False)"
     )
-    return [incomplete(stats, NONFINITE_GRADIENT, reason, hint)]
+    return [NONFINITE_GRADIENT.incomplete(who(stats), reason, hint=hint)]
 
 
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
