@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
@@ -13,7 +11,7 @@ from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
-from ampcheck.shadow.compare import LOST, PRECISION, ResultError
+from ampcheck.shadow.compare import LOST, PRECISION
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
 """Faults by which digits are lost."""
@@ -135,38 +133,29 @@ def _misplaced(stats: NumericsStats) -> list[Finding]:
 def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Results beyond their bounds for which no op was named: those of ops without a rule."""
     findings = []
-    for kind in ("output", "gradient"):
+    for kind in () if _named(stats) else ("output", "gradient"):
         errors = stats.of(kind)
         excess = [e for e in errors if e.beyond(limits.precision) and not e.nonfinite and not e.misplaced]
-        if not excess or _named(stats):
+        if not excess:
             continue
         worst = max(excess, key=lambda error: error.times)
-        findings.append(_beyond(stats, worst, excess, errors, limits))
+        module = gradient_module(worst.name) if kind == "gradient" else ""
+        limit = worst.limit * limits.precision / PRECISION
+        hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
+        if worst.ruined and not worst.error > limit:
+            module, limit = stats.lost_in or "", LOST
+            coarse = "the data themselves are too coarse: keep tables, frequencies and positions in float32"
+            hint = f"{coarse}, not {stats.format}"
+        where = Where(phase="backward" if kind == "gradient" else "forward", module=module)
+        message = beyond_text(worst, excess, errors, limit)
+        findings.append(
+            PRECISION_LOSS.fail(
+                who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
+            )
+        )
     return findings
 
 
 def _named(stats: NumericsStats) -> list[Fault]:
     """The faults behind errors that other checks name."""
     return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
-
-
-def _beyond(
-    stats: NumericsStats,
-    worst: ResultError,
-    beyond: Sequence[ResultError],
-    judged: Sequence[ResultError],
-    limits: Limits,
-) -> Finding:
-    module = gradient_module(worst.name) if worst.kind == "gradient" else ""
-    limit = worst.limit * limits.precision / PRECISION
-    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
-    if worst.ruined and not worst.error > limit:
-        module, limit = stats.lost_in or "", LOST
-        hint = (
-            f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
-        )
-    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
-    message = beyond_text(worst, beyond, judged, limit)
-    return PRECISION_LOSS.fail(
-        who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
-    )
