@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ampcheck.autocast.emulate import active
 from ampcheck.core.formats import format_of
@@ -24,7 +24,7 @@ def native_format(subject: Subject) -> torch.dtype | None:
     sizes: Counter[torch.dtype] = Counter()
     for module in modules:
         for parameter in module.parameters():
-            if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
+            if parameter.is_floating_point() and not is_lazy(parameter):
                 sizes[parameter.dtype] += parameter.numel()
     if sizes:
         dtype = sizes.most_common(1)[0][0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
@@ -345,9 +346,7 @@ def _data(subject: Subject) -> Iterator[Values]:
 
 
 def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
-    uninitialized = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    if not floating or isinstance(tensor, uninitialized) or not is_plain(tensor):
+    if not is_floating(tensor) or is_lazy(tensor) or not is_plain(tensor):
         return
     plain = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()  # float8 has no isnan
     values = Values(kind, name, plain.numel(), int(plain.isnan().sum()), int(plain.isinf().sum()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.state import short
@@ -261,17 +261,12 @@ def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
 
 def _optimizer(plan: Plan, prepared: Prepared) -> Any:
     named = list(prepared.root.parameters()) if prepared.root is not None else []
-    parameters = [p for p in named if p.requires_grad and has_values(p)]
+    parameters = [p for p in named if p.requires_grad and p.layout is torch.strided and not is_lazy(p)]
     if not parameters or plan.no_backward:
         return None
     if plan.optimizer is not None:
         return plan.optimizer(parameters)
     return torch.optim.SGD(parameters, lr=plan.rate) if plan.rate else None
-
-
-def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a weight or buffer can be updated: strided, and no longer waiting for its shape."""
-    return not isinstance(tensor, UninitializedParameter) and tensor.layout is torch.strided
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
