@@ -190,48 +190,29 @@ class _ShadowedRun:
 
     def stats(self, subject: Subject, dtype: torch.dtype, native: bool) -> NumericsStats:
         """The frozen record."""
-        outcome, judge = self.outcome, self.shadow.judge
-        assert judge is not None
-        faults = self.shadow.faults
-        places = {f.where for f in faults} | set(judge.nonfinite)
+        outcome = self.outcome
+        judged, counts = judged_by(self.shadow)
         return NumericsStats(
             subject=subject.name,
             arm=arm_name(dtype, native, compiled=False),
             format=format_of(dtype).name,
             device=self.plan.device,
             native=native,
-            faults=faults,
-            nonfinite=tuple(judge.nonfinite.items()),
-            largest=dict(judge.largest),
             errors=tuple(self.errors),
             data=tuple(_data(subject)),
             health=self._health,
             closeness=self._closeness,
-            sources=source_lines(places),
             lost_in=self.lost_in,
             losses=tuple(map(short, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
-            scale=self.plan.scale,
             no_backward=outcome.no_backward,
             prevented=outcome.prevented,
             cut=_cut(self.prepared, outcome),
             masked=bool(self.masked) and subject.loss is None,
             left={name: (short(old), short(new)) for name, (old, new) in outcome.left.items()},
-            ops=self.shadow.ops,
-            low=judge.low,
-            whole=judge.whole,
-            casts=dict(judge.casts),
             coverage=Coverage(
-                positive(
-                    {
-                        "ops": self.shadow.ops,
-                        "16-bit ops": judge.low,
-                        "tensors": judge.judged,
-                        "modules": len(outcome.modules),
-                        **counted_results(self.errors),
-                    }
-                ),
+                positive({**counts, "modules": len(outcome.modules), **counted_results(self.errors)}),
                 {
                     **unruled(self.shadow),
                     **outcome.unseen,
@@ -240,14 +221,29 @@ class _ShadowedRun:
                     **_off(),
                 },
             ),
+            **(judged | {"scale": self.plan.scale}),  # the plan scales here, and no GradScaler
         )
 
 
-def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
-    """The text of the source lines of these places."""
+def judged_by(shadow: Shadow) -> tuple[dict[str, Any], dict[str, int]]:
+    """The fields of `NumericsStats` that a shadow with a judge fills, and what it looked at, for the coverage."""
+    judge, faults = shadow.judge, shadow.faults
+    assert judge is not None
+    places = {fault.where for fault in faults} | set(judge.nonfinite)
     lines = {(where.file, where.line) for where in places if where.file and where.line}
     texts = {(file, line): linecache.getline(file, line or 0).strip() for file, line in lines}
-    return {place: text for place, text in texts.items() if text}
+    fields = {
+        "faults": faults,
+        "nonfinite": tuple(judge.nonfinite.items()),
+        "largest": dict(judge.largest),
+        "sources": {place: text for place, text in texts.items() if text},
+        "ops": shadow.ops,
+        "low": judge.low,
+        "whole": judge.whole,
+        "casts": dict(judge.casts),
+        "scale": judge.scale,
+    }
+    return fields, {"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}
 
 
 def unruled(shadow: Shadow) -> dict[str, int]:
