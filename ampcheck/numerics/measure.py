@@ -23,7 +23,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.record import Recorded, run_plan
+from ampcheck.numerics.record import Recorded, arguments, run_plan
 from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
@@ -40,7 +40,7 @@ from ampcheck.shadow.compare import (
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
-from ampcheck.torchtools.pytree import is_plain, tensors
+from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.source import users_place
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
@@ -328,10 +328,8 @@ def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
 
 def _data(subject: Subject) -> Iterator[Values]:
     """Inputs, weights and buffers with a NaN, and weights with an infinity: a buffer of -inf is a mask."""
-    for number, call in enumerate(subject.calls):
-        prefix = f"{number}." if len(subject.calls) > 1 else ""
-        for path, tensor in tensors({"args": call.args, "kwargs": dict(call.kwargs)}):
-            yield from _bad("input", prefix + path, tensor)
+    for name, tensor in arguments(subject.calls):
+        yield from _bad("input", name, tensor)
     modules = modules_of(subject.model)
     for number, module in enumerate(modules):
         prefix = f"{number}." if len(modules) > 1 else ""
