@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of_values
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
@@ -81,6 +81,13 @@ def passed(
     """A pass that rests on `seen` observations, with the coverage of the run."""
     text = f"{text} ({stats.coverage})"
     return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit=unit)
+
+
+def elements_lost(
+    stats: NumericsStats, check: Check, verdict: Verdict, message: str, where: Where, count: int, hint: str
+) -> Finding:
+    """A failure or warning about `count` elements, of which none may be so."""
+    return check.finding(verdict, who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
 
 
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:

@@ -9,6 +9,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import (
+    elements_lost,
     faults_of,
     is_cast,
     mend_cast,
@@ -89,9 +90,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
     verdict, end = Verdict.FAIL, reach_text(fault)
     if not fault.reaches:
         verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients" if seen.lost else ""
-    return OVERFLOW.finding(
-        verdict, who(stats), message + end, where=fault.where, observed=seen.lost, limit=0, unit="elements", hint=hint
-    )
+    return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
 
 
 def _is_scaled(stats: NumericsStats, where: Where) -> bool:
@@ -107,21 +106,16 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     """
     if not stats.native or stats.data or not any(e.seen.exact_nan + e.seen.exact_inf for e in stats.of("output")):
         return []
-    return [
-        OVERFLOW.fail(
-            who(stats),
-            f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of "
-            f"{op_text(where)}{source_text(stats, where)} are infinite, in float64 too, given the {stats.format} "
-            "weights and buffers that the model holds",
-            where=where,
-            observed=seen.exact_inf,
-            limit=0,
-            unit="elements",
-            hint=f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers",
-        )
-        for where, seen in stats.nonfinite[:1]
-        if seen.exact_inf and not seen.exact_nan and where.phase == "forward"
-    ]
+    where, seen = stats.nonfinite[0] if stats.nonfinite else (Where(), None)
+    if seen is None or not seen.exact_inf or seen.exact_nan or where.phase != "forward":
+        return []
+    message = (
+        f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of {op_text(where)}"
+        f"{source_text(stats, where)} are infinite, in float64 too, given the {stats.format} weights and buffers that "
+        "the model holds"
+    )
+    hint = f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers"
+    return [elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, seen.exact_inf, hint)]
 
 
 def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
@@ -135,10 +129,7 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
             if cause is not None:
                 where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
                 message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
-            count = error.nonfinite
-            findings.append(
-                OVERFLOW.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
-            )
+            findings.append(elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, error.nonfinite, hint))
     return findings
 
 
@@ -238,16 +229,16 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     emptied = any(fault.reaches for fault in faults_of(stats, [faults.ZERO]))
     if emptied and not any(fault.reaches for fault in kept):
         return [FLUSH.skip(who(stats), "what is lost becomes zero as a whole: see silent-zero")]
-    return _vanished(stats, limits, FLUSH, kept, "no tensor lost more than rounding to zero and subnormal numbers")
+    return _vanished(stats, FLUSH, kept, "no tensor lost more than rounding to zero and subnormal numbers")
 
 
 def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No tensor becomes zero as a whole, and no guarding constant, on its way to a result or gradient."""
     kept = faults_of(stats, [faults.ZERO])
-    return _vanished(stats, limits, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
+    return _vanished(stats, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
 
 
-def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
+def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
         seen, form = fault.examination, format_of_values(fault.dtype)
@@ -265,13 +256,9 @@ def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fau
             )
         if fault.note:
             message += f"; {fault.note}"
-        error = f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
-        findings.append(
-            check.fail(
-                who(stats), message + error + reach_text(fault), where=fault.where, observed=float(seen.zeroed),
-                limit=0, unit="elements", hint=_vanished_hint(fault),
-            )
-        )  # fmt: skip
+        message += f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
+        message, hint = message + reach_text(fault), _vanished_hint(fault)
+        findings.append(elements_lost(stats, check, Verdict.FAIL, message, fault.where, seen.zeroed, hint))
     return first_findings(findings) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
 
@@ -307,12 +294,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
-        findings.append(
-            check.finding(
-                verdict, who(stats), message, where=fault.where, observed=fault.elements, limit=0, unit="elements",
-                hint=hint,
-            )
-        )  # fmt: skip
+        findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
     if not findings and not stats.whole:
         return [check.skip(who(stats), "no integers were seen in 16 bits")]
     text = f"different integers stayed different in {counted(stats.whole, 'results')} of 16 bits"
