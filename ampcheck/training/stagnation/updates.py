@@ -249,20 +249,15 @@ class UpdateWatch:
             narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
             self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
-            lost = {
-                id(now.get((b.resident.role, b.resident.name))) for b in self._before if self._is_overwritten(b, now)
-            }
+            after = [(before, now.get((before.resident.role, before.resident.name))) for before in self._before]
+            pairs = [(before, tensor) for before, tensor in after if tensor is not None]
+            # A tensor that the step set to values which do not depend on it has lost what it held.
+            lost = {id(tensor) for before, tensor in pairs if not self._lineage.form(tensor).mask & before.bit}
             carriers = _Carriers([r for r in residents if id(r.tensor) not in lost], self._versions)
-            for before in self._before:
-                tensor = now.get((before.resident.role, before.resident.name))
-                if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
+            for before, tensor in pairs:
+                if tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
                     self._book(before, tensor, carriers)
         self._before = []
-
-    def _is_overwritten(self, before: _Before, now: Mapping[tuple[Role, str], torch.Tensor]) -> bool:
-        """Whether the step set a tensor to values that do not depend on it: what it held is lost."""
-        tensor = now.get((before.resident.role, before.resident.name))
-        return tensor is not None and not self._lineage.form(tensor).mask & before.bit
 
     def _made_at(self, tensor: torch.Tensor) -> Where | None:
         """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
@@ -298,7 +293,8 @@ class UpdateWatch:
         moved = torch.isfinite(update) & (update.abs() > _NOISE * old.abs())
         lost = moved & (new == old)
         updates.moved += int(moved.sum())
-        noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
+        gap = spacing(old, format_of(updates.dtype))
+        noise = (update.abs() / gap).clamp(max=0.5)
         if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
             lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
@@ -313,8 +309,11 @@ class UpdateWatch:
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
         opaque = written is not None and not written.op.startswith("aten::")
-        if lineage.draws or opaque:
-            _count_jumps(updates, old, new, update, before.old.dtype)
+        if lineage.draws or opaque:  # rounding at random moves values in proportion to the size of small updates
+            part = update.abs() / gap
+            small = (part > 0) & (part < _SMALL)
+            updates.jumped += int((small & (new != old)).sum())
+            updates.expected += float(part[small].sum())
         updates.squared_updates += float(update.square().sum())
         updates.steps += 1
         updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
@@ -325,16 +324,6 @@ class UpdateWatch:
             added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
             values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
             updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
-
-
-def _count_jumps(
-    updates: TensorUpdates, old: torch.Tensor, new: torch.Tensor, update: torch.Tensor, dtype: torch.dtype
-) -> None:
-    """Small updates that moved their values: rounding at random does so in proportion to their size."""
-    part = update.abs() / spacing(old, format_of(dtype))
-    small = (part > 0) & (part < _SMALL)
-    updates.jumped += int((small & (new != old)).sum())
-    updates.expected += float(part[small].sum())
 
 
 def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
