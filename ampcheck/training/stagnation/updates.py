@@ -63,7 +63,6 @@ class TensorUpdates:
 
     role: str
     name: str
-    module: str
     dtype: str
     elements: int
     moved: int = 0
@@ -87,9 +86,7 @@ class TensorUpdates:
     stop: Stop | None = None
     plan: Plan | None = None
     compensates: bool = False
-    op: str = ""
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=lambda: Where("update"))
     cures: tuple[Cure, ...] = ()
 
     @property
@@ -149,7 +146,7 @@ class TensorUpdates:
         if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
             return None
         # PyTorch's kernels for the CPU multiply running statistics in their own format.
-        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        likely = COARSE if "batch_norm" in self.where.op else APART if self.decay.looked else ONCE
         return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
 
 
@@ -268,17 +265,15 @@ class UpdateWatch:
         resident, lineage = before.resident, self._lineage
         updates = self.tensors.setdefault(
             (resident.role, resident.name),
-            TensorUpdates(
-                resident.role.value, resident.name, "", str(tensor.dtype).removeprefix("torch."), tensor.numel()
-            ),
+            TensorUpdates(resident.role.value, resident.name, format_of(tensor.dtype).name, tensor.numel()),
         )
         number = storage_number(before.tensor)
         written: Written | None = lineage.written.get(-1 if number is None else number)
         if written is not None:
-            updates.op, updates.file, updates.line = written.op, written.file, written.line
+            updates.where = Where("update", op=written.op, file=written.file, line=written.line)
         moved_memory = storage_number(tensor) != number
         if moved_memory and (place := self._made_at(tensor)) is not None:
-            updates.op, updates.file, updates.line = place.op, place.file, place.line
+            updates.where = Where("update", op=place.op, file=place.file, line=place.line)
         if written is None and not moved_memory:
             if not torch.equal(_bits(tensor), _bits(before.old)):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
