@@ -130,11 +130,6 @@ class Side:
     upto: NDArray[np.int64]
 
     @property
-    def ordered(self) -> Floats:
-        """Every value."""
-        return np.concatenate([part for group in self.groups for part in group])
-
-    @property
     def plains(self) -> int:
         """How many drawn numbers choose a plain number."""
         return int(self.upto[-1])
