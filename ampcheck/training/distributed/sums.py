@@ -14,7 +14,7 @@ from ampcheck.core.run import Coverage
 from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import SumStats, compare_sum
+from ampcheck.training.reductions.sums import InRoundings, SumStats, compare_sum
 
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
@@ -27,7 +27,7 @@ _MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(InRoundings):
     """A sum over more processes than there are: a ring whose addends are drawn from the measured ones.
 
     error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
@@ -38,14 +38,9 @@ class Prediction:
     once: float
     overflows: bool = False
 
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return _ratio(self.error, self.once)
-
 
 @dataclass(frozen=True, slots=True)
-class CollectiveStats:
+class CollectiveStats(InRoundings):
     """The sums of one collective at one line of code, over all of its calls.
 
     phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
@@ -76,15 +71,6 @@ class CollectiveStats:
     predicted: tuple[Prediction, ...] = ()
     file: str = ""
     line: int | None = None
-
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return _ratio(self.error, self.once)
-
-
-def _ratio(error: float, once: float) -> float:
-    return error / once if once else 0.0 if not error else float("inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,15 +33,28 @@ _SIGNS = {"add": 1.0, "sub": -1.0}
 _COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
 
+class InRoundings:
+    """A record of a sum: its error, and that of the exact sum rounded once, both relative to the exact sum."""
+
+    __slots__ = ()
+    error: float
+    once: float
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return self.error / self.once if self.once else 0.0 if not self.error else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
-class SumStats:
+class SumStats(InRoundings):
     """One running sum, at its longest.
 
     kind: `sum` (what the user adds up), `gradient` (a parameter's gradient over several backward passes), `graph`
     (addends of a forward, or that backward adds up on its way). format: the narrowest format that the partial sums were
-    rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. elements: of one
-    addend. error: Euclidean distance from the sum of the same addends in float64, relative to it; once: the same of
-    that sum rounded once. overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
+    rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. error: Euclidean
+    distance from the sum of the same addends in float64, relative to it; once: the same of that sum rounded once.
+    overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
     share of the addends' nonzero values that had become zero, in float16, before they were added.
     """
 
@@ -49,20 +62,12 @@ class SumStats:
     format: str
     addends: int
     roundings: int
-    elements: int
     error: float
     once: float
     overflowed: int = 0
     file: str = ""
     line: int | None = None
     vanished: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the sum."""
-        if not self.error:
-            return 0.0
-        return self.error / self.once if self.once else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,6 @@ class _Sum:
     number: int
     mask: int
     addends: int
-    elements: int
     roundings: int = 0
     format: str = ""
     kind: str = ""
@@ -168,7 +172,7 @@ class ReductionWatch:
         if total is None:
             self._count += 1
             started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
-            total = _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
+            total = _Sum(self._count, lineage.new_origin(), max(started, 1))
             if _kind(accumulator) != "graph":
                 total = _widened(total, accumulator, sign * _sampled(addend, accumulator))
             return accumulator, total
@@ -226,7 +230,6 @@ class ReductionWatch:
             total.format,
             total.addends,
             total.roundings,
-            total.elements,
             error,
             once,
             overflowed,
@@ -244,7 +247,7 @@ class ReductionWatch:
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
             self._count += 1
-            self._longest[self._count] = SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, bad, *place)
+            self._longest[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, *place)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
