@@ -63,6 +63,18 @@ def _judged(total: SumStats) -> bool:
     return format_of(total.format).bits <= 16 and (total.roundings >= FEWEST - 1 or bool(total.overflowed))
 
 
+_KINDS = {
+    "sum": ("update", "a running sum is kept"),
+    "gradient": ("backward", "gradients are accumulated"),
+    "graph": ("", "values of the graph are added up"),
+}
+_HINTS = {
+    "sum": "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)",
+    "gradient": "accumulate in float32: float32 parameters under autocast, or float32 buffers for the gradients",
+    "graph": "add up in float32, or stack the addends and take torch.sum, which adds in float32 inside",
+}
+
+
 def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
     places: dict[tuple[str, str, str, int | None], list[SumStats]] = defaultdict(list)
     for total in stats.sums:
@@ -70,38 +82,28 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
             places[total.kind, total.format, total.file, total.line].append(total)
     for (kind, fmt, file, line), group in places.items():
         worst = max(group, key=lambda total: (total.overflowed, total.vanished > limits.underflow, total.ratio))
-        what = {"gradient": "gradients are accumulated", "graph": "values of the graph are added up"}.get(kind, "")
+        phase, what = _KINDS[kind]
         others = f" ({len(group)} sums)" if len(group) > 1 else ""
-        observed = (
-            f"{worst.overflowed} followed elements overflow where the exact sum does not"
-            if worst.overflowed
-            else f"{worst.vanished:.0%} of the addends' nonzero values had become zero before they were added"
-            if worst.vanished > limits.underflow
-            else f"its relative error is {worst.error:.2g}, that of {worst.ratio:.2g} roundings of the exact sum"
-        )
+        observed: float
+        if worst.overflowed:
+            observed, limit, unit = worst.overflowed, 0.0, "elements"
+            text = f"{observed} followed elements overflow where the exact sum does not"
+        elif worst.vanished > limits.underflow:
+            observed, limit, unit = worst.vanished, limits.underflow, "share of the addends"
+            text = f"{observed:.0%} of the addends' nonzero values had become zero before they were added"
+        else:
+            observed, limit, unit = worst.ratio, limits.reduction, "roundings"
+            text = f"its relative error is {worst.error:.2g}, that of {observed:.2g} roundings of the exact sum"
         message = (
             "a sum of many addends must be as exact as one rounding of it, within a factor of "
-            f"{limits.reduction:g}; {what or 'a running sum is kept'} in {fmt}{others}: after {worst.addends} addends "
-            f"{observed}"
+            f"{limits.reduction:g}; {what} in {fmt}{others}: after {worst.addends} addends {text}"
         )
-        where = Where({"sum": "update", "gradient": "backward"}.get(kind, ""), "", "aten::add", file, line)
-        shown = Evidence(where=where, observed=worst.ratio, limit=limits.reduction, unit="roundings")
-        if worst.overflowed:
-            shown = Evidence(where=where, observed=worst.overflowed, limit=0.0, unit="elements")
-        elif worst.vanished > limits.underflow:
-            unit = "share of the addends"
-            shown = Evidence(where=where, observed=worst.vanished, limit=limits.underflow, unit=unit)
-        shown["hint"] = _sum_hint(kind)
+        where = Where(phase, "", "aten::add", file, line)
         verdict = Verdict.WARN if kind == "graph" else Verdict.FAIL
-        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
-
-
-def _sum_hint(kind: str) -> str:
-    if kind == "gradient":
-        return "accumulate in float32: float32 parameters under autocast, or float32 buffers for the gradients"
-    if kind == "graph":
-        return "add up in float32, or stack the addends and take torch.sum, which adds in float32 inside"
-    return "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)"
+        yield REDUCE_PRECISION.finding(
+            verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit,
+            hint=_HINTS[kind],
+        )  # fmt: skip
 
 
 def _norms(stats: ReductionStats) -> Iterator[Finding]:
@@ -127,12 +129,12 @@ def _norms(stats: ReductionStats) -> Iterator[Finding]:
         )
         where = Where("update", op="aten::linalg_vector_norm", file=file, line=line)
         hint = "cast the gradients, or their norms before they are combined, to float32"
-        shown = Evidence(where=where, hint=hint)
-        if worst.error is not None:
-            limit = format_of(fmt).unit_roundoff
-            shown = Evidence(where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint)
         verdict = Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN
-        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
+        limit = None if worst.error is None else format_of(fmt).unit_roundoff
+        yield REDUCE_PRECISION.finding(
+            verdict, stats.subject, message, where=where, observed=worst.error, limit=limit, unit="relative error",
+            hint=hint,
+        )  # fmt: skip
 
 
 def reduction_table(stats: ReductionStats) -> Table | None:

@@ -225,18 +225,9 @@ class ReductionWatch:
         if total.wide is not None:
             spread = _sampled((moved.nan_to_num() - exact).abs() / MOVE, tensor)
             error, once, _ = compare_sum(_sampled(tensor, tensor), total.wide, spread, format_of(total.format))
-        return SumStats(
-            total.kind,
-            total.format,
-            total.addends,
-            total.roundings,
-            error,
-            once,
-            overflowed,
-            total.file,
-            total.line,
-            vanished=total.gone / total.present if total.present and total.kind == "sum" else 0.0,
-        )
+        vanished = total.gone / total.present if total.present and total.kind == "sum" else 0.0
+        known = total.kind, total.format, total.addends, total.roundings
+        return SumStats(*known, error, once, overflowed, total.file, total.line, vanished)
 
     def _summed(self, values: Any, out: Any, place: tuple[str, int | None]) -> None:
         """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
