@@ -85,12 +85,11 @@ def _judge(stats: DistributedStats, total: CollectiveStats, limits: Limits) -> F
     else:
         return None
     message = (
-        f"a sum over ranks must keep the digits of its format, and its range; {total.op} over {total.world} ranks adds "
-        f"up in {total.format}: {text}"
+        f"a sum over ranks must keep the digits of its format, and its range; {total.where.op} over {total.world} "
+        f"ranks adds up in {total.format}: {text}"
     )
-    where = Where(phase=total.phase, op=total.op, file=total.file, line=total.line)
     return REDUCE_PRECISION.finding(
-        verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=_HINT
+        verdict, stats.subject, message, where=total.where, observed=observed, limit=limit, unit=unit, hint=_HINT
     )
 
 
@@ -131,8 +130,8 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
     """The sums over ranks, the tensors of each rank, and the gradients of all ranks together."""
     sums: list[tuple[Scalar, ...]] = [
         (
-            f"{total.op} ({total.phase})",
-            f"{total.file}:{total.line}" if total.file else "",
+            f"{total.where.op} ({total.where.phase})",
+            total.where.place,
             *(total.format, total.world, total.calls, total.elements, total.error, total.once, total.vanished),
             ", ".join(f"{p.ratio:.2g} at {p.world}" for p in total.predicted[:: max(len(total.predicted) // 4, 1)]),
         )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.torchtools.modes import DispatchMode
@@ -35,7 +36,7 @@ _CALLS = 4096
 
 @dataclass(slots=True)
 class Call:
-    """One call of a collective on this rank. Samples are lists of floats.
+    """One call of a collective on this rank. Samples are lists of floats. where: its op, phase and line.
 
     ranks: of its group. number: which call of that group it is, the same on all ranks. parts: the addends, one part for
     each process that gets a sum of its own (`reduce_scatter`), else one. wide: the addends before they were cast.
@@ -45,12 +46,9 @@ class Call:
 
     ranks: tuple[int, ...]
     number: int
-    op: str
-    phase: str
+    where: Where
     format: str
     elements: int
-    file: str
-    line: int | None
     parts: list[list[float]] = field(default_factory=list)
     wide: list[float] | None = None
     result: list[float] = field(default_factory=list)
@@ -166,9 +164,9 @@ class CollectiveMode(DispatchMode):
             phase = "backward"
         elements = sum(part.numel() for part in reduction.parts)
         fmt = format_of(first.dtype).name
-        call = Call(ranks, number, base, phase, fmt, elements, *line)
+        call = Call(ranks, number, Where(phase, "", base, *line), fmt, elements)
         self.calls.append(call)
-        key = (ranks, base, phase, fmt, line)
+        key = (ranks, call.where, fmt)
         self._followed[key] += 1
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None

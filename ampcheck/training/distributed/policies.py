@@ -61,7 +61,7 @@ class FollowedPolicies:
                 path, dtype = other[0]
                 texts.append(f"param_dtype={policy.param_dtype}, but {path} computes in {dtype}{whose}")
         if own and policy.reduce_dtype is not None:
-            formats = {call.format for call in self._sums.calls if call.phase == "backward"}
+            formats = {call.format for call in self._sums.calls if call.where.phase == "backward"}
             wanted = format_of(policy.reduce_dtype).name
             if formats and wanted not in formats:
                 sums = ", ".join(sorted(formats))

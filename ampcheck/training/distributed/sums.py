@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.core.run import Coverage
+from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
@@ -43,19 +43,18 @@ class Prediction(InRoundings):
 class CollectiveStats(InRoundings):
     """The sums of one collective at one line of code, over all of its calls.
 
-    phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
-    gradient), or `update`. format: of the addends that the collective gets. world: how many processes add up.
-    error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
-    once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a sum below a
-    thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not zero that
-    are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were
-    known before they were cast to that format (a communication hook), and are measured as they were then. divided:
+    where: its op and line, and the phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients
+    there), `forward` (of what needs a gradient), or `update`. format: of the addends that the collective gets. world:
+    how many processes add up. error: Euclidean distance of the result from the float64 sum of the addends, relative to
+    it, of the worst call; once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a
+    sum below a thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not
+    zero that are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends
+    were known before they were cast to that format (a communication hook), and are measured as they were then. divided:
     whether they were divided before. elements: of one call, at most; followed: how many were compared, of all calls.
     predicted: at more processes, powers of two to 1024 and the number that the user names.
     """
 
-    op: str
-    phase: str
+    where: Where
     format: str
     world: int
     calls: int
@@ -69,8 +68,6 @@ class CollectiveStats(InRoundings):
     cast: bool = False
     divided: bool = False
     predicted: tuple[Prediction, ...] = ()
-    file: str = ""
-    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +123,8 @@ def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[Co
         if all(member in by_rank for member in members):
             group = [by_rank[member] for member in members]
             first = group[0]
-            if len({(call.op, call.format, call.elements) for call in group}) == 1:
-                lines[len(members), first.op, first.phase, first.format, first.file, first.line].append(group)
+            if len({(call.where.op, call.format, call.elements) for call in group}) == 1:
+                lines[len(members), first.where, first.format].append(group)
     stats = (_at_one_line(groups, target, len(ranks)) for groups in lines.values())
     return [comparison for comparison in stats if comparison is not None]
 
@@ -149,11 +146,10 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
     usable = addends[:, addends.isfinite().all(0)]
     predicted: tuple[Prediction, ...] = ()
     # A group that is a part of the world does not grow with it.
-    if fmt.bits <= 16 and first.phase != "forward" and usable.numel() and len(first.ranks) == world:
+    if fmt.bits <= 16 and first.where.phase != "forward" and usable.numel() and len(first.ranks) == world:
         predicted = tuple(emulate(usable, fmt, _worlds(len(first.ranks), target), divided=compared[0].divided))
     return CollectiveStats(
-        first.op,
-        first.phase,
+        first.where,
         first.format,
         len(first.ranks),
         calls=len(groups),
@@ -167,8 +163,6 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
         cast=any(comparison.cast for comparison in compared),
         divided=compared[0].divided,
         predicted=predicted,
-        file=first.file,
-        line=first.line,
     )
 
 

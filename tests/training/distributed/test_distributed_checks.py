@@ -22,7 +22,7 @@ from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()
 BF16 = format_of("bfloat16")
-LOW = CollectiveStats("allreduce", "backward", "bfloat16", 2, 10, 1000, 256, error=2e-3, once=1e-3)
+LOW = CollectiveStats(Where("backward", op="allreduce"), "bfloat16", 2, 10, 1000, 256, error=2e-3, once=1e-3)
 
 
 def stats(*collectives, **more):
@@ -120,19 +120,8 @@ def test_the_range_of_float16_is_judged_by_the_exact_sum():
 
 
 def call(rank, addends, result, ranks=(0, 1), **more):
-    return Call(
-        ranks,
-        0,
-        "allreduce",
-        "backward",
-        more.pop("format", "bfloat16"),
-        len(addends),
-        "f",
-        1,
-        [addends],
-        result=result,
-        **more,
-    )
+    where, fmt = Where("backward", "", "allreduce", "f", 1), more.pop("format", "bfloat16")
+    return Call(ranks, 0, where, fmt, len(addends), [addends], result=result, **more)
 
 
 @pytest.mark.slow
