@@ -203,11 +203,9 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
         return None
     # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
-    factor = first.scale
-    if factor is None:  # a reduction that could not be read
-        if not _is_sum(addends, reduced):
-            return None
-        factor = _factor(addends, reduced)
+    factor = _factor(addends, reduced) if first.scale is None else first.scale
+    if factor is None:
+        return None
     exact, divided = addends.sum(0) * factor, any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
     nonzero = exact.isfinite() & reduced.isfinite() & (exact != 0)
     counts = int(exact.isfinite().sum()), int(nonzero.sum()), int((nonzero & (reduced == 0)).sum())
@@ -216,22 +214,19 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
     return _Compared(addends, cast, divided, size, *errors, *counts)
 
 
-def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
-    """The factor of a sum: 1, or 1/n where the collective averages, by its values."""
-    total, mean = addends.sum(0), addends.mean(0)
-    good = total.isfinite() & result.isfinite()
-    far = float((result - total)[good].norm()), float((result - mean)[good].norm())
-    return 1.0 if far[0] <= far[1] else 1.0 / len(addends)
-
-
-def _is_sum(addends: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether a result is a sum or mean of the addends rather than their maximum, minimum or product."""
+def _factor(addends: torch.Tensor, result: torch.Tensor) -> float | None:
+    """The factor of a sum that could not be read, by its values: 1, or 1/n where the collective averages; None where
+    the result is exactly the maximum, minimum or product of the addends."""
     good = addends.isfinite().all(0) & result.isfinite()
-    total = addends.sum(0) * _factor(addends, result)
-    off = float((result - total)[good].norm())
+
+    def off(reduced: torch.Tensor) -> float:
+        return float((result - reduced)[good].norm())
+
+    total, mean = off(addends.sum(0)), off(addends.mean(0))
     others = (addends.amax(0), addends.amin(0), addends.prod(0))
-    nearest = min(float((result - other)[good].norm()) for other in others)
-    return not (nearest == 0.0 and off > 0.0)
+    if min(total, mean) > 0.0 and min(map(off, others)) == 0.0:
+        return None
+    return 1.0 if total <= mean else 1.0 / len(addends)
 
 
 def emulate(
