@@ -64,9 +64,9 @@ def _judged(total: SumStats) -> bool:
 
 
 _KINDS = {
-    "sum": ("update", "a running sum is kept"),
-    "gradient": ("backward", "gradients are accumulated"),
-    "graph": ("", "values of the graph are added up"),
+    "sum": "a running sum is kept",
+    "gradient": "gradients are accumulated",
+    "graph": "values of the graph are added up",
 }
 _HINTS = {
     "sum": "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)",
@@ -76,13 +76,12 @@ _HINTS = {
 
 
 def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
-    places: dict[tuple[str, str, str, int | None], list[SumStats]] = defaultdict(list)
+    places: dict[tuple[str, str, Where], list[SumStats]] = defaultdict(list)
     for total in stats.sums:
         if _judged(total) and (total.overflowed or total.ratio > limits.reduction or total.vanished > limits.underflow):
-            places[total.kind, total.format, total.file, total.line].append(total)
-    for (kind, fmt, file, line), group in places.items():
+            places[total.kind, total.format, total.where].append(total)
+    for (kind, fmt, where), group in places.items():
         worst = max(group, key=lambda total: (total.overflowed, total.vanished > limits.underflow, total.ratio))
-        phase, what = _KINDS[kind]
         others = f" ({len(group)} sums)" if len(group) > 1 else ""
         observed: float
         if worst.overflowed:
@@ -96,9 +95,8 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
             text = f"its relative error is {worst.error:.2g}, that of {observed:.2g} roundings of the exact sum"
         message = (
             "a sum of many addends must be as exact as one rounding of it, within a factor of "
-            f"{limits.reduction:g}; {what} in {fmt}{others}: after {worst.addends} addends {text}"
+            f"{limits.reduction:g}; {_KINDS[kind]} in {fmt}{others}: after {worst.addends} addends {text}"
         )
-        where = Where(phase, "", "aten::add", file, line)
         verdict = Verdict.WARN if kind == "graph" else Verdict.FAIL
         yield REDUCE_PRECISION.finding(
             verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit,
@@ -107,11 +105,11 @@ def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
 
 
 def _norms(stats: ReductionStats) -> Iterator[Finding]:
-    places: dict[tuple[bool, str, str, int | None], list[NormStats]] = defaultdict(list)
+    places: dict[tuple[bool, str, Where], list[NormStats]] = defaultdict(list)
     for norm in stats.norms:
         if norm.grouped or (norm.low and norm.terms > 1) or norm.overflowed:
-            places[norm.grouped, norm.format, norm.file, norm.line].append(norm)
-    for (grouped, fmt, file, line), group in places.items():
+            places[norm.grouped, norm.format, norm.where].append(norm)
+    for (grouped, fmt, where), group in places.items():
         worst = max(group, key=lambda norm: (norm.overflowed, norm.error or 0.0))
         measured = "" if worst.error is None else f", {worst.value:.6g} where float64 gives {worst.exact:.6g}"
         across = " over the shards of several processes" if worst.sharded else ""
@@ -127,7 +125,6 @@ def _norms(stats: ReductionStats) -> Iterator[Finding]:
             f"{measured}{f' (relative error {worst.error:.2g})' if worst.error is not None else ''}; "
             f"{fmt} has {format_of(fmt).mantissa_bits + 1} significant bits"
         )
-        where = Where("update", op="aten::linalg_vector_norm", file=file, line=line)
         hint = "cast the gradients, or their norms before they are combined, to float32"
         verdict = Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN
         limit = None if worst.error is None else format_of(fmt).unit_roundoff
@@ -142,18 +139,14 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     sums = sorted(stats.sums, key=lambda total: (not _judged(total), -total.ratio))[:_ROWS]
     norms = sorted(stats.norms, key=lambda norm: (not norm.grouped, not norm.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
-        (f"running sum ({total.kind})", _place(total), total.format, total.addends, total.error, total.once)
+        (f"running sum ({total.kind})", total.where.place, total.format, total.addends, total.error, total.once)
         for total in sums
     ]
     rows += [
-        ("total norm", _place(total), total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
+        ("total norm", total.where.place, total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
         for total in norms
     ]
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
     return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None
-
-
-def _place(total: SumStats | NormStats) -> str:
-    return f"{total.file}:{total.line}" if total.file else ""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
@@ -30,6 +31,7 @@ _ADDED = 65536
 """Elements of a sum that are added up in float64 as well, spread over all of it."""
 
 _SIGNS = {"add": 1.0, "sub": -1.0}
+_PHASES = {"sum": "update", "gradient": "backward", "graph": ""}
 _COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
 
@@ -65,8 +67,7 @@ class SumStats(InRoundings):
     error: float
     once: float
     overflowed: int = 0
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=Where)
     vanished: float = 0.0
 
 
@@ -82,8 +83,7 @@ class _Sum:
     roundings: int = 0
     format: str = ""
     kind: str = ""
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=Where)
     gone: int = 0
     present: int = 0
     wide: torch.Tensor | None = field(default=None, compare=False)
@@ -142,7 +142,8 @@ class ReductionWatch:
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
-                total = replace(total, kind=_kind(accumulator), file=place[0], line=place[1])
+                kind = _kind(accumulator)
+                total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *place))
                 self._keep(total, result, accumulator, lineage, rounded=True)
         if call.name in _COPIES and results:
             source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
@@ -227,7 +228,7 @@ class ReductionWatch:
             error, once, _ = compare_sum(_sampled(tensor, tensor), total.wide, spread, format_of(total.format))
         vanished = total.gone / total.present if total.present and total.kind == "sum" else 0.0
         known = total.kind, total.format, total.addends, total.roundings
-        return SumStats(*known, error, once, overflowed, total.file, total.line, vanished)
+        return SumStats(*known, error, once, overflowed, total.where, vanished)
 
     def _summed(self, values: Any, out: Any, place: tuple[str, int | None]) -> None:
         """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
@@ -238,7 +239,8 @@ class ReductionWatch:
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
             self._count += 1
-            self._longest[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, *place)
+            where = Where(_PHASES["sum"], "", "aten::add", *place)
+            self._longest[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, where)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
