@@ -237,7 +237,7 @@ def _reduction(args: _Args) -> tuple[str, float]:
 
 def _reductions(name: str, collective: Collective) -> Iterator[_Reduction]:
     """The sums of a collective: of each tensor, of each part of it, or of a list of tensors for each process."""
-    size, of_lists = collective.size, name == "reduce_scatter_"
+    size, of_lists = collective.group.size(), name == "reduce_scatter_"
     step = size if of_lists else 1
     for number, first in enumerate(range(0, len(collective.gives), step)):
         parts = collective.gives[first : first + step]
