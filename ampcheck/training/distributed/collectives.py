@@ -71,8 +71,8 @@ class _Cast:
     factor: float = 1.0
 
     @classmethod
-    def of(cls, result: torch.Tensor, wide: torch.Tensor | None, factor: float = 1.0) -> _Cast:
-        return cls(region(result), wide, 0 if wide is None else wide._version, factor)
+    def of(cls, result: torch.Tensor, wide: torch.Tensor | None) -> _Cast:
+        return cls(region(result), wide, 0 if wide is None else wide._version)
 
     def values(self) -> torch.Tensor | None:
         """The values before the cast, scaled as those after it."""

@@ -12,6 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.saving import same_bits
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
@@ -275,7 +276,7 @@ class UpdateWatch:
         if moved_memory and (place := self._made_at(tensor)) is not None:
             updates.where = Where("update", op=place.op, file=place.file, line=place.line)
         if written is None and not moved_memory:
-            if not torch.equal(_bits(tensor), _bits(before.old)):
+            if not same_bits(tensor, before.old):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
             return
         form = lineage.form(tensor)
@@ -378,7 +379,3 @@ class _Carriers:
 def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
     """At most so many elements, evenly spread, the same ones each time."""
     return values.reshape(-1)[:: max(1, -(-values.numel() // most))].clone()
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

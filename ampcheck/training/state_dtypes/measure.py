@@ -244,7 +244,9 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     low = [
         (resident, local(resident.tensor))
         for resident in residents
-        if resident.role in (Role.PARAMETER, Role.COPY) and _is_low(resident.tensor.dtype)
+        if resident.role in (Role.PARAMETER, Role.COPY)
+        and resident.tensor.is_floating_point()
+        and resident.tensor.dtype not in (torch.float32, torch.float64)
     ]
     full: dict[object, list[tuple[str, torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for resident in residents:
@@ -269,10 +271,6 @@ def _sample(part: torch.Tensor) -> torch.Tensor:
     """About `_SAMPLE` elements in float64, the same ones of all tensors of a shape; an odd stride meets all columns."""
     flat = part.reshape(-1)
     return flat[:: flat.numel() // _SAMPLE | 1].double()
-
-
-def _is_low(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
 
 
 def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> bool:
