@@ -161,14 +161,12 @@ def merge_health(
 
 
 def _state(loop: TrainingLoop) -> list[RankState]:
-    tensors: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for resident in loop.residents():
-        key = str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")
         values = values_of(resident.tensor)
-        tensors[key] += 1
-        sizes[key] += 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
-    return [RankState(rank(), *key, count, sizes[key]) for key, count in tensors.items()]
+        size = 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
+        sizes[str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")].append(size)
+    return [RankState(rank(), *key, len(own), sum(own)) for key, own in sizes.items()]
 
 
 def _differences(names: Sequence[str], ranks: list[dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
