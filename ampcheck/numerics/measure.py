@@ -343,7 +343,7 @@ def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
     if not is_floating(tensor) or is_lazy(tensor) or not is_plain(tensor):
         return
     plain = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()  # float8 has no isnan
-    values = Values(kind, name, plain.numel(), int(plain.isnan().sum()), int(plain.isinf().sum()))
+    values = Values(kind, name, int(plain.isnan().sum()), int(plain.isinf().sum()))
     if values.nan or (kind == "parameter" and values.infinite):
         yield values
 
