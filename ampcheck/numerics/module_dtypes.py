@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,23 +40,20 @@ def measure_dtypes(
     dtypes: dict[str, dict[str, None]] = {}
     count = 0
 
-    def make_hook(names: list[str]) -> Any:
-        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
-            nonlocal count
-            for _, tensor in tensors(output):
-                if tensor.is_floating_point():
-                    count += 1
-                    for name in names:
-                        dtypes.setdefault(name, {})[short(tensor.dtype)] = None
-
-        return hook
+    def record(names: list[str], module: torch.nn.Module, inputs: object, output: object) -> None:
+        nonlocal count
+        for _, tensor in tensors(output):
+            if tensor.is_floating_point():
+                count += 1
+                for name in names:
+                    dtypes.setdefault(name, {})[short(tensor.dtype)] = None
 
     paths: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(name)  # a shared module has several
     with ExitStack() as hooks:
         for module, names in paths.items():
-            hooks.callback(module.register_forward_hook(make_hook(names)).remove)
+            hooks.callback(module.register_forward_hook(partial(record, names)).remove)
         model(*args, **(kwargs or {}))
     return {name: tuple(of_name) for name, of_name in dtypes.items()}, count
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -310,26 +311,23 @@ def _is_scalar(result: object) -> bool:
 def _module_outputs(
     root: torch.nn.Module, outcome: Outcome, receive: Callable[[str, torch.Tensor], None]
 ) -> Iterator[None]:
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: torch.nn.Module, args: object, output: object) -> None:
-            if not torch.is_grad_enabled():
-                outcome.without_grad.add(name)
-            try:
-                results = [tensor for _, tensor in tensors(output)]
-            except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
-                outcome.unseen["module outputs whose items cannot be read"] += 1
-                return
-            for tensor in filter(is_floating, results):
-                outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
-                if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                    with _disable_current_modes():
-                        receive(name, tensor.detach())
-
-        return record
+    def record(name: str, module: torch.nn.Module, args: object, output: object) -> None:
+        if not torch.is_grad_enabled():
+            outcome.without_grad.add(name)
+        try:
+            results = [tensor for _, tensor in tensors(output)]
+        except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
+            outcome.unseen["module outputs whose items cannot be read"] += 1
+            return
+        for tensor in filter(is_floating, results):
+            outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
+            if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                with _disable_current_modes():
+                    receive(name, tensor.detach())
 
     with ExitStack() as hooks:
         for name, module in hookable(root):
-            hooks.callback(module.register_forward_hook(Hook(hook(name))).remove)
+            hooks.callback(module.register_forward_hook(Hook(partial(record, name))).remove)
         yield
 
 

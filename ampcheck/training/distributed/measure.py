@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -215,14 +216,11 @@ def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collecti
     """Record the autocast state of each module at its forward, and count the forwards that run."""
     device = loop.device_type
 
-    def enter(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            collectives.inside += 1
-            enabled = torch.is_autocast_enabled(device)
-            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            states[name].add(f"on in {dtype}" if enabled else "off")
-
-        return hook
+    def enter(name: str, *_: object) -> None:
+        collectives.inside += 1
+        enabled = torch.is_autocast_enabled(device)
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        states[name].add(f"on in {dtype}" if enabled else "off")
 
     def leave(*_: object) -> None:
         collectives.inside = max(collectives.inside - 1, 0)
@@ -231,6 +229,6 @@ def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collecti
         for path, module in loop.reached.modules.items():
             for name, part in hookable(module):
                 full = f"{path}.{name}" if name else path
-                hooks.callback(part.register_forward_pre_hook(enter(full)).remove)
+                hooks.callback(part.register_forward_pre_hook(partial(enter, full)).remove)
                 hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield

@@ -148,14 +148,8 @@ class NormWatch:
                 self._total(followed[0], result, place, norms[0].terms)
         elif base in ("allreduce", "all_reduce") and power:
             followed = tuple(
-                replace(
-                    norm,
-                    terms=norm.terms + 1,
-                    low=norm.low or low,
-                    grouped=norm.grouped or norm.low or low,
-                    sharded=True,
-                )
-                for norm in norms
+                replace(n, terms=n.terms + 1, low=n.low or low, grouped=n.grouped or n.low or low, sharded=True)
+                for n in norms
             )
         if followed:
             self._keep(result, followed)

@@ -111,11 +111,11 @@ class OperandMode(DispatchMode):
         for product, split in self._reduced:
             if not split[0]:
                 lines[product.where].append(product)
-        worst = (
-            max(same, key=lambda product: -1.0 if product.error is None else product.error) for same in lines.values()
-        )
-        counts = map(len, lines.values())
-        reduced = tuple(replace(product, calls=calls) for product, calls in zip(worst, counts, strict=True))
+
+        def error(product: ReducedProduct) -> float:
+            return -1.0 if product.error is None else product.error
+
+        reduced = tuple(replace(max(same, key=error), calls=len(same)) for same in lines.values())
         return OperandStats(subject, self._products, reduced, raised)
 
     def __torch_dispatch__(
