@@ -88,7 +88,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
             if any(gather(bool(mine.raised))):  # who has raised takes part in no further collective of the loop
                 break
         mine.state = _state(loop)
-        mine.sums, mine.norms = reductions.sums(), reductions.norms()
+        mine.sums, mine.norms = list(reductions.sums.values()), reductions.norms.totals
         if not loop.optimizers:
             gradients.update(local_health(_gradients(loop)))
         merged, differing = merge_health(gradients)

@@ -30,7 +30,7 @@ class ReductionStats:
 
 def reduction_stats(watch: ReductionWatch, lineage: Lineage, subject: str) -> ReductionStats:
     """The sums and norms of a run that has ended."""
-    sums, norms = tuple(watch.sums()), tuple(watch.norms())
+    sums, norms = tuple(watch.sums.values()), tuple(watch.norms.totals)
     seen = {"ops": lineage.ops, "running sums": len(sums), "total norms": len(norms)}
     return ReductionStats(subject, sums, norms, Coverage(seen, lineage.unfollowed))
 

@@ -16,7 +16,7 @@ from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.reductions.norms import NormStats, NormWatch
+from ampcheck.training.reductions.norms import NormWatch
 
 FEWEST = 8
 """A running sum of fewer addends is not judged: it loses little more than one rounding."""
@@ -92,40 +92,33 @@ class _Sum:
 class ReductionWatch:
     """Follows every running sum and every norm of norms.
 
-    A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was
-    not computed from the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else
-    has written to starts again.
+    sums: those of `FEWEST` addends or more, and shorter ones that overflow, by number. A running sum is
+    `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was not computed from
+    the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else has written to
+    starts again.
     """
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow
-        self._sums = StorageMap[dict[tuple[int, int], _Sum]]()  # by offset and length
-        self._longest: dict[int, SumStats] = {}
+        self._partial = StorageMap[dict[tuple[int, int], _Sum]]()  # by offset and length
+        self.sums: dict[int, SumStats] = {}
         self._pending: list[tuple[torch.Tensor, _Sum] | None] = []
         self._count = 0
-        self._norms = NormWatch()
-
-    def sums(self) -> list[SumStats]:
-        """Every running sum of `FEWEST` addends or more, and shorter ones that overflow."""
-        return list(self._longest.values())
-
-    def norms(self) -> list[NormStats]:
-        """Every norm that was computed from norms."""
-        return list(self._norms.totals)
+        self.norms = NormWatch()
 
     @property
     def goes_on(self) -> bool:
         """Whether a sum in 16 bits is alive that has been added to several times."""
-        totals = (total for _, sums in self._sums for total in sums.values())
+        totals = (total for _, sums in self._partial for total in sums.values())
         return any(total.roundings and total.addends >= _OVERFLOWING for total in totals)
 
     def begin(self, lineage: Lineage) -> None:
         """Sums go on over the steps, with origins of their own in each."""
-        self._norms.forget()
-        for storage, sums in self._sums:
+        self.norms.forget()
+        for storage, sums in self._partial:
             mask = lineage.new_origin()
             lineage.depend(storage, mask)
-            self._sums.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
+            self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: Call, lineage: Lineage) -> None:
         """Find the partial sums that an op is going to make, and end those that it overwrites."""
@@ -133,11 +126,11 @@ class ReductionWatch:
         for position, name in call.schema.writes:
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
                 if not any(p is not None and p[0] is tensor for p in self._pending):
-                    self._sums.pop(tensor)
+                    self._partial.pop(tensor)
 
     def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
         """Note the partial sums that an op has made."""
-        self._norms.see(call, place)
+        self.norms.see(call, place)
         results = list(leaves(call.out)) or (list(leaves(call.args[0])) if self._pending else [])
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
@@ -203,18 +196,18 @@ class ReductionWatch:
         narrowest = total.format and format_of(total.format).bits <= form.bits
         name = total.format if narrowest else form.name
         total = replace(total, roundings=total.roundings + (rounded and low), format=name)
-        sums = self._sums.get(tensor)
+        sums = self._partial.get(tensor)
         if sums is None:
-            self._sums.put(tensor, sums := {})
+            self._partial.put(tensor, sums := {})
         sums[int(tensor.storage_offset()), tensor.numel()] = total
         lineage.depend(tensor, total.mask)
-        known = self._longest.get(total.number)
+        known = self.sums.get(total.number)
         over = low and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
         if (total.addends >= FEWEST or over) and (known is None or total.addends >= known.addends):
-            self._longest[total.number] = self._stats(total, tensor.detach())
+            self.sums[total.number] = self._stats(total, tensor.detach())
 
     def _of(self, tensor: object) -> _Sum | None:
-        sums = self._sums.get(tensor)
+        sums = self._partial.get(tensor)
         if sums is None or not isinstance(tensor, torch.Tensor):
             return None
         return sums.get((int(tensor.storage_offset()), tensor.numel()))
@@ -240,7 +233,7 @@ class ReductionWatch:
             name = format_of(out.dtype).name
             self._count += 1
             where = Where(_PHASES["sum"], "", "aten::add", *place)
-            self._longest[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, where)
+            self.sums[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, where)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
