@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION
@@ -142,20 +143,8 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
         *("became zero", "roundings over more processes"),
     )
     state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
-    gradients = [
-        (
-            name,
-            entry.dtype,
-            entry.numel,
-            entry.nonzero,
-            entry.zeros,
-            entry.subnormals,
-            entry.nonfinite,
-            entry.amax,
-            entry.norm,
-        )
-        for name, entry in stats.gradients.items()
-    ]
+    shown = attrgetter("dtype", "numel", "nonzero", "zeros", "subnormals", "nonfinite", "amax", "norm")
+    gradients = [(name, *shown(health)) for name, health in stats.gradients.items()]
     note = f"replicas differ: {', '.join(stats.differing[:5])}" if stats.differing else ""
     tables = (
         Table("sums over ranks", columns, sums, str(REDUCE_PRECISION)),
