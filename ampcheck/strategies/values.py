@@ -180,14 +180,10 @@ def inner(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[f
 
 @lru_cache(maxsize=64)
 def sides(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[Side, ...]:
-    """The non-negative values from `low` to `high`, then the negative ones, where there are any.
+    """The non-negative values from `low` to `high`, two values of the format (see `inner`), then the negative ones.
 
     Of a format beyond `LISTED_BITS` those of float16 and bfloat16, its own thresholds, and an even grid.
     """
-    ends = inner(fmt, low, high, subnormal)
-    if ends is None:
-        return ()
-    low, high = ends
     listed = [fmt] if fmt.bits <= LISTED_BITS else [FORMATS[name] for name in LOW]
     every = np.unique(np.concatenate([magnitudes(format) for format in listed]))
     every = every[_representable(fmt, every)]

@@ -67,7 +67,7 @@ def test_the_ends_of_a_range_are_notable(name: str, bounds: tuple[float, float])
     first = next(x for x in _near(fmt, bounds[0]) if x >= bounds[0])
     last = next(x for x in _near(fmt, bounds[1])[::-1] if x <= bounds[1])
     assert inner(fmt, *bounds, True) == (first, last)
-    known = sides(fmt, *bounds, True)
+    known = sides(fmt, first, last, True)
     often: Counter[float] = Counter()
     for side in known:
         for value, chance in chances(side).items():
