@@ -266,11 +266,9 @@ def emulate(
 
 
 def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The common part of the ranks, [elements], and the difference of each from it, [ranks, elements]."""
+    """The common part of two ranks or more, [elements], and the difference of each from it, [ranks, elements]."""
     ranks = len(addends)
     mean = addends.mean(0)
-    if ranks < 2:
-        return mean, torch.zeros_like(addends)
     apart = (addends - mean) * math.sqrt(ranks / (ranks - 1))
     power, noise = float(mean.square().sum()), float(apart.square().sum()) / ranks**2
     return mean * math.sqrt(max(1.0 - noise / power, 0.0) if power else 0.0), apart

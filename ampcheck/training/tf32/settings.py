@@ -202,8 +202,7 @@ def measure_nondeterminism(step: Callable[[], Any]) -> dict[str, int]:
 def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
     """Whether products in float32 have the error of float32. The finding names the flag to change."""
     if not stats.products:
-        reason = stats.unmeasured or "no product was measured"
-        return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {reason}")]
+        return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {stats.unmeasured}")]
     findings = []
     on_cuda = stats.device.startswith("cuda")
     for product in stats.products:
