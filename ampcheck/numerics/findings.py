@@ -19,16 +19,12 @@ def who(stats: NumericsStats) -> str:
     return f"{stats.subject} [{stats.arm}]" if stats.arm else stats.subject
 
 
-def op_text(where: Where) -> str:
-    """The op without the namespace of PyTorch's own."""
-    return where.op.removeprefix("aten::")
-
-
-def source_text(stats: NumericsStats, where: Where) -> str:
-    """`` in `sigma = 1 - alpha` ``: the text of the source line, empty where it is not known."""
-    text = stats.sources.get((where.file, where.line), "")
+def op_text(stats: NumericsStats, where: Where) -> str:
+    """``rsub in `sigma = 1 - alpha` ``: the op without the namespace of PyTorch's own, and the text of its source line
+    where that is known."""
+    op, text = where.op.removeprefix("aten::"), stats.sources.get((where.file, where.line), "")
     part = "the backward pass at " if where.phase == "backward" else ""
-    return f" in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
+    return f"{op} in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else op
 
 
 def range_text(fault: Fault) -> str:

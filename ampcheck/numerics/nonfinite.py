@@ -14,7 +14,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.arm_format import on_device
-from ampcheck.numerics.findings import elements_lost, op_text, source_text, who
+from ampcheck.numerics.findings import elements_lost, op_text, who
 from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
 from ampcheck.shadow import Examination
 from ampcheck.shadow.compare import ResultError
@@ -120,8 +120,8 @@ def _made(stats: NumericsStats, makers: list[tuple[Where, Examination]]) -> str:
     where, seen = makers[0]
     count, what = (seen.exact_nan, "NaN") if seen.exact_nan else (seen.exact_inf, "infinite")
     text = (
-        f"finite inputs must give finite results; {op_text(where)}{source_text(stats, where)} made {count:,} of "
-        f"{seen.numel:,} elements {what}"
+        f"finite inputs must give finite results; {op_text(stats, where)} made {count:,} of {seen.numel:,} elements "
+        f"{what}"
     )
     return text + (f", and {len(makers) - 1} further ops do so" if len(makers) > 1 else "")
 

@@ -6,7 +6,7 @@ from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, reach_text, source_text, who
+from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, reach_text, who
 from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED
 from ampcheck.numerics.stats import NumericsStats, gradient_module
@@ -60,7 +60,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
     if named := _named(stats):
-        text = f"the loss starts with {named[0].kind} at {op_text(named[0].where)}: see that finding"
+        text = f"the loss starts with {named[0].kind} at {named[0].where.op.removeprefix('aten::')}: see that finding"
         return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
@@ -89,16 +89,15 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         how = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else fault.note
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
-            f"{how or 'more than near ties explain'}"
+            f"{seen.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
         bound = f", limit {seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}"
         message = (
-            f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
-            f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64"
-            f"{bound if seen.limit else ''}; {_story(fault)}; {range_text(fault)}"
+            f"values must keep the digits that their format can hold; {groups}{op_text(stats, where)} in "
+            f"{fault.dtype}: error {seen.error:.2g} against float64{bound if seen.limit else ''}; {_story(fault)}; "
+            f"{range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:

@@ -18,7 +18,6 @@ from ampcheck.numerics.findings import (
     passed,
     range_text,
     reach_text,
-    source_text,
     who,
     wider,
 )
@@ -50,23 +49,19 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
-    seen, top = fault.examination, format_of_values(fault.dtype).max
+    seen, top, op = fault.examination, format_of_values(fault.dtype).max, op_text(stats, fault.where)
     message = (
-        f"finite inputs must give finite outputs; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
-        f"{source_text(stats, fault.where)} became inf or NaN in {fault.dtype}, and are finite in float64; "
-        f"{range_text(fault)}"
+        f"finite inputs must give finite outputs; {seen.lost:,} of {seen.numel:,} elements of {op} became inf or NaN "
+        f"in {fault.dtype}, and are finite in float64; {range_text(fault)}"
     )
     if seen.saturated:
         message = (
-            f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
-            f"{source_text(stats, fault.where)} are {top:g}, the largest of {fault.dtype}, where float64 reaches "
-            f"{fault.exact_amax:.3g}"
+            f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op} are {top:g}, the "
+            f"largest of {fault.dtype}, where float64 reaches {fault.exact_amax:.3g}"
         )
     if faults.DRAWS in fault.note and not seen.lost:
-        message = (
-            f"finite inputs must give finite outputs; {op_text(fault.where)}{source_text(stats, fault.where)} makes an "
-            f"infinity of the lower end of a draw: {fault.note}; this run drew none"
-        )
+        message = f"finite inputs must give finite outputs; {op} makes an infinity of the lower end of a draw: "
+        message += f"{fault.note}; this run drew none"
     if faults.DRAWS in fault.note:
         hint = f"{fault.note}, where float32 has 1 in 16 million: draw in float32, or clamp what is drawn"
     elif fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
@@ -110,9 +105,9 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     if seen is None or not seen.exact_inf or seen.exact_nan or where.phase != "forward":
         return []
     message = (
-        f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of {op_text(where)}"
-        f"{source_text(stats, where)} are infinite, in float64 too, given the {stats.format} weights and buffers that "
-        "the model holds"
+        f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of "
+        f"{op_text(stats, where)} are infinite, in float64 too, given the {stats.format} weights and buffers that the "
+        "model holds"
     )
     hint = f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers"
     return [elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, seen.exact_inf, hint)]
@@ -128,7 +123,7 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
             message = lost_text(error)
             if cause is not None:
                 where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
-                message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
+                message += f", which follows from what {op_text(stats, where)} loses"
             findings.append(elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, error.nonfinite, hint))
     return findings
 
@@ -197,9 +192,8 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         closest = max(closest, result / top)
         if result * limits.headroom > top and (source * limits.headroom <= top or result > _GREW * source):
             message = (
-                f"values must stay {limits.headroom:g}x below the maximum of {dtype}; {op_text(where)}"
-                f"{source_text(stats, where)} reaches {result:.5g}, {top / result:.2f}x below {top:.6g}, from inputs "
-                f"up to {source:.5g}"
+                f"values must stay {limits.headroom:g}x below the maximum of {dtype}; {op_text(stats, where)} reaches "
+                f"{result:.5g}, {top / result:.2f}x below {top:.6g}, from inputs up to {source:.5g}"
             )
             hint = f"normalise or scale before this op, or keep it in {wider(dtype)}"
             findings.append(
@@ -241,18 +235,16 @@ def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
 def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
-        seen, form = fault.examination, format_of_values(fault.dtype)
+        seen, form, op = fault.examination, format_of_values(fault.dtype), op_text(stats, fault.where)
         what = "all" if seen.emptied else f"{seen.zeroed:,} of {seen.numel:,}"
         message = (
-            f"values must not vanish; {what} results of {op_text(fault.where)}{source_text(stats, fault.where)} are 0 "
-            f"in {fault.dtype}, whose smallest value is {form.smallest_subnormal:.2g}, and not in float64; "
-            f"{range_text(fault)}"
+            f"values must not vanish; {what} results of {op} are 0 in {fault.dtype}, whose smallest value is "
+            f"{form.smallest_subnormal:.2g}, and not in float64; {range_text(fault)}"
         )
         if not seen.zeroed:
             message = (
-                f"values must stay in the normal range; results of {op_text(fault.where)}"
-                f"{source_text(stats, fault.where)} lie below {form.smallest_normal:.2g}, where {fault.dtype} has few "
-                f"digits; {range_text(fault)}"
+                f"values must stay in the normal range; results of {op} lie below {form.smallest_normal:.2g}, where "
+                f"{fault.dtype} has few digits; {range_text(fault)}"
             )
         if fault.note:
             message += f"; {fault.note}"
@@ -287,9 +279,8 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
                 f"other integers than float64 of {fault.elements:,} of {seen.numel:,} values up to {fault.amax_in:.6g}"
             )
         message = (
-            f"different integers must stay different; {op_text(fault.where)}{source_text(stats, fault.where)} makes "
-            f"{what}: {fault.dtype} holds every integer up to "
-            f"{format_of_values(fault.dtype).largest_exact_integer} only"
+            f"different integers must stay different; {op_text(stats, fault.where)} makes {what}: {fault.dtype} holds "
+            f"every integer up to {format_of_values(fault.dtype).largest_exact_integer} only"
         )
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
