@@ -228,8 +228,8 @@ def test_between_two_powers_of_two_only_what_is_surely_lost_fails() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"format": ""}, "no gradient of 16 bits flows"),
-        ({"format": "bfloat16"}, "bfloat16 reaches as far as float32"),
+        ({"format": "", "window": None}, "no gradient of 16 bits flows"),
+        ({"format": "bfloat16", "window": None}, "bfloat16 reaches as far as float32"),
         ({"window": None}, "no unscaled gradient was measured"),
         ({"window": scale_window({}, share=0.1)}, "no measured gradient has a finite, nonzero element"),
         (
@@ -252,9 +252,9 @@ def test_elements_that_no_scale_mends_are_told() -> None:
 
 
 def test_the_path_of_a_scaler_becomes_what_is_judged() -> None:
-    path = ScalerStats("scaler", True, (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0)))
+    path = ScalerStats(True, (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0)))
     stats = loss_scale_stats("loop", None, path, format="float16", verified=[(4.0, 0.1, False), (2.0, 0.2, False)])
-    assert (stats.scale_in_use, stats.last_scale, stats.scaler) == (4.0, 4.0, "scaler")
+    assert (stats.scale_in_use, stats.last_scale) == (4.0, 4.0)
     assert stats.trajectory == ((0, 8.0, True), (1, 4.0, False))
     assert stats.skipped_by == {"w": 1}
     assert stats.verified == ((2.0, 0.2, False), (4.0, 0.1, False))

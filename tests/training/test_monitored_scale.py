@@ -35,7 +35,7 @@ def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Ver
     stats = seen.stats.training
     (watched,) = (one.verdict for one in seen.run.findings if one.check == "loss-scale")
     window = window_of(stats, Limits())
-    told = check_loss_scale(audited("s", window, ScalerStats("s", True, tuple(path)), format="float16"), Limits())
+    told = check_loss_scale(audited("s", window, ScalerStats(True, tuple(path)), format="float16"), Limits())
     return watched, told[0].verdict
 
 

@@ -22,19 +22,19 @@ from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, in_succession
 
 
-def scaler_stats(who, *steps):
-    return ScalerStats(who, True, tuple(ScalerStep(step, scale, 0, 1, new_scale=scale / 2) for step, scale in steps))
+def scaler_stats(*steps):
+    return ScalerStats(True, tuple(ScalerStep(step, scale, 0, 1, new_scale=scale / 2) for step, scale in steps))
 
 
 def test_scalers_that_follow_each_other_are_one_path():
-    one, other = scaler_stats("scaler", (0, 8.0), (1, 4.0)), scaler_stats("scaler#2", (2, 8.0))
+    one, other = scaler_stats((0, 8.0), (1, 4.0)), scaler_stats((2, 8.0))
     told = in_succession({"scaler": one, "scaler#2": other})
     assert list(told) == ["scaler"]
     assert [step.step for step in told["scaler"].steps] == [0, 1, 2]
 
 
 def test_scalers_that_are_in_use_together_stay_apart():
-    one, other = scaler_stats("scaler", (0, 8.0), (2, 4.0)), scaler_stats("scaler#2", (1, 8.0))
+    one, other = scaler_stats((0, 8.0), (2, 4.0)), scaler_stats((1, 8.0))
     assert list(in_succession({"scaler": one, "scaler#2": other})) == ["scaler", "scaler#2"]
 
 

@@ -103,7 +103,7 @@ def test_growing_in_every_step_is_no_failure():
 @pytest.mark.parametrize("scale", UNUSABLE)
 def test_tables_and_charts_of_an_unusable_scale_are_drawn(scale):
     steps = (ScalerStep(0, 2.0**15, taken=1, new_scale=scale), ScalerStep(1, scale, taken=1, new_scale=scale))
-    stats = loss_scale_stats("loop", WINDOW, ScalerStats("scaler", True, steps), format="float16")
+    stats = loss_scale_stats("loop", WINDOW, ScalerStats(True, steps), format="float16")
     (finding,) = check_loss_scale(stats, Limits())
     assert finding.verdict is Verdict.FAIL
     assert finding.where.step == 1

@@ -32,8 +32,8 @@ def window_of(stats: MonitorStats, limits: Limits) -> ScaleWindow | None:
         if health.nonzero and health.histogram is not None:
             # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
             counts = {exponent + 1: count for exponent, count in health.histogram}
-            histograms[param.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
-    return scale_window(histograms, share=limits.underflow, dtype="float16") if histograms else None
+            histograms[param.name] = GradientHistogram(counts, health.amax, health.nonfinite)
+    return scale_window(histograms, share=limits.underflow) if histograms else None
 
 
 def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:

@@ -23,7 +23,7 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
     """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
     if not stats.enabled or not stats.trajectory:
         return []
-    window = stats.judged_window
+    window = stats.measured_window
     finite = [scale for scale, _, overflows in stats.verified if not overflows]
     ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
     ceiling = None if stats.hopeless else min(ends, default=None)
@@ -110,7 +110,7 @@ def span_text(window: ScaleWindow) -> str:
         return f"no loss scale loses at most {percent(window.share)} of a tensor and overflows nowhere"
     return (
         f"loss scales from {power(window.low)} to {power(window.high)} lose at most {percent(window.share)} of a "
-        f"tensor in {window.format} and overflow nowhere"
+        "tensor in float16 and overflow nowhere"
     )
 
 

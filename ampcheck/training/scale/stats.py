@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ampcheck.catalog.training import LOSS_SCALE
-from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.training.distributed.ranks import gather
@@ -48,9 +47,8 @@ class ScalerStep:
 
 @dataclass(frozen=True, slots=True)
 class ScalerStats:
-    """The steps of one scaler. scaler: its path in the loop. enabled: False where it passes everything through."""
+    """The steps of one scaler. enabled: False where it passes everything through."""
 
-    scaler: str
     enabled: bool
     steps: tuple[ScalerStep, ...] = ()
 
@@ -82,11 +80,12 @@ class ScalerStats:
 class LossScaleStats:
     """What is known of one loss scale.
 
-    format: the 16-bit format in which gradients flow, `""` where none does. window: predicted from the histograms of
-    the unscaled gradients; None where none was measured. enabled: whether there is a scaler that scales.
-    scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first became
-    infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
-    damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
+    format: the 16-bit format in which gradients flow, `""` where none does. window: of float16 gradients, predicted
+    from the histograms of the unscaled ones; None where none was measured. enabled: whether there is a scaler that
+    scales. scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first
+    became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
+    passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
+    them.
     real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
     `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
     had overflowed.
@@ -102,7 +101,6 @@ class LossScaleStats:
     skipped_by: Mapping[str, int] = field(default_factory=dict)
     first_op: Where | None = None
     verified: tuple[tuple[float, float, bool], ...] = ()
-    scaler: str = ""
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
@@ -117,11 +115,6 @@ class LossScaleStats:
     def measured_window(self) -> ScaleWindow | None:
         """The window, where a gradient with a nonzero element was measured."""
         return self.window if self.window is not None and self.window.nonzero else None
-
-    @property
-    def judged_window(self) -> ScaleWindow | None:
-        """The window of gradients in a format that needs a loss scale."""
-        return self.measured_window if self.format and not needs_no_scale(self.format) else None
 
     @property
     def unusable(self) -> tuple[int, float] | None:
@@ -164,7 +157,7 @@ def loss_scale_stats(
     if scaler is None or not scaler.enabled:
         return LossScaleStats(subject, format, window, 1.0, False, first_op=first_op, verified=runs)
     path = (scaler.scale_in_use, True, scaler.last_scale, scaler.trajectory, scaler.skipped_by)
-    return LossScaleStats(subject, format, window, *path, first_op, runs, scaler.scaler)
+    return LossScaleStats(subject, format, window, *path, first_op, runs)
 
 
 def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float | None = None) -> int:
@@ -188,11 +181,6 @@ def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
     return window is not None and not skipped and window.contains(scale)
 
 
-def needs_no_scale(name: str) -> bool:
-    """Whether a format has the range of float32, so that its gradients need no loss scale."""
-    return format_of(name).min_exponent <= format_of("float32").min_exponent
-
-
 def power(scale: float) -> str:
     """A scale as text: a power of two with its exponent, `2^16`; small ones, and all others, in digits."""
     mantissa, exponent = math.frexp(scale)
@@ -209,7 +197,7 @@ def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
         if event.act in (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE):
             by_scaler[event.who].append(event)
     return {
-        who: ScalerStats(who, any(event.enabled for event in own), tuple(_scaler_steps(own)))
+        who: ScalerStats(any(event.enabled for event in own), tuple(_scaler_steps(own)))
         for who, own in by_scaler.items()
     }
 
@@ -241,7 +229,7 @@ def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
         if before is None or not (before.steps and scaler.steps and before.steps[-1].step < scaler.steps[0].step):
             merged[who] = scaler
         else:
-            merged[head] = ScalerStats(head, before.enabled or scaler.enabled, before.steps + scaler.steps)
+            merged[head] = ScalerStats(before.enabled or scaler.enabled, before.steps + scaler.steps)
     return merged
 
 
@@ -262,8 +250,8 @@ def measure_loss_scale(
     window: ScaleWindow | None = None
     if gradients.histograms and gradients.format == "float16":
         weights = [name for name in gradients.histograms if name not in gradients.outputs]
-        window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
-        allowed = largest_scale(gradients.largest, "float16")
+        window = scale_window(gradients.histograms, share=limits.underflow, binding=weights)
+        allowed = largest_scale(gradients.largest)
         if allowed < window.allowed:
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     attempts = gradients.attempts
@@ -311,7 +299,7 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
         "measured overflow",
     )  # fmt: skip
     note = (
-        f"lost: share of the nonzero elements that round to zero in {window.format}, predicted from {window.nonzero:,} "
+        f"lost: share of the nonzero elements that round to zero in float16, predicted from {window.nonzero:,} "
         f"elements of {len(window.histograms)} unscaled gradients; measured: in real backward passes"
     )
     if stats.scale is not None and is_usable(stats.scale):
@@ -361,7 +349,7 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
         series.append(Series("scale in use", (math.log2(stats.scale),) * 2, (0.0, 1.0), "in use"))
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
     title = f"Gradients lost at each loss scale: {stats.subject}"
-    note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in {window.format}"
+    note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in float16"
     return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, LOSS_SCALE.slug, note)
 
 
