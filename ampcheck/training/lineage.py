@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
@@ -309,7 +310,7 @@ class Lineage(DispatchMode):
         constant = next(values, 0.0) * _number(call, "alpha")
         if not 0 < abs(constant) <= format_of(result.dtype).flushes_at:
             return
-        dtype = str(result.dtype).removeprefix("torch.")
+        dtype = dtype_name(result.dtype)
         names = [r.name for b, r in self._origins.items() if form.mask & b]
         new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
         seen = self.vanished.setdefault((constant, dtype), new)

@@ -163,7 +163,7 @@ class TrainingLoop:
             *(
                 (f"{path}.params.{number}", parameter)
                 for path, optimizer in self.optimizers.items()
-                for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+                for number, parameter in enumerate(parameters_of(optimizer))
             ),
         ]
         seen: set[int] = set()
@@ -197,7 +197,7 @@ class TrainingLoop:
                 residents.setdefault(id(tensor), Resident(role, name, tensor))
 
         optimizers = reached.optimizers.values()
-        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
         parameters = list(self.parameters())
         names = {id(parameter): name for name, parameter in parameters}
         for name, parameter in parameters:
@@ -297,6 +297,11 @@ def inner_optimizer(value: object) -> Any:
     while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
         value = value.optimizer
     return value
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """The parameters in the groups of an optimizer."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def same_loss(first: float, second: float) -> bool:

@@ -17,7 +17,7 @@ from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.left_out import LeftOut, left_out
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
-from ampcheck.training.loop import Role, StepError, TrainingLoop, quiet
+from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
@@ -159,8 +159,7 @@ class Observation:
         loop, losses, stopped = self.loop, self.losses, self.stopped
         events, scalers = tuple(self.recorder.events), loop.reached.scalers
         residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
-        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
-        lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
+        lost = {id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer)} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
         stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips

@@ -24,7 +24,7 @@ from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
-from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, parameters_of, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -230,7 +230,7 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
 
     def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
         calls[recorder.step] += 1
-        owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        owned = list(parameters_of(optimizer))
         if any(id(parameter) not in names for parameter in owned):
             names.update((id(parameter), path) for path, parameter in loop.parameters())
         with torch.no_grad(), _disable_current_modes():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loop import TrainingLoop, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,7 @@ def left_out(
     """
     parameters = dict(loop.parameters())
     in_modules = {id(p) for module in loop.reached.modules.values() for p in module.parameters()}
-    optimized = {
-        id(p) for optimizer in loop.optimizers.values() for group in optimizer.param_groups for p in group["params"]
-    }
-    optimized |= stepped.keys()
+    optimized = {*stepped, *(id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer))}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and reached.get(id(p))}
     unused = {name: p for name, p in trained.items() if id(p) in in_modules - optimized and name in unchanged}
     orphans = [

@@ -21,9 +21,10 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.capture import captured
-from ampcheck.training.loop import TrainingLoop, plain_values
+from ampcheck.training.loop import TrainingLoop, parameters_of, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
@@ -67,7 +68,7 @@ class GradientLoss:
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
     ) -> None:
         """One more pass. half: under autocast to float16. flushed: values on the way became zero or subnormal."""
-        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
+        self.dtype = made_in = dtype_name(grad.dtype)
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
         self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
@@ -194,7 +195,7 @@ class GradientWatch:
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             nonlocal made
             made = True
-            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            owned = set(map(id, parameters_of(optimizer)))
             for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
                 if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
                     self._replaced.setdefault(name, number)

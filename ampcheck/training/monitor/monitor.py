@@ -14,9 +14,10 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import inner_optimizer
+from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
 from ampcheck.training.monitor.sums import (
     GradientSum,
@@ -139,7 +140,7 @@ class TrainingMonitor:
         if key is None:
             key = self._keys[id(tensor)] = len(self._parameters)
             name = self._names.get(id(tensor), f"{steps.name}.params.{key}")
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel(), vector=tensor.dim() < 2))
             self._alive[key] = steps, tensor
         return key
@@ -251,7 +252,7 @@ class TrainingMonitor:
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
             if len(steps.culprits) < _CULPRITS:
-                tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
+                tensors = [p for p in parameters_of(steps.optimizer) if p.grad is not None]
                 health = [measure_health(tensor.grad) for tensor in tensors]
                 steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
             self._ended(steps)

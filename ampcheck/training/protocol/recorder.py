@@ -16,13 +16,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import is_transformed, local
-from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
-from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, short, states_in
+from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
+from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
@@ -233,7 +234,7 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
             rounded = tuple(self._rounded.before(optimizer, self._parameters))
-        for parameter in _params(optimizer):
+        for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
@@ -241,7 +242,7 @@ class Recorder:
             through_scaler=inside,
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
-            gradients=any(parameter.grad is not None for parameter in _params(optimizer)),
+            gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
             rounded=rounded,
         )
 
@@ -289,7 +290,7 @@ class Recorder:
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
-        facts["computed"] = tuple(dict.fromkeys(short(d) for tensor in outputs for d in computed_in(tensor)))
+        facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
@@ -322,7 +323,7 @@ class Recorder:
         dtype = getattr(region, "fast_dtype", None)
         on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-            self._low[short(dtype)] = None
+            self._low[dtype_name(dtype)] = None
         return original(region)
 
     def _enter_hooks(self, original: _Function, hooks: object) -> object:
@@ -334,7 +335,7 @@ class Recorder:
     ) -> object:
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         known = {id(parameter) for parameter in clipped}
-        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
+        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in parameters_of(o)))
         self._add(Act.CLIP, optimizers=tuple(optimizers), limit=limit_of(args, kwargs), scale=self._read)
         return original(clipped, *args, **kwargs)
 
@@ -355,7 +356,7 @@ class Recorder:
                 return
 
     def _half(self, optimizer: _Optimizer) -> tuple[str, ...]:
-        trained = (parameter for parameter in _params(optimizer) if parameter.requires_grad)
+        trained = (parameter for parameter in parameters_of(optimizer) if parameter.requires_grad)
         return tuple(self._parameters.get(id(p), "?") for p in trained if p.dtype is torch.float16)
 
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
@@ -363,20 +364,16 @@ class Recorder:
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
 
 
-def _params(optimizer: _Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
 def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each parameter that has a gradient, with the values of it on this process; of a sparse one the stored ones."""
-    for parameter in _params(optimizer):
+    for parameter in parameters_of(optimizer):
         grad = parameter.grad
         if grad is not None:
             yield parameter, local(grad._values() if grad.is_sparse else grad)
 
 
 def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
-    grads = ((id(parameter), parameter.grad) for parameter in _params(optimizer))
+    grads = ((id(parameter), parameter.grad) for parameter in parameters_of(optimizer))
     return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
 
 
