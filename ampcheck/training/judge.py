@@ -137,8 +137,7 @@ def _gradients(context: Context) -> Run:
     damage = of_gradients.damage_text(stats, limits)
     judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
     if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        why = of_loops.LOSS_SCALE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        why = of_loops.LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
     tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
     charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]

@@ -67,7 +67,7 @@ def _measure(name: str, repeat: Callable[..., Repetition]) -> InvarianceStats:
         return InvarianceStats(name, skipped=f"it cannot run again: {first.stopped.message}")
     if not first.gradients:
         return InvarianceStats(name, skipped="no optimizer stepped a gradient at scale 1")
-    stats = replace(invariance.compare_scales(name, first, repeat), prevented=False, hint="")
+    stats = replace(invariance.compare_scales(name, first, repeat), hint="")
     if stats.differences:
         again = repeat("scale 1 again", 1.0)
         once_more = invariance.compare_scales(name, again, repeat)

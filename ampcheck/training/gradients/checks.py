@@ -186,8 +186,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     many tiny gradients of a softmax over a large vocabulary vanish in every healthy run.
     """
     if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [GRADIENT_UNDERFLOW.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
+        return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     known = [loss for loss in stats.gradients if loss.known]
     if not known:
         some = any(loss.kind == "parameter" for loss in stats.gradients)

@@ -77,8 +77,8 @@ class InvarianceStats:
 
     runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
     were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it; hint: what to
-    change about that.
+    graph of its own. skipped: why there is nothing; hint: what to change where the loop itself prevents
+    it.
     """
 
     subject: str
@@ -88,7 +88,6 @@ class InvarianceStats:
     differences: tuple[Difference, ...] = ()
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
-    prevented: bool = False
     hint: str = ""
 
     @property
@@ -136,7 +135,7 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
     """
 
     def nothing(why: str, hint: str = "") -> InvarianceStats:
-        return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
+        return InvarianceStats(loop.name, skipped=why, hint=hint)
 
     def repeat(name: str, scale: float, interval: int = NEVER) -> Repetition:
         return _repeat(loop, start, name, steps, scale, interval)
@@ -176,7 +175,7 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite"
         mend = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
-        return InvarianceStats(name, skipped=why, prevented=True, hint=mend)
+        return InvarianceStats(name, skipped=why, hint=mend)
     of_steps = [(other, end, *differences_of(first, other, end)) for other, end in compared]
     differences = [d for _, _, found, _ in of_steps for d in found]
     if not differences:  # else they follow from it

@@ -15,7 +15,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
     """`scale-invariance`: gradients that the optimizer sees, what the step returns, and what optimizers and schedulers
     go by do not depend on the scale. Warns of numbers that the code keeps and that do."""
     if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
+        verdict = Verdict.INCOMPLETE if stats.hint else Verdict.SKIP
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     findings: list[Finding] = []
     for difference in stats.differences:

@@ -131,12 +131,11 @@ class GradientStats:
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
-    name; outputs: which gradients are those of outputs. largest, largest_at: the largest magnitude of float16 in
-    backward, unscaled, and where. underflow: what another loss scale would save. attempts: (scale, worst share lost,
-    whether anything overflowed) of each step up to this one. later: the parameters in the last two steps after it in
-    which every optimizer was stepped. replaced: by parameter, the first step in which its gradient overflowed and an
-    optimizer was given a finite one. skipped: why there is nothing; prevented: whether the loop itself prevents it;
-    hint: what to change about that.
+    name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow: what
+    another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up to
+    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. replaced: by
+    parameter, the first step in which its gradient overflowed and an optimizer was given a finite one. skipped: why the
+    loop leaves nothing to judge; hint: what to change about that.
     """
 
     subject: str
@@ -145,7 +144,6 @@ class GradientStats:
     scale: float = 1.0
     gradients: tuple[GradientLoss, ...] = ()
     histograms: dict[str, GradientHistogram] = field(default_factory=dict)
-    outputs: frozenset[str] = frozenset()
     largest: float = 0.0
     largest_at: str = ""
     underflow: Underflow | None = None
@@ -154,7 +152,6 @@ class GradientStats:
     later: tuple[GradientStats, ...] = ()
     replaced: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
-    prevented: bool = False
     hint: str = ""
 
     @property
@@ -258,7 +255,7 @@ class GradientWatch:
             hint = "let each step run a backward pass on its own batch"
             functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
-            return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
+            return GradientStats(name, 0, skipped=why, hint=hint)
         return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
 
     def _scale(self, since: int) -> float:
@@ -280,7 +277,7 @@ class GradientWatch:
         if not is_usable(scale):
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
             hint = "give the scaler a positive finite scale: see loss-scale"
-            return GradientStats(name, number, skipped=why, prevented=True, hint=hint)
+            return GradientStats(name, number, skipped=why, hint=hint)
         gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
         low = [dtype for event in events for dtype in event.low]
@@ -294,7 +291,6 @@ class GradientWatch:
             scale,
             tuple(gradients),
             {n: histogram for n, histogram in histograms.items() if n in halves},
-            frozenset(loss.name for loss in gradients if loss.kind == "output"),
             largest / scale,
             at,
             _underflow(gradients, scale, largest) if halves else None,

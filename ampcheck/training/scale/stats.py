@@ -249,7 +249,8 @@ def measure_loss_scale(
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None
     if gradients.histograms and gradients.format == "float16":
-        weights = [name for name in gradients.histograms if name not in gradients.outputs]
+        outputs = {loss.name for loss in gradients.gradients if loss.kind == "output"}
+        weights = gradients.histograms.keys() - outputs
         window = scale_window(gradients.histograms, share=limits.underflow, binding=weights)
         allowed = largest_scale(gradients.largest)
         if allowed < window.allowed:
