@@ -201,20 +201,19 @@ class _Breach:
 
 @dataclass(slots=True)
 class _Gradients:
-    """The accumulated gradients of one optimizer: the scales of their losses, whether they were divided out again.
+    """The accumulated gradients of one optimizer.
 
-    epochs: of each scale, its scaler and how often that was updated before. unscaled_losses: backward passes of losses
-    without a scale. mixed: a backward pass that added scaled gradients to unscaled ones.
+    scales: of their losses. epochs: of each scale, its scaler and how often that was updated before. unscaled_losses:
+    backward passes of losses without a scale. unscaled: the call that divided the scales out last. mixed: a backward
+    pass that added scaled gradients to unscaled ones.
     """
 
     scales: list[float] = field(default_factory=list)
     epochs: list[tuple[str, int]] = field(default_factory=list)
     unscaled_losses: list[Event] = field(default_factory=list)
-    unscaled: bool = False
-    unscaled_by: Event | None = None
+    unscaled: Event | None = None
     stepped: bool = False
-    mixed: str = ""
-    mixed_by: Event | None = None
+    mixed: _Breach | None = None
 
 
 class _Order:
@@ -260,13 +259,13 @@ class _Order:
         scale, who = self._scale if event.scale is None else event.scale, event.who or self._scaler
         for name in event.optimizers:
             own = self._gradients[name]
-            if event.scaled and own.unscaled and own.mixed_by is None:
-                own.mixed_by = event if own.stepped else own.unscaled_by or event
-                own.mixed = (
+            if event.scaled and own.unscaled and own.mixed is None:
+                message = (
                     f"gradients that accumulate must have one scale; those of {name} were "
                     f"{'stepped with and not cleared' if own.stepped else 'unscaled already'} when a backward pass "
                     f"of a loss scaled by {scale or 1.0:g} added to them"
                 )
+                own.mixed = _Breach("mixed", event if own.stepped else own.unscaled, message)
             if event.scaled and scale is not None:
                 own.scales.append(scale)
                 own.epochs.append((who, self._epochs[who]))
@@ -275,9 +274,8 @@ class _Order:
 
     def _used(self, name: str) -> Iterator[_Breach]:
         """Gradients of two scales matter once they are used; a GAN leaves such behind, and clears them."""
-        own = self._gradients[name]
-        if own.mixed_by is not None:
-            yield _Breach("mixed", own.mixed_by, own.mixed)
+        if (mixed := self._gradients[name].mixed) is not None:
+            yield mixed
 
     def _clip(self, event: Event) -> Iterator[_Breach]:
         for name in event.optimizers:
@@ -296,13 +294,13 @@ class _Order:
         (name,) = event.optimizers
         own, steps = self._gradients[name], event.act is Act.SCALER_STEP
         yield from self._used(name)
-        if own.mixed_by is None and own.unscaled and not steps:
+        if own.mixed is None and own.unscaled and not steps:
             message = (
                 f"gradients must be unscaled once; those of {name} were divided by the scale {event.scale:g} again"
                 + ("" if own.stepped else " before the step")
             )
             yield _Breach("unscaled twice", event, message)
-        elif own.mixed_by is None and (not own.unscaled or own.stepped):
+        elif own.mixed is None and (not own.unscaled or own.stepped):
             yield from self._divide(name, event)
         if event.half:
             message = (
@@ -310,8 +308,7 @@ class _Order:
                 f"{name} are float16: {listed(event.half, _LISTED)}"
             )
             yield _Breach("half", event, message)
-        own.unscaled, own.stepped = True, own.stepped or steps
-        own.unscaled_by = event
+        own.unscaled, own.stepped = event, own.stepped or steps
 
     def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""
