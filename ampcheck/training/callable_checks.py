@@ -21,7 +21,7 @@ from ampcheck.training.loop import LoopShadow
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
 from ampcheck.training.scaled_calls import measure_scaled_call, uses_scaler
-from ampcheck.training.tf32.operands import OperandStats, check_operands, measure_operands
+from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import VALUES, together
 
 CHECKS = (*VALUES, REDUCE_PRECISION.slug, TF32.slug)
@@ -49,7 +49,7 @@ def judge_call(
     first steps run again at other loss scales.
     """
     values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
-    shadow, products = LoopShadow(judge=values not in ([], [COVERAGE.slug])), list[OperandStats]()
+    shadow = LoopShadow(judge=values not in ([], [COVERAGE.slug]))
     results: list[object] = []  # alive until the block is judged: a NaN that is returned is kept
     training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)
 
@@ -59,9 +59,9 @@ def judge_call(
         return result
 
     with training.watching():
-        products.append(measure_operands(lambda: function(run), subject))
+        products = measure_operands(lambda: function(run), subject)
     sums = reduction_stats(training.following.sums, training.following.lineage, subject)
-    judged = [*check_reductions(sums, limits), *(f for stats in products for f in check_operands(stats, limits))]
+    judged = [*check_reductions(sums, limits), *check_operands(products, limits)]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
     if shadow.judge is not None:

@@ -35,8 +35,9 @@ _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
-    the values that it really has; else its companions go on from step to step. places: by step the op in which a value
+    shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
+    steps begins each step with the values that it really has. updates: how many updates of each tensor are followed.
+    places: by step the op in which a value
     first became infinite or NaN; exact: by step what it would have returned, where that is known.
     """
 
@@ -44,10 +45,9 @@ class Following:
         self,
         loop: TrainingLoop,
         gradients: GradientWatch | None = None,
-        updates: int = UPDATES,
-        *,
         shadow: LoopShadow | None = None,
-        restarts: bool = True,
+        *,
+        updates: int = UPDATES,
     ) -> None:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
@@ -59,7 +59,7 @@ class Following:
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self._followed = self._poisoned = False
-        self._loop, self._restarts = loop, restarts
+        self._loop, self._restarts = loop, shadow is None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -93,24 +93,18 @@ class TrainingWatch:
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
     `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as
     a backward pass began at one number. ended: whether all steps were observed and others came. horizon: how many steps
-    are planned.
+    are planned. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped.
     """
 
     def __init__(
-        self,
-        name: str,
-        steps: int,
-        shadow: LoopShadow | None = None,
-        *,
-        ends: bool = True,
-        horizon: int | None = None,
+        self, name: str, steps: int, shadow: LoopShadow, *, ends: bool = True, horizon: int | None = None
     ) -> None:
         self.loop = RunningLoop(name)
         self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
-        self.shadow = LoopShadow() if shadow is None else shadow
+        self.shadow = shadow
         self._gradients = GradientWatch(self.loop, self.recorder)
-        self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
+        self.following = Following(self.loop, self._gradients, shadow)
         self.known: list[int] = []
         self._stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
@@ -121,12 +115,7 @@ class TrainingWatch:
         self._turns: list[str] = []
         self._last = ""
         self._loss: float | None = None
-        self._result: Observed | None = None
-
-    @property
-    def stats(self) -> Observed | None:
-        """What the loop did in its steps; None inside the block, and where no optimizer was stepped."""
-        return self._result
+        self.stats: Observed | None = None
 
     def call(self, function: Callable[[], object]) -> object:
         """Call a function inside `watching`. Raises `EnoughSteps` where it was ended after its last observed step, also
@@ -165,7 +154,7 @@ class TrainingWatch:
                     self._finish()
         finally:  # what was observed until code raised counts
             if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
-                self._result = self._seen.result()
+                self.stats = self._seen.result()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1

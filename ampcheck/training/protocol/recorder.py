@@ -43,6 +43,7 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
+    low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
     in checkpoints that cut their gradients off.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
@@ -67,7 +68,7 @@ class Recorder:
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = False
         self._scaling = False
-        self._low: dict[str, None] = {}
+        self.low: tuple[str, ...] = ()
         self._unpacks = False
         self._rounded = RoundedWeights()
         self.cut = CutGradients()
@@ -135,11 +136,6 @@ class Recorder:
     def forget_graphs(self) -> None:
         """Let go of the graphs of scaled losses, after a step."""
         self._scalings.clear()
-
-    @property
-    def low(self) -> tuple[str, ...]:
-        """The 16-bit dtypes in which autocast ran since the last backward pass."""
-        return tuple(self._low)
 
     def _add(self, act: Act, **facts: Any) -> None:
         file, line = users_line(sys._getframe(2))
@@ -296,7 +292,7 @@ class Recorder:
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
-        facts["low"], self._low = self.low, {}
+        facts["low"], self.low = self.low, ()
         self._add(Act.BACKWARD, optimizers=touched, **facts)
         return result
 
@@ -323,7 +319,7 @@ class Recorder:
         dtype = getattr(region, "fast_dtype", None)
         on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-            self._low[dtype_name(dtype)] = None
+            self.low = tuple(dict.fromkeys((*self.low, dtype_name(dtype))))
         return original(region)
 
     def _enter_hooks(self, original: _Function, hooks: object) -> object:
