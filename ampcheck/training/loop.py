@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -233,11 +233,9 @@ class TrainingLoop:
         """A snapshot of everything that the step can reach now."""
         return Snapshot(reach(self._roots))
 
-    @contextmanager
-    def preserved(self) -> Iterator[Snapshot]:
+    def preserved(self) -> AbstractContextManager[Snapshot]:
         """Restore the loop on leaving, also after an exception: model, optimizer, scaler, the rest."""
-        with preserved(self.reached) as snapshot:
-            yield snapshot
+        return preserved(self.reached)
 
     def take(self, number: int) -> float | StepError:
         """Run one step. An exception of the step is a result: it is returned as a `StepError`."""

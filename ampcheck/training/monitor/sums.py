@@ -285,7 +285,6 @@ class GradientSums:
         self._rows = Rows(empty)
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._sizes: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
-        self._masks: dict[float, torch.Tensor] = {}
         self._alike: tuple[Any, Any, Any] = (), (), None
         self._waiting: list[tuple[int, torch.Tensor]] = []  # steps with the same parameters, sizes and loss scale
 
@@ -334,15 +333,12 @@ class GradientSums:
 
     def _mask(self, scale: torch.Tensor | float) -> torch.Tensor:
         """Which bins of the histogram are subnormal, flushed, and each of the last binades of float16 at a loss scale,
-        [bins, counts]; cached where the scale is known on the CPU."""
-        if isinstance(scale, torch.Tensor) and scale.device.type != "cpu":
-            return self._mask_from(scale.detach().to(self._device, torch.float64, non_blocking=True).log2())
-        known = float(scale)
-        if known not in self._masks:
-            self._masks[known] = self._mask_from(math.log2(known) if 0 < known < math.inf else math.inf)
-        return self._masks[known]
-
-    def _mask_from(self, exponent: torch.Tensor | float) -> torch.Tensor:
+        [bins, counts]."""
+        exponent: torch.Tensor | float
+        if isinstance(scale, torch.Tensor):
+            exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
+        else:
+            exponent = math.log2(scale) if 0 < scale < math.inf else math.inf
         scaled = (self._exponents + exponent).floor()
         last = [scaled == _SMALLEST - shift for shift in range(_SHIFTED, -1, -1)]
         return torch.stack((scaled < _NORMAL, scaled < _SMALLEST - _SHIFTED, *last), 1).double()
