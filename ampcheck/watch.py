@@ -48,8 +48,7 @@ from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
-from ampcheck.training.monitor.monitor import TrainingMonitor
-from ampcheck.training.monitor.objects import sort_objects
+from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.step_values import StepValues
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.running import TrainingWatch

@@ -305,3 +305,35 @@ class TrainingMonitor:
                     culprits[self._parameters[key].name] += gradient.bad
         named = {name: count for name, count in culprits.most_common() if count}
         return ScalerHistory(True, self._scales.read(), int(self.scaler.get_growth_interval()), named)
+
+
+def sort_objects(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
+    """The model, the optimizers and the scaler among the objects of a watch. Raises `UsageError` for others, and for
+    too many."""
+    models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
+    for item in (given for given in objects if given is not None):
+        parts = item if isinstance(item, (list, tuple)) and item else (item,)
+        if all(hasattr(part, "param_groups") and hasattr(part, "step") for part in parts):
+            optimizers += parts
+        elif all(hasattr(item, method) for method in ("step", "update", "is_enabled")):
+            scalers.append(item)
+        elif callable(item):
+            models.append(item)
+        else:
+            raise UsageError(
+                "watch takes a module or function, optimizers and a torch.amp.GradScaler; found "
+                f"{'an empty list' if item == [] else type(item).__name__}"
+            )
+    if len(models) > 1 or len(scalers) > 1:
+        raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")
+    if scalers and not optimizers:
+        raise UsageError("a scaler is judged by the steps of an optimizer: pass the optimizer to watch(...) as well")
+    unwrapped = {id(optimizer): optimizer for optimizer in map(_unwrapped, optimizers)}
+    return next(iter(models), None), list(unwrapped.values()), next(iter(scalers), None)
+
+
+def _unwrapped(value: object) -> torch.optim.Optimizer:
+    optimizer = inner_optimizer(value)
+    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
+    return optimizer
