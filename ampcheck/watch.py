@@ -49,8 +49,8 @@ from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
 from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
-from ampcheck.training.monitor.step_values import StepValues
 from ampcheck.training.monitor.sums import MonitorStats
+from ampcheck.training.monitor.views import StepValues
 from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
