@@ -44,9 +44,8 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
-from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import OBSERVED, judge_block
-from ampcheck.training.loop import LoopShadow
+from ampcheck.training.loop import STEPS, LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
 from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.sums import MonitorStats

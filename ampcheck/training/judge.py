@@ -52,8 +52,6 @@ from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 from ampcheck.training.values import VALUES, with_values
 
-__all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
-
 _FOLLOWED = frozenset(VALUES) | frozenset(
     str(check)
     for check in (
