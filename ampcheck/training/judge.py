@@ -275,10 +275,8 @@ STAGES = (
 )
 """In their order: later stages use the results of earlier ones."""
 
-_CHECKS = dict.fromkeys(
-    (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT, *(check for stage in STAGES for check in stage.checks))
-)
-CHECKS = tuple(check.slug for check in _CHECKS)
+_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT)
+CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
 """What is judged of a training loop, besides its use of autocast."""
 
 

@@ -207,7 +207,8 @@ class GradientWatch:
             if values is None:
                 return
             value, exact, known, flushed = values
-            if overflowed and not any(_has_gradient(parameters[other]) for other in overflowed):  # cleared since
+            of_overflowed = (parameters[other].grad for other in overflowed)
+            if overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):  # cleared
                 nonlocal start
                 start = shadow.ops
                 for record in (overflowed, losses, histograms):
@@ -297,10 +298,6 @@ class GradientWatch:
             tuple(self._attempts),
             Coverage(dict(seen)),
         )
-
-
-def _has_gradient(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None and bool(plain_values(parameter.grad).any())
 
 
 def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:
