@@ -20,14 +20,13 @@ from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import users_line
+from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
-from ampcheck.training.protocol.targets import owners, with_subclasses
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
@@ -95,12 +94,12 @@ class Recorder:
             "state_dict": partial(self._state, Act.SAVE),
             "load_state_dict": partial(self._state, Act.LOAD),
         }
-        scalers, schedulers = with_subclasses(_Scaler), with_subclasses(LRScheduler)
+        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
         clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
         wrappers: list[tuple[object, str, _Function]] = [
             *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
             *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
-            *((owner, name, self._clip) for name in clips for owner in owners(name)),
+            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
@@ -358,6 +357,24 @@ class Recorder:
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
         bad = (parameter for parameter, grad in _gradients(optimizer) if not bool(grad.isfinite().all()))
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    """A class and all classes below it."""
+    below = (known for part in type.__subclasses__(kind) for known in _with_subclasses(part))
+    return list(dict.fromkeys((kind, *below)))
+
+
+def _owners(name: str) -> list[object]:
+    """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
+    original = getattr(torch.nn.utils, name, None)
+    if original is None:
+        return []
+    users = (
+        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
+    )
+    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
+    return [module for module in modules if vars(module).get(name) is original]
 
 
 def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
