@@ -132,8 +132,7 @@ def _gradients(context: Context) -> Run:
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
-    damage = of_gradients.damage_text(stats, limits)
-    judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
+    judged = [f for scale in scales for f in check_loss_scale(scale, limits)]
     if stats.skipped:
         why = of_loops.LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]

@@ -101,7 +101,7 @@ def test_scalers_are_kept_apart_and_other_events_are_not_theirs() -> None:
     ]
     told = measure_scalers(events)
     assert set(told) == {"one", "two"}
-    assert told["one"] == ScalerStats(True)
+    assert told["one"] == ScalerStats(True, ())
     assert told["one"].last_scale is None
     assert told["two"].scale_in_use == 4.0
 

@@ -40,8 +40,8 @@ def test_scalers_that_are_in_use_together_stay_apart():
 
 @pytest.mark.parametrize(("scales", "fails"), [([65536.0] * 9, True), ([65536.0 / 2**k for k in range(9)], False)])
 def test_skipping_at_a_scale_that_never_falls_is_a_failure(scales, fails):
-    path = tuple((step, scale, True) for step, scale in enumerate(scales))
-    stats = LossScaleStats("loop", "float16", None, None, True, scales[-1], path, {}, verified=((64.0, 0.0, False),))
+    steps = tuple(ScalerStep(step, scale, skipped=1) for step, scale in enumerate(scales))
+    stats = LossScaleStats(True, steps, "loop", "float16", None, verified=((64.0, 0.0, False),))
     lines = [one.message for one in check_loss_scale(stats, Limits()) if "never fell" in one.message]
     assert bool(lines) is fails
 

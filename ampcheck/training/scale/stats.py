@@ -14,6 +14,7 @@ from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.gradients.checks import damage_text
 from ampcheck.training.gradients.watch import GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.loss_scale_window import ScaleWindow, is_usable, largest_scale, scale_window
@@ -50,7 +51,7 @@ class ScalerStats:
     """The steps of one scaler. enabled: False where it passes everything through."""
 
     enabled: bool
-    steps: tuple[ScalerStep, ...] = ()
+    steps: tuple[ScalerStep, ...]
 
     @property
     def skipped_by(self) -> dict[str, int]:
@@ -77,16 +78,14 @@ class ScalerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class LossScaleStats:
-    """What is known of one loss scale.
+class LossScaleStats(ScalerStats):
+    """The steps of a scaler, and what is known of its loss scale; without an enabled one the scale is 1.
 
     format: the 16-bit format in which gradients flow, `""` where none does. window: of float16 gradients, predicted
-    from the histograms of the unscaled ones; None where none was measured. enabled: whether there is a scaler that
-    scales. scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first
+    from the histograms of the unscaled ones; None where none was measured. first_op: the op in which a value first
     became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
     passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
-    them.
-    real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
+    them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
     `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
     had overflowed.
     """
@@ -94,11 +93,6 @@ class LossScaleStats:
     subject: str
     format: str
     window: ScaleWindow | None
-    scale_in_use: float | None
-    enabled: bool
-    last_scale: float | None = None
-    trajectory: tuple[tuple[int, float, bool], ...] = ()
-    skipped_by: Mapping[str, int] = field(default_factory=dict)
     first_op: Where | None = None
     verified: tuple[tuple[float, float, bool], ...] = ()
     damage: str = ""
@@ -141,23 +135,6 @@ class LossScaleStats:
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
         return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
-
-
-def loss_scale_stats(
-    subject: str,
-    window: ScaleWindow | None,
-    scaler: ScalerStats | None,
-    *,
-    format: str,
-    first_op: Where | None = None,
-    verified: Sequence[tuple[float, float, bool]] = (),
-) -> LossScaleStats:
-    """A window and the steps of a scaler together; without a scaler, or with a disabled one, the loss scale is 1."""
-    runs = tuple(sorted(verified))
-    if scaler is None or not scaler.enabled:
-        return LossScaleStats(subject, format, window, 1.0, False, first_op=first_op, verified=runs)
-    path = (scaler.scale_in_use, True, scaler.last_scale, scaler.trajectory, scaler.skipped_by)
-    return LossScaleStats(subject, format, window, *path, first_op, runs)
 
 
 def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float | None = None) -> int:
@@ -259,13 +236,17 @@ def measure_loss_scale(
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
     lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
-    stats = (
-        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
-        for scaler in (scalers or (None,))
-    )
+    damage = damage_text(gradients, limits)
     return [
-        replace(path, real_scale=gradients.scale, real_lost=lost, replaced=gradients.replaced if n == 0 else {})
-        for n, path in enumerate(stats)
+        LossScaleStats(
+            *(scaler.enabled, scaler.steps, loop.name, gradients.format, window, first_op),
+            verified=tuple(sorted(attempts)),
+            damage=damage,
+            real_scale=gradients.scale,
+            real_lost=lost,
+            replaced={} if number else gradients.replaced,
+        )
+        for number, scaler in enumerate(scalers or (ScalerStats(False, ()),))
     ]
 
 
