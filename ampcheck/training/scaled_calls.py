@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError, as_result
@@ -116,7 +115,7 @@ def _repeat(
 
         return backward
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def before_step(optimizer: torch.optim.Optimizer) -> None:
         loop.note("optimizer", optimizer)
         loop.look(sys._getframe(1), end)
         recorder.name_parts()
@@ -124,17 +123,18 @@ def _repeat(
     for scaler in reached.scalers.values():
         if scaler.is_enabled():
             invariance.set_scale(scaler, *growth)
-    hook = register_optimizer_step_pre_hook(before_step)
-    try:
-        with _scaled(growth), _without_ranks(), invariance.collected(loop, recorder, name) as run:
-            try:
-                with stopper.running(), replaced(torch.autograd, "_engine_run_backward", counting):
-                    call()
-            except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
-                if not stopper.raised:
-                    run.stopped = StepError.of(as_result(error), recorder.step)
-    finally:
-        hook.remove()
+    with (
+        _scaled(growth),
+        _without_ranks(),
+        recorder.before_step(before_step),
+        invariance.collected(loop, recorder, name) as run,
+    ):
+        try:
+            with stopper.running(), replaced(torch.autograd, "_engine_run_backward", counting):
+                call()
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
+            if not stopper.raised:
+                run.stopped = StepError.of(as_result(error), recorder.step)
     return run
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
@@ -227,21 +226,20 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
     calls = Counter[int]()
     shadow = LoopShadow(judge=False, exactly=True)
 
-    def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def keep(optimizer: torch.optim.Optimizer) -> None:
         calls[recorder.step] += 1
         owned = list(parameters_of(optimizer))
         if any(id(parameter) not in names for parameter in owned):
             names.update((id(parameter), path) for path, parameter in loop.parameters())
-        with torch.no_grad(), _disable_current_modes():
-            factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
-            inside = 1.0 if factor is None else float(factor)
-            alone = (tensor for tensor in loop.reached.tensors.values() if tensor.requires_grad and tensor.is_leaf)
-            trained = [*(parameter for _, parameter in loop.parameters()), *alone]
-            run.weights[recorder.step, calls[recorder.step]] = [_exact(shadow, t.detach()).float() for t in trained]
-            for parameter in owned:
-                if parameter.grad is not None:
-                    key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
-                    run.gradients[key] = _exact(shadow, parameter.grad) / inside
+        factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
+        inside = 1.0 if factor is None else float(factor)
+        alone = (tensor for tensor in loop.reached.tensors.values() if tensor.requires_grad and tensor.is_leaf)
+        trained = [*(parameter for _, parameter in loop.parameters()), *alone]
+        run.weights[recorder.step, calls[recorder.step]] = [_exact(shadow, t.detach()).float() for t in trained]
+        for parameter in owned:
+            if parameter.grad is not None:
+                key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
+                run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     def note(roots: object, factor: float | None) -> None:
         if factor is not None:
@@ -252,12 +250,8 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
             return float(_exact(shadow, tensor).sum())
 
     recorder.on_backward = note
-    with quiet(), recorder.listening(), shadow:
-        handle = register_optimizer_step_pre_hook(keep)
-        try:
-            yield run
-        finally:
-            handle.remove()
+    with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
+        yield run
     run.scaled = recorder.scaled
     run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
 
