@@ -68,9 +68,9 @@ _STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUF
 class Context:
     """The inputs of every stage, and what earlier stages found.
 
-    start: the state in which the loop was handed over, and in which each stage begins. overflowed: the first step, on
-    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale. repeats:
-    whether steps can run again.
+    start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. invariant: whether the loop is
+    invariant to the loss scale.
     """
 
     loop: TrainingLoop
@@ -82,7 +82,6 @@ class Context:
     seen: Observed = field(init=False)
     overflowed: int | None = None
     invariant: bool | None = None
-    repeats: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ def _protocol(context: Context) -> Run:
     scaled = any(event.enabled for event in scaler_steps)
     direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
-    if context.repeats and agreed(direct or (scheduled and not skipped and scaled)):
+    if context.start is not None and agreed(direct or (scheduled and not skipped and scaled)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
         recorder = _overflowing(context.loop, seen.steps, after_backward=not checked)
         if scheduled and not skipped:

@@ -44,7 +44,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
         return Run()
     loop = training.loop
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
-    context = Context(loop, None, limits, wanted, seen.steps, loop.device_type, repeats=False)
+    context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]

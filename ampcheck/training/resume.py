@@ -70,7 +70,7 @@ class Difference:
 class ResumeStats:
     """An uninterrupted run of 2 * steps steps compared with one that was interrupted in the middle.
 
-    skipped: why nothing was compared; prevented: whether the steps themselves prevent it.
+    skipped: why nothing was compared.
     raised: what `save`, `load` or the first steps after them raised.
     forgotten: what differs right after the checkpoint was loaded from what was saved.
     differences: what differs in the end, although random numbers and accumulated gradients were restored for the
@@ -82,7 +82,6 @@ class ResumeStats:
     subject: str
     steps: int
     skipped: str = ""
-    prevented: bool = False
     raised: str = ""
     forgotten: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -119,7 +118,7 @@ def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
         try:
             return _measured(loop, start, steps)
         except _StoppedError as error:
-            return ResumeStats(loop.name, steps, skipped=str(error), prevented=True)
+            return ResumeStats(loop.name, steps, skipped=str(error))
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
@@ -154,7 +153,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
         return replace(stats, raised=str(error))
     if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
         why = "two uninterrupted runs from the same state differ: what the step reads cannot be restored, or is random"
-        return replace(stats, skipped=why, prevented=True, forgotten=())
+        return replace(stats, skipped=why, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
 
 
@@ -320,11 +319,11 @@ def _short(value: object) -> str:
 def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     subject, steps = stats.subject, stats.steps
-    if stats.prevented:
+    if stats.skipped == NOT_DECLARED:
+        return [RESUME.skip(subject, stats.skipped)]
+    if stats.skipped:
         hint = "let step(i) depend on i and on what save() keeps, and come to its end"
         return [RESUME.incomplete(subject, stats.skipped, hint=hint)]
-    if stats.skipped:
-        return [RESUME.skip(subject, stats.skipped)]
     requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
     if stats.raised:
         hint = "save what torch.save can write, and load it into objects of a new process"

@@ -30,11 +30,9 @@ from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
-from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.events import OF_STEPS
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.stopping import Stopper
-
-_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
 _SEARCHES = 8
 """Forwards whose variables are searched for an optimizer; after them only the step of an optimizer begins a search."""
@@ -200,7 +198,7 @@ class TrainingWatch:
 
     def _is_over(self) -> bool:
         """Whether all optimizers that take turns have been stepped, up to the last of them."""
-        events = (event for event in self.recorder.events[self._since :] if event.act in _STEPS)
+        events = (event for event in self.recorder.events[self._since :] if event.act in OF_STEPS)
         names = list(dict.fromkeys(event.optimizers[0] if event.optimizers else event.who for event in events))
         if not self._is_open or not names:
             return False
@@ -236,7 +234,7 @@ class TrainingWatch:
             self._step.close()
             if error is not None:
                 self._seen.ended(StepError.of(error, self.recorder.step))
-            elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
+            elif any(event.act in OF_STEPS for event in self.recorder.events[self._since :]):
                 if self._loss is not None:
                     self.known.append(self.recorder.step)
                 self._seen.ended(0.0 if self._loss is None else self._loss)

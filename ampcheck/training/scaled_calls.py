@@ -23,13 +23,12 @@ from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.gradients import invariance
 from ampcheck.training.gradients.invariance import FIRST, NEVER, InvarianceStats, Repetition
 from ampcheck.training.loop import StepError, plain_values
-from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.events import OF_STEPS, Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.running import RunningLoop
 from ampcheck.training.stopping import Stopper
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP)
-_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 _RANKS = "its ranks would have to run again together: hand over {'model': model, 'optimizer': optimizer, 'step': step}"
 
 
@@ -87,7 +86,7 @@ def _passes(events: Sequence[Event]) -> int:
     if first is None:
         return 0
     passes = sum(e.act is Act.BACKWARD and e.step < first + invariance.STEPS for e in events)
-    return passes if any(e.act in _STEPS for e in events) else min(passes, invariance.STEPS)
+    return passes if any(e.act in OF_STEPS for e in events) else min(passes, invariance.STEPS)
 
 
 def _repeat(
@@ -104,7 +103,7 @@ def _repeat(
             before = len(recorder.events)
             if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
                 stopper.stop()
-            if any(event.act in _STEPS for event in recorder.events[since:]):
+            if any(event.act in OF_STEPS for event in recorder.events[since:]):
                 recorder.step, since = recorder.step + 1, before
             result = original(*args, **kwargs)
             if any(event.act is Act.BACKWARD for event in recorder.events[before:]):

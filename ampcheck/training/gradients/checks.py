@@ -104,12 +104,9 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
                 f"the optimizer guards a division by {listed(stats.guards, _LISTED)}: keep weights and optimizer state "
                 "in float32, where it does, or use an eps that the format holds (1e-4 in float16)"
             )
-        where, many = Where("update", names[0].rpartition(".")[0]), len(names)
-        findings.append(
-            NONFINITE_GRADIENT.fail(
-                stats.subject, message, where=where, observed=many, limit=0.0, unit="tensors", hint=hint
-            )
-        )
+        where = Where("update", names[0].rpartition(".")[0])
+        shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint)
+        findings.append(NONFINITE_GRADIENT.fail(stats.subject, message, **shown))
     lost, first, place = stats.trailing, stats.overflowed, stats.place
     if first is not None:
         message = (
@@ -119,9 +116,8 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
         hint = mend_nonfinite(place) if place else hint
         where = replace(place or Where("forward"), step=first)
-        findings.append(
-            OVERFLOW.fail(stats.subject, message, where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
-        )
+        shown = Evidence(where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
+        findings.append(OVERFLOW.fail(stats.subject, message, **shown))
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"
         findings.append(OVERFLOW.passed(stats.subject, text, len(stats.losses)))
@@ -207,9 +203,8 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     damage = damage_text(stats, limits)
     if weights:
         worst = max(weights, key=lambda loss: loss.lost)
-        names = ", ".join(f"{loss.name} {loss.lost:.1%}" for loss in weights[1:_LISTED])
-        more = f"; also {names}" if names else ""
-        more += f" and {len(weights) - _LISTED} more" if len(weights) > _LISTED else ""
+        others = listed((f"{loss.name} {loss.lost:.1%}" for loss in weights[1:]), _LISTED - 1)
+        more = f"; also {others}" if others else ""
         message = (
             f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of {worst.name} did "
             f"({worst.zero:,} of {worst.known:,} elements, {worst.subnormal:,} more are subnormal) {at}{more}"

@@ -30,6 +30,9 @@ class Act(str, Enum):
     CHECKPOINT = "checkpoint"
 
 
+OF_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
+
+
 @dataclass(frozen=True, slots=True)
 class Rounded:
     """A float32 weight that was cast to 16 bits, and back, between two steps.
