@@ -36,7 +36,8 @@ def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
     findings: list[Finding] = []
     for who, other in heirs:
         first = events[used[who][0]]
-        scale, last = first.scale, _last_scale(events[used[other][-1]])
+        previous = events[used[other][-1]]
+        scale, last = first.scale, previous.scale if previous.new_scale is None else previous.new_scale
         updates = sum(events[number].act is Act.UPDATE for number in used[other])
         if last is None or not updates or (scale == last and findings):
             continue
@@ -65,10 +66,6 @@ def _was_loaded(events: Sequence[Event], who: str, last: int, first: int) -> boo
     """Whether a state was loaded into a scaler before its first use, or under its path since the other's last use."""
     loads = [(number, event.who) for number, event in enumerate(events[:first]) if event.act is Act.LOAD]
     return any(name == who or (number > last and _path(name) == _path(who)) for number, name in loads)
-
-
-def _last_scale(last: Event) -> float | None:
-    return last.new_scale if last.act is Act.UPDATE and last.new_scale is not None else last.scale
 
 
 def _checkpoints(events: Sequence[Event], subject: str) -> list[Finding]:

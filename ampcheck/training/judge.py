@@ -115,10 +115,15 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     """Losses and weights stay finite. already_nonfinite: parameters that were not before the first step."""
     seen = context.seen
     finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
-    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+    context.overflowed = _earliest(finite.overflowed)
     if finite.overflowed is not None:
         finite = replace(finite, place=seen.place(finite.overflowed))
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
+
+
+def _earliest(step: int | None) -> int | None:
+    """The first of a step on each rank; None where none has one."""
+    return min((number for number in gather(step) if number is not None), default=None)
 
 
 def _gradients(context: Context) -> Run:
@@ -127,7 +132,9 @@ def _gradients(context: Context) -> Run:
     if seen.gradients is None:
         return Run()
     stats = of_gradients.judged_step(seen.gradients, limits)
-    skipped = of_scales.first_skipped(seen.events)
+    skipped = _earliest(
+        next((event.step for event in seen.events if event.act is Act.SCALER_STEP and event.skipped), None)
+    )
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)

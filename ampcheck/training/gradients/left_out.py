@@ -60,7 +60,7 @@ def left_out(
     ]
     taken = [p for p in trained.values() if id(p) in optimized]
     by_width = (
-        {name for name, p in trained.items() if _is_narrow(p)} == unused.keys()
+        {name for name, p in trained.items() if p.is_floating_point() and p.itemsize == 2} == unused.keys()
         and any(p.dtype is torch.float32 for p in taken)
         and any(not p.requires_grad for p in parameters.values() if id(p) in in_modules)
     )
@@ -71,7 +71,3 @@ def left_out(
     }
     narrow = tuple(unused) if by_width else ()
     return LeftOut(tuple(replaced), narrow, tuple(without), tuple(lost), next(iter(lost.values()), Where()))
-
-
-def _is_narrow(parameter: torch.Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.dtype.itemsize == 2

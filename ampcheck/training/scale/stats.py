@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
-from ampcheck.training.distributed.ranks import gather
 from ampcheck.training.gradients.checks import damage_text
 from ampcheck.training.gradients.watch import GradientStats
 from ampcheck.training.loop import TrainingLoop
@@ -248,12 +247,6 @@ def measure_loss_scale(
         )
         for number, scaler in enumerate(scalers or (ScalerStats(False, ()),))
     ]
-
-
-def first_skipped(events: Sequence[Event]) -> int | None:
-    """The first step that a scaler skipped, of all ranks together; None without one."""
-    here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
-    return min((step for step in gather(here) if step is not None), default=None)
 
 
 def loss_scale_table(stats: LossScaleStats) -> Table | None:
