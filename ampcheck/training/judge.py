@@ -132,9 +132,7 @@ def _gradients(context: Context) -> Run:
     if seen.gradients is None:
         return Run()
     stats = of_gradients.judged_step(seen.gradients, limits)
-    skipped = _earliest(
-        next((event.step for event in seen.events if event.act is Act.SCALER_STEP and event.skipped), None)
-    )
+    skipped = _earliest(next((event.step for event in seen.events if event.skipped), None))
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
