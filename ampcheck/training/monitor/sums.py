@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
 from ampcheck.training.protocol.events import ProtocolStats
-from ampcheck.training.scale.stats import skipped_last
 
 _FINITE, _AMAX = 2, 4
 """Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
@@ -144,7 +144,7 @@ class OptimizerStats:
     def skipped_last(self) -> int:
         """How many attempts at the end were skipped one after the other."""
         skipped = set(self.skipped)
-        return skipped_last((number, 1.0, number in skipped) for number in range(self.attempts))
+        return sum(1 for _ in takewhile(skipped.__contains__, reversed(range(self.attempts))))
 
 
 @dataclass(frozen=True, slots=True)

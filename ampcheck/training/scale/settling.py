@@ -12,7 +12,7 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
-from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, has_fallen, is_settled, power, skipped_last
+from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, has_fallen, is_settled, power
 
 _LISTED = 3
 _SKIPPED = 1 / 3
@@ -27,9 +27,9 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
     finite = [scale for scale, _, overflows in stats.verified if not overflows]
     ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
     ceiling = None if stats.hopeless else min(ends, default=None)
-    skipped, all_skipped = skipped_last(stats.trajectory, ceiling), skipped_last(stats.trajectory)
-    at_one_scale = list(takewhile(lambda step: step[2], reversed(stats.trajectory)))
-    constant = len(at_one_scale) >= COLLAPSE and at_one_scale[0][1] >= at_one_scale[-1][1]
+    trailing = [scale for _, scale, _ in takewhile(lambda step: step[2], reversed(stats.trajectory))]
+    skipped, all_skipped = sum(ceiling is None or scale <= ceiling for scale in trailing), len(trailing)
+    constant = all_skipped >= COLLAPSE and trailing[0] >= trailing[-1]
     first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
     observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
     hint = mend_every_scale(stats)

@@ -136,17 +136,6 @@ class LossScaleStats(ScalerStats):
         return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
 
 
-def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float | None = None) -> int:
-    """How many steps at the end of a trajectory were skipped one after the other, at scales up to `ceiling`."""
-    count = 0
-    for _, scale, skipped in trajectory:
-        if not skipped:
-            count = 0
-        elif ceiling is None or scale <= ceiling:
-            count += 1
-    return count
-
-
 def has_fallen(first: float, last: float | None) -> bool:
     """Whether a scale fell below 1 from above. One that was set lower was chosen, for sums of losses say."""
     return last is not None and last < 1 <= first
