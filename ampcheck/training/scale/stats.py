@@ -123,22 +123,9 @@ class LossScaleStats(ScalerStats):
         idle = not self.enabled or self.scale_in_use is None
         return idle and bool(self.verified) and all(overflows for _, _, overflows in self.verified)
 
-    @property
-    def largest_finite(self) -> float | None:
-        """The largest scale at which nothing overflows: of real backward passes where they ran, else predicted."""
-        if self.verified:
-            return max((scale for scale, _, overflows in self.verified if not overflows), default=None)
-        window = self.measured_window
-        return window.high if window is not None and not window.nonfinite else None
-
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
         return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
-
-
-def has_fallen(first: float, last: float | None) -> bool:
-    """Whether a scale fell below 1 from above. One that was set lower was chosen, for sums of losses say."""
-    return last is not None and last < 1 <= first
 
 
 def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
