@@ -23,7 +23,7 @@ from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
-from ampcheck.training.scaled_calls import measure_scaled_call, uses_scaler
+from ampcheck.training.scaled_calls import measure_scaled_call
 from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
 
@@ -117,8 +117,8 @@ def judge_call(
     steps_alone = list(learned.findings)
     scaled = any(scaler.is_enabled() for scaler in training.loop.reached.scalers.values())
     compares = checks is None or SCALE_INVARIANCE.slug in checks
-    if compares and uses_scaler(events := training.recorder.events):
-        stats = measure_scaled_call(again, subject, events)
+    stats = measure_scaled_call(again, subject, training.recorder.events) if compares else None
+    if stats is not None:
         steps_alone = [*(f for f in steps_alone if f.check != SCALE_INVARIANCE.slug), *check_invariance(stats)]
     judged = together(judged, steps_alone)
     wanted = (*(checks or ()), COVERAGE.slug, *([SCALE_INVARIANCE.slug] if checks is None and scaled else ()))

@@ -32,13 +32,19 @@ _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP)
 _RANKS = "its ranks would have to run again together: hand over {'model': model, 'optimizer': optimizer, 'step': step}"
 
 
-def measure_scaled_call(call: Callable[[], object], name: str, events: Sequence[Event]) -> InvarianceStats:
+def measure_scaled_call(call: Callable[[], object], name: str, events: Sequence[Event]) -> InvarianceStats | None:
     """Run the first three steps of a callable in which a GradScaler is used again, at several scales.
 
-    name: what findings call it. events: those of the observed steps. What differs between scales is measured a second
-    time: code that draws data or random numbers which cannot be restored is not judged.
+    name: what findings call it. events: those of the observed steps; None where no enabled scaler scaled a loss in
+    them, or looked at gradients. What differs between scales is measured a second time: code that draws data or random
+    numbers which cannot be restored is not judged.
     """
-    passes = _passes(events)
+    first = next((event.step for event in events if event.act in _USES and event.enabled), None)
+    if first is None:
+        return None
+    passes = sum(e.act is Act.BACKWARD and e.step < first + invariance.STEPS for e in events)
+    if not any(event.act in OF_STEPS for event in events):
+        passes = min(passes, invariance.STEPS)
     if not passes:
         return InvarianceStats(name, skipped="no GradScaler is used with a backward pass")
     if world_size() > 1:
@@ -73,20 +79,6 @@ def _measure(name: str, repeat: Callable[..., Repetition]) -> InvarianceStats:
         if invariance.differ(first, again) or any((d.what, d.name, d.step) not in found for d in stats.differences):
             return InvarianceStats(name, skipped="two runs at one scale differ: it draws what cannot be restored")
     return stats
-
-
-def uses_scaler(events: Sequence[Event]) -> bool:
-    """Whether an enabled GradScaler scaled a loss, or looked at gradients."""
-    return any(event.act in _USES and event.enabled for event in events)
-
-
-def _passes(events: Sequence[Event]) -> int:
-    """The backward passes up to the end of the third step in which a scaler is used; three where none was made."""
-    first = next((event.step for event in events if event.act in _USES and event.enabled), None)
-    if first is None:
-        return 0
-    passes = sum(e.act is Act.BACKWARD and e.step < first + invariance.STEPS for e in events)
-    return passes if any(e.act in OF_STEPS for e in events) else min(passes, invariance.STEPS)
 
 
 def _repeat(
