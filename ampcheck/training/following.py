@@ -7,10 +7,10 @@ gradients, are followed from their beginning.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -20,7 +20,7 @@ from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.masters import MasterWatch
@@ -74,11 +74,12 @@ class Following:
         for resident in residents if self._restarts else ():
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
-        before, nonfinite = self.shadow.ops, len(self._nonfinite())
+        judge, before = self.shadow.judge, self.shadow.ops
+        known = 0 if judge is None else len(judge.nonfinite)
         self.updates.numbers_before = self.shadow.numbers.copy()
         self.shadow.numbers.clear()
-        if self.shadow.judge is not None:
-            self.shadow.judge.largest.clear()
+        if judge is not None:
+            judge.largest.clear()
         self._followed = self.updates.begin(residents, self._loop)
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
@@ -88,7 +89,7 @@ class Following:
         ):
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
-        place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
+        place = next(overflows, None if judge is None else next(islice(judge.nonfinite, known, None), None))
         place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
         if place is not None and not self._poisoned:  # else from what an earlier step applied to the weights
             self.places[number] = place
@@ -106,12 +107,8 @@ class Following:
         if self._followed:
             self.moments.end(residents)
         self.updates.look(residents)
-        same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
-        if same:
+        if same := [exact for real, exact in self.shadow.numbers if same_loss(real, value)]:
             self.exact[number] = same[-1]
-
-    def _nonfinite(self) -> list[Where]:
-        return list(self.shadow.judge.nonfinite) if self.shadow.judge is not None else []
 
 
 def floating_residents(loop: TrainingLoop) -> list[Resident]:
