@@ -98,6 +98,7 @@ class Lineage(DispatchMode):
 
     def __init__(self, *additions: Any) -> None:
         super().__init__()
+        self.ops = 0
         self.active = True
         self.draws = self._after_backward = False
         self.overwritten: Callable[[torch.Tensor], None] | None = None
@@ -169,6 +170,7 @@ class Lineage(DispatchMode):
             return func(*args, **kwargs)
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
+        self.ops += 1
         call = Call(func, op_schema(func), args, kwargs)
         if call.schema.view:
             return func(*args, **kwargs)
