@@ -34,7 +34,6 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import measure_invariance
-from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
@@ -163,7 +162,7 @@ def _updates(context: Context) -> Run:
 def _scales(context: Context) -> Run:
     stats = measure_invariance(context.loop)
     context.invariant = stats.invariant
-    return _run(check_invariance(stats))
+    return _run(of_gradients.check_invariance(stats))
 
 
 def _protocol(context: Context) -> Run:

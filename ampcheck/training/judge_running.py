@@ -17,7 +17,7 @@ from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.gradients.invariance_check import check_invariance
+from ampcheck.training.gradients.checks import check_invariance
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged

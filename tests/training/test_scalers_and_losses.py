@@ -12,9 +12,8 @@ from ampcheck.audit import audit
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients, check_loss
+from ampcheck.training.gradients.checks import check_gradients, check_invariance, check_loss
 from ampcheck.training.gradients.invariance import measure_invariance
-from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
