@@ -154,23 +154,14 @@ class TrainingLoop:
 
         Of the only module, or of the one called `model`, the path has no prefix.
         """
-        named = [
-            *(
-                (self.path(path, name), parameter)
-                for path, module in self.reached.modules.items()
-                for name, parameter in module.named_parameters()
-            ),
-            *(
-                (f"{path}.params.{number}", parameter)
-                for path, optimizer in self.optimizers.items()
-                for number, parameter in enumerate(parameters_of(optimizer))
-            ),
-        ]
-        seen: set[int] = set()
-        for name, parameter in named:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
+        named: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for path, module in self.reached.modules.items():
+            for name, parameter in module.named_parameters():
+                named.setdefault(id(parameter), (self.path(path, name), parameter))
+        for path, optimizer in self.optimizers.items():
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                named.setdefault(id(parameter), (f"{path}.params.{number}", parameter))
+        yield from named.values()
 
     def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Every module by its path, each once."""
