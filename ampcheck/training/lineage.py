@@ -100,21 +100,17 @@ class Lineage(DispatchMode):
         super().__init__()
         self.ops = 0
         self.active = True
-        self.draws = self._after_backward = False
         self.overwritten: Callable[[torch.Tensor], None] | None = None
-        self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self.unfollowed = Counter[str]()
         self._additions = additions
-        self._forms = StorageMap[Form]()
-        self._origins: dict[int, Resident] = {}
-        self._bits = StorageMap[int]()
-        self._count = 0
-        self.weights = self.drawn = self._residents = 0
+        self.begin(())
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
-        self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
+        self._forms, self._bits = StorageMap[Form](), StorageMap[int]()
+        self._origins: dict[int, Resident] = {}
+        self.written: dict[int, Written] = {}
         self._count = self.weights = 0
         self.draws = self._after_backward = False
         self._residents = self.drawn = self.new_origin()

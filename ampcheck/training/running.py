@@ -134,7 +134,6 @@ class TrainingWatch:
     def watching(self) -> Iterator[None]:
         """Observe what runs inside."""
         self.recorder.on_backward = self._before_backward
-        self.following.lineage.begin(())
         self.following.lineage.active = self._ends  # sums are reported of callables alone
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not is_users(frame.f_code.co_filename):
