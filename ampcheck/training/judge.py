@@ -160,7 +160,8 @@ def _updates(context: Context) -> Run:
 
 
 def _scales(context: Context) -> Run:
-    stats = measure_invariance(context.loop)
+    assert context.start is not None
+    stats = measure_invariance(context.loop, context.start)
     context.invariant = stats.invariant
     return _run(of_gradients.check_invariance(stats))
 

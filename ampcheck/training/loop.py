@@ -22,8 +22,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.reachable import own_tensors, reach
-from ampcheck.torchtools.snapshot import Snapshot as Snapshot
-from ampcheck.torchtools.snapshot import preserved
+from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
 
@@ -219,10 +218,6 @@ class TrainingLoop:
             if _memory(tensor) not in memory:  # a state_dict() holds the same tensors once more
                 add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
         return list(residents.values())
-
-    def snapshot(self) -> Snapshot:
-        """A snapshot of everything that the step can reach now."""
-        return Snapshot(reach(self._roots))
 
     def preserved(self) -> AbstractContextManager[Snapshot]:
         """Restore the loop on leaving, also after an exception: model, optimizer, scaler, the rest."""

@@ -27,8 +27,8 @@ DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 def measured(shape: dict[str, Any]) -> InvarianceStats:
     loop = TrainingLoop(Subject(shape, name="loop"))
     before = state_of(shape)
-    with loop.preserved():
-        stats = measure_invariance(loop)
+    with loop.preserved() as start:
+        stats = measure_invariance(loop, start)
     assert state_of(shape) == before
     return stats
 

@@ -125,6 +125,6 @@ def test_a_fused_optimizer_that_unscales_inside_sees_the_same_gradients(clip):
         return loss.item()
 
     loop = TrainingLoop(as_subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}))
-    with loop.preserved():
-        found = check_invariance(measure_invariance(loop))
+    with loop.preserved() as start:
+        found = check_invariance(measure_invariance(loop, start))
     assert not [one for one in found if one.verdict is Verdict.FAIL]

@@ -20,10 +20,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
-from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, parameters_of, plain_values, quiet
+from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop, parameters_of, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -126,11 +127,9 @@ class Repetition:
         return min((*skipped, NEVER if self.overflowed is None else self.overflowed))
 
 
-def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
+def measure_invariance(loop: TrainingLoop, start: Snapshot, steps: int = STEPS) -> InvarianceStats:
     """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
-    with a scale that doubles after every step.
-
-    Use it inside `loop.preserved()`.
+    with a scale that doubles after every step. start: the state in which they begin.
     """
 
     def nothing(why: str, hint: str = "") -> InvarianceStats:
@@ -141,14 +140,12 @@ def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStat
 
     if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
         return nothing("no GradScaler is in use")
-    start = loop.snapshot()
     first = repeat(*FIRST)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
-        start.restore()
-        return measure_invariance(loop, ACCUMULATED)
+        return measure_invariance(loop, start, ACCUMULATED)
     if agreed(not first.gradients):
         return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
