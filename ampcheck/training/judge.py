@@ -212,7 +212,8 @@ def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Rec
 
 def _resuming(context: Context) -> Run:
     events = check_checkpoint_events(context.seen.events, context.loop.name)
-    stats = measure_resume(context.loop)
+    assert context.start is not None
+    stats = measure_resume(context.loop, context.start)
     return _run([*events, *check_resume(stats)], tables=resume_table(stats))
 
 

@@ -103,22 +103,21 @@ class _StoppedError(Exception):
     """A step or the user's save or load raised; the message says which."""
 
 
-def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
-    """Run 2 * steps steps, and again with an interruption: save, restore the initial state, load, go on.
+def measure_resume(loop: TrainingLoop, start: Snapshot, steps: int = 3) -> ResumeStats:
+    """Run 2 * steps steps, and again with an interruption: save, restore the initial state `start`, load, go on.
 
     The checkpoint goes through `torch.save` and `torch.load` in memory. In both runs the scalers start from a scale and
-    a growth count that a new scaler does not have, so that a forgotten one shows. The loop is restored.
+    a growth count that a new scaler does not have, so that a forgotten one shows.
 
     Every process must call it. One whose `save` returns None loads the checkpoint of the first that returned another,
     as all read the file that one of them wrote.
     """
     if loop.save is None or loop.load is None:
         return ResumeStats(loop.name, steps, skipped=NOT_DECLARED)
-    with loop.preserved() as start:
-        try:
-            return _measured(loop, start, steps)
-        except _StoppedError as error:
-            return ResumeStats(loop.name, steps, skipped=str(error))
+    try:
+        return _measured(loop, start, steps)
+    except _StoppedError as error:
+        return ResumeStats(loop.name, steps, skipped=str(error))
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
