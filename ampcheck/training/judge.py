@@ -179,7 +179,7 @@ def _protocol(context: Context) -> Run:
         applied=of_calls.applied_nonfinite(seen.events) or None,
         damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",
-        scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
+        scalers=tuple(context.loop.scalers),
     )
     of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
@@ -386,8 +386,7 @@ def _prevented(context: Context, stage: Stage) -> Run:
     """Incomplete checks of a stage without a first step; skipped where memory was short, or nothing was to judge."""
     seen = context.seen
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
-    scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
-    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
+    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not context.loop.scalers}
     message = "not judged: step 0 did not finish (see `coverage`)"
     hint = "fix the step that `coverage` names, so that step(0) returns its loss"
     checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]

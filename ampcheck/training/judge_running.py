@@ -115,13 +115,16 @@ def judge_call(
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     learned = judge_running(training, limits, checks)
     steps_alone = list(learned.findings)
-    scaled = any(scaler.is_enabled() for scaler in training.loop.reached.scalers.values())
     compares = checks is None or SCALE_INVARIANCE.slug in checks
     stats = measure_scaled_call(again, subject, training.recorder.events) if compares else None
     if stats is not None:
         steps_alone = [*(f for f in steps_alone if f.check != SCALE_INVARIANCE.slug), *check_invariance(stats)]
     judged = together(judged, steps_alone)
-    wanted = (*(checks or ()), COVERAGE.slug, *([SCALE_INVARIANCE.slug] if checks is None and scaled else ()))
+    wanted = (
+        *(checks or ()),
+        COVERAGE.slug,
+        *([SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else ()),
+    )
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()

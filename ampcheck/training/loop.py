@@ -144,6 +144,11 @@ class TrainingLoop:
         return self.reached.optimizers
 
     @property
+    def scalers(self) -> dict[str, torch.amp.GradScaler]:
+        """Those that are enabled, by path."""
+        return {path: scaler for path, scaler in self.reached.scalers.items() if scaler.is_enabled()}
+
+    @property
     def device_type(self) -> str:
         """Where the parameters are; `cpu` without any."""
         return next((p.device.type for _, p in self.parameters()), "cpu")

@@ -157,7 +157,7 @@ class Observation:
     def result(self) -> Observed:
         """What the loop did in the steps that came to their end."""
         loop, losses, stopped = self.loop, self.losses, self.stopped
-        events, scalers = tuple(self.recorder.events), loop.reached.scalers
+        events, scalers = tuple(self.recorder.events), loop.scalers
         residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
         lost = {id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer)} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
@@ -166,7 +166,7 @@ class Observation:
         before, after = _weights(self._before), _weights(residency)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
-        disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
+        disabled = {path: scaler for path, scaler in loop.reached.scalers.items() if path not in scalers}
         still = {k: v for k, v in after.items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
@@ -195,9 +195,9 @@ class Observation:
             stepped=stepped,
             changed=bool(replaced) or after != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
-            absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
+            absent=tuple(path for path, scaler in disabled.items() if scaler._device != loop.device_type),
             idle=without_gradients(events) if still else None,
-            unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
+            unused=() if self.recorder.scaled else tuple(scalers),
             empty=loop.empty,
             **compared,
         )

@@ -181,9 +181,7 @@ def _losses(loop: TrainingLoop, numbers: range) -> list[float]:
 
 def _disturb_scalers(loop: TrainingLoop) -> None:
     """Give scalers a scale and a count that no new scaler has."""
-    for scaler in loop.reached.scalers.values():
-        if not scaler.is_enabled():
-            continue
+    for scaler in loop.scalers.values():
         state = dict(scaler.state_dict())
         state["scale"] = state["scale"] / 4
         # The count grows the scale when it equals the interval; beyond it, it never would.
@@ -244,9 +242,8 @@ def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
             state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
     for path, scheduler in loop.reached.schedulers.items():
         state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    for path, scaler in loop.reached.scalers.items():
-        if scaler.is_enabled():
-            state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
+    for path, scaler in loop.scalers.items():
+        state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
     return state
 
 

@@ -138,7 +138,7 @@ def measure_invariance(loop: TrainingLoop, start: Snapshot, steps: int = STEPS) 
     def repeat(name: str, scale: float, interval: int = NEVER) -> Repetition:
         return _repeat(loop, start, name, steps, scale, interval)
 
-    if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
+    if not loop.scalers:
         return nothing("no GradScaler is in use")
     first = repeat(*FIRST)
     if first.stopped is not None:
@@ -195,9 +195,8 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
 
 def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> Repetition:
     start.restore()
-    for scaler in loop.reached.scalers.values():
-        if scaler.is_enabled():
-            set_scale(scaler, scale, interval)
+    for scaler in loop.scalers.values():
+        set_scale(scaler, scale, interval)
     recorder = Recorder(loop)
     with collected(loop, recorder, name) as run:
         for taken in recorder.run(steps):
