@@ -144,7 +144,7 @@ class TrainingLoop:
         return self.reached.optimizers
 
     @property
-    def scalers(self) -> dict[str, torch.amp.GradScaler]:
+    def scalers(self) -> dict[str, Any]:
         """Those that are enabled, by path."""
         return {path: scaler for path, scaler in self.reached.scalers.items() if scaler.is_enabled()}
 
