@@ -120,11 +120,8 @@ def judge_call(
     if stats is not None:
         steps_alone = [*(f for f in steps_alone if f.check != SCALE_INVARIANCE.slug), *check_invariance(stats)]
     judged = together(judged, steps_alone)
-    wanted = (
-        *(checks or ()),
-        COVERAGE.slug,
-        *([SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else ()),
-    )
+    scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []
+    wanted = (*(checks or ()), COVERAGE.slug, *scales)
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()
