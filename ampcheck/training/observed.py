@@ -329,8 +329,7 @@ def check_observed(seen: Observed) -> list[Finding]:
         findings.append(COVERAGE.warn(subject, text))
     elif seen.idle is not None:
         text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
-        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
-        findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
+        findings.append(COVERAGE.fail(subject, text, where=seen.idle.where, hint=_ANOTHER))
     elif not seen.changed:
         idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
         verdict, where, text = Verdict.WARN, Where(), f"{steps} steps ran backward, and "
@@ -343,7 +342,7 @@ def check_observed(seen: Observed) -> list[Finding]:
             text, hint = f"{text}no optimizer applied a gradient and no weight changed", _OPTIMIZER
             if idle is not None:
                 text, hint = f"an optimizer must step the weights that have gradients; {text}", _ANOTHER
-                verdict, where = Verdict.FAIL, Where("update", file=idle.file, line=idle.line, step=idle.step)
+                verdict, where = Verdict.FAIL, idle.where
         findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
     if seen.learned and seen.narrow is False and seen.absent:
         names = ", ".join(seen.absent)
