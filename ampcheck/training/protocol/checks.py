@@ -21,7 +21,6 @@ from ampcheck.training.loop import same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
-_LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
 _LOSS_SCALE = 64.0
 """The least constant factor of a loss that counts as a loss scale: weights of losses are smaller."""
@@ -305,7 +304,7 @@ class _Order:
         if event.half:
             message = (
                 f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
-                f"{name} are float16: {listed(event.half, _LISTED)}"
+                f"{name} are float16: {listed(event.half)}"
             )
             yield _Breach("half", event, message)
         own.unscaled, own.stepped = event, own.stepped or steps
@@ -379,7 +378,7 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
     if breach.rule == "guarded step" or by_hand:
         if stats.applied:
-            message += f"; it applied infinite or NaN gradients to {listed(stats.applied, _LISTED)}{_injected(stats)}"
+            message += f"; it applied infinite or NaN gradients to {listed(stats.applied)}{_injected(stats)}"
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
