@@ -209,8 +209,7 @@ class Observation:
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     recorder = Recorder(loop)
-    gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
-    following = Following(loop, gradients) if follow else None
+    following = Following(loop, GradientWatch(loop, recorder)) if follow else None
     seen = Observation(loop, recorder, following)
     with quiet(), recorder.listening():
         for taken in recorder.run(steps, following.step if following is not None else None):

@@ -101,8 +101,7 @@ class TrainingWatch:
         self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
         self.shadow = shadow
-        self._gradients = GradientWatch(self.loop, self.recorder)
-        self.following = Following(self.loop, self._gradients, shadow)
+        self.following = Following(self.loop, GradientWatch(self.loop, self.recorder), shadow)
         self.known: list[int] = []
         self._stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
@@ -217,7 +216,6 @@ class TrainingWatch:
             return
         self.recorder.name_parts()
         if self._seen is None:
-            self._gradients.outputs = not self.loop.reached.compiled
             self._seen = Observation(self.loop, self.recorder, self.following)
             since = 0
         self.recorder.step, self._since = self._count(), since

@@ -163,15 +163,15 @@ class GradientStats:
 class GradientWatch:
     """Compares the gradients of each step with exact.
 
-    outputs: those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes
-    hooks on modules (compiled code would be compiled again). stats: the gradients of that step; of the first one where
-    every step was skipped. reached: by the id of each parameter that backward has reached, whether it got a gradient.
+    Those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes hooks on
+    modules, and is left out where code is compiled, which would be compiled again. stats: the gradients of that step;
+    of the first one where every step was skipped. reached: by the id of each parameter that backward has reached,
+    whether it got a gradient.
     """
 
-    def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
+    def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
         self.stats: GradientStats | None = None
         self.reached: dict[int, bool] = {}
-        self.outputs = outputs
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
@@ -224,7 +224,7 @@ class GradientWatch:
                 histograms[name] += histogram_of(exact[known] / scale)
 
         with (
-            captured(self._loop, seen, outputs=self.outputs and not self._settled),
+            captured(self._loop, seen, outputs=not (self._settled or self._loop.reached.compiled)),
             self._recorder.before_step(stepped),
             self._recorder.before_step(before_step),
         ):
