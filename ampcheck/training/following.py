@@ -36,24 +36,18 @@ class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
     shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
-    steps begins each step with the values that it really has. updates: how many updates of each tensor are followed.
-    places: by step the op in which a value
-    first became infinite or NaN; exact: by step what it would have returned, where that is known.
+    steps begins each step with the values that it really has. places: by step the op in which a value first became
+    infinite or NaN; exact: by step what it would have returned, where that is known.
     """
 
     def __init__(
-        self,
-        loop: TrainingLoop,
-        gradients: GradientWatch | None = None,
-        shadow: LoopShadow | None = None,
-        *,
-        updates: int = UPDATES,
+        self, loop: TrainingLoop, gradients: GradientWatch | None = None, shadow: LoopShadow | None = None
     ) -> None:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
         self.lineage = Lineage(self.sums, self.moments)
-        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
+        self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
         self.masters = MasterWatch(loop, gradients.reached if gradients is not None else {})
         self.places: dict[int, Where] = {}
