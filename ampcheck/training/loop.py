@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.arguments import is_number, parse_integer
-from ampcheck.core.errors import UsageError, as_result, brief, message_of, require_ran
+from ampcheck.core.errors import as_result, brief, message_of, require_ran
 from ampcheck.core.run import Where
-from ampcheck.core.subject import Kind, Subject
+from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
@@ -95,16 +95,12 @@ class TrainingLoop:
     `DtypePolicy`; `world_size`, how many processes it is meant for; `horizon`, how many steps are planned; `data`, an
     iterable of batches, of which `step(batch)` takes one: see `batches.played`.
 
-    Raises `UsageError` for another subject, and for `steps` or a `horizon` that are no number of steps.
+    Raises `UsageError` for `steps` or a `horizon` that are no number of steps.
     """
 
     RESERVED = ("step", "data", "steps", "save", "load", "policy", "run", "world_size", "horizon")
 
     def __init__(self, subject: Subject) -> None:
-        if subject.kind is not Kind.TRAINING:
-            raise UsageError(
-                f"{subject.name} is of kind '{subject.kind.value}'; a training loop is a mapping with 'step'"
-            )
         shape: Mapping[str, Any] = subject.shape
         self.subject = subject
         self.name = subject.name
