@@ -296,7 +296,6 @@ def watched(
     horizon: int | None = None,
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
-    require_settings(every, level)
     model, optimizers, scaler = sort_objects(objects)
     compiled = model is not None and has_compiled_parts(model)
     families = _families(bool(optimizers), compiled, checks)

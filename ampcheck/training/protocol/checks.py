@@ -17,7 +17,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
-from ampcheck.training.loop import same_loss
+from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
@@ -76,7 +76,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
             # The exception kept it from being called.
             breaches = [breach for breach in breaches if breach.rule != "no update"]
         if not any(breach.event.step <= reached for breach in breaches):  # else the exception follows from it
-            breaches += _refused(stats)
+            breaches += _refused(stats.stopped)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     first = {breach.rule: breach for breach in reversed(breaches)}
@@ -359,14 +359,12 @@ class _Order:
             own.stepped = True
 
 
-def _refused(stats: ProtocolStats) -> Iterator[_Breach]:
+def _refused(stopped: StepError) -> Iterator[_Breach]:
     """What GradScaler itself refused with an exception."""
-    if stats.stopped is None or stats.stopped.kind != "raised":
-        return
     for words, rule in _RAISED.items():
-        if words in stats.stopped.message:
-            event = Event(Act.SCALER_STEP, stats.stopped.step, file=stats.stopped.file, line=stats.stopped.line)
-            message = f"GradScaler refused a call that came out of order: {stats.stopped.message}"
+        if stopped.kind == "raised" and words in stopped.message:
+            event = Event(Act.SCALER_STEP, stopped.step, file=stopped.file, line=stopped.line)
+            message = f"GradScaler refused a call that came out of order: {stopped.message}"
             hint = "scale, backward, unscale_ once if gradients are clipped, step each optimizer, update once"
             yield _Breach(rule, event, message, hint)
 
