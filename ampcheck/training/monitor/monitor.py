@@ -252,9 +252,8 @@ class TrainingMonitor:
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
             if len(steps.culprits) < _CULPRITS:
-                tensors = [p for p in parameters_of(steps.optimizer) if p.grad is not None]
-                health = [measure_health(tensor.grad) for tensor in tensors]
-                steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
+                grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
+                steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
             self._ended(steps)
         return result
 

@@ -361,8 +361,8 @@ class Recorder:
 
 def _with_subclasses(kind: type) -> list[type]:
     """A class and all classes below it."""
-    below = (known for part in type.__subclasses__(kind) for known in _with_subclasses(part))
-    return list(dict.fromkeys((kind, *below)))
+    direct: list[type] = type.__subclasses__(kind)
+    return list(dict.fromkeys((kind, *(known for part in direct for known in _with_subclasses(part)))))
 
 
 def _owners(name: str) -> list[object]:
