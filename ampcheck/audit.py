@@ -43,9 +43,10 @@ from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.interception import calls_of_compile
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
-from ampcheck.training import callable_checks
+from ampcheck.training import judge_running
 from ampcheck.training.distributed.ranks import world_size
-from ampcheck.training.judge import STEPS, judge_training
+from ampcheck.training.judge import judge_training
+from ampcheck.training.loop import STEPS
 from ampcheck.training.stopping import ended_after
 
 _OF_GRAPHS = frozenset(
@@ -216,18 +217,18 @@ def _audit_unchanged(
             raised.append(error)
             raise
 
-    def call(run: callable_checks.Runner) -> None:
+    def call(run: judge_running.Runner) -> None:
         seen = replace(subject, shape=lambda: run(user))
         runs.append(judge.judge_use(seen, guards) if guards != [] else _count_ops(seen))
 
-    def call_with_caches(run: callable_checks.Runner) -> None:
+    def call_with_caches(run: judge_running.Runner) -> None:
         with GraphObservation(subject.name) as seen:
             call(run)
         runs.append(Run(findings=tuple(graph_checks.check_artifacts(seen.stats)) if seen.stats is not None else ()))
 
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
-    values = callable_checks.judge_call(
+    values = judge_running.judge_call(
         call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon, again=subject.shape
     )
     if subject.trains and not values.coverage.seen.get("steps"):

@@ -44,14 +44,12 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
-from ampcheck.training.judge import STEPS
 from ampcheck.training.judge_running import OBSERVED, judge_block
-from ampcheck.training.loop import LoopShadow
+from ampcheck.training.loop import STEPS, LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
-from ampcheck.training.monitor.monitor import TrainingMonitor
-from ampcheck.training.monitor.objects import sort_objects
-from ampcheck.training.monitor.step_values import StepValues
+from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.sums import MonitorStats
+from ampcheck.training.monitor.views import StepValues
 from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
@@ -298,10 +296,9 @@ def watched(
     horizon: int | None = None,
 ) -> Watched:
     """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
-    require_settings(every, level)
     model, optimizers, scaler = sort_objects(objects)
     compiled = model is not None and has_compiled_parts(model)
-    families = _families(model, bool(optimizers), compiled, checks)
+    families = _families(bool(optimizers), compiled, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
         raise UsageError(f"graphs must be a GraphLimits; found {show(graphs)}")
     if graphs is not None and "graphs" not in families:
@@ -338,7 +335,7 @@ def watched(
         judge_ops = partial(judge_block, steps, bounds, wanted)
         monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
-        use = AutocastObservation(_named(wanted, GUARD_CHECKS))
+        use = AutocastObservation([slug for slug in wanted or () if slug in GUARD_CHECKS] or None)
         monitors["autocast"] = _Monitor(use, lambda: use.stats(shown) if use.ended else None, partial(guard_run, use))
     if "values" in families:
         if is_intercepted():
@@ -361,7 +358,7 @@ def require_settings(every: int, level: str, fail_on: str | None = None) -> None
     parse_choice(level, "level", [known.value for known in Level])
 
 
-def _families(model: object, training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
+def _families(training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
     """The families of checks that apply to the objects and contain a selected check."""
     applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
     if training:
@@ -375,10 +372,6 @@ def _families(model: object, training: bool, compiled: bool, checks: Collection[
     known = dict.fromkeys(slug for family in applicable.values() for slug in family)
     names = set(parse_checks(checks, known) or ()) - {COVERAGE.slug}
     return [family for family, members in applicable.items() if names & set(members)] or default
-
-
-def _named(checks: Collection[str] | None, family: Collection[str]) -> tuple[str, ...] | None:
-    return None if checks is None else tuple(slug for slug in checks if slug in family) or None
 
 
 @contextmanager

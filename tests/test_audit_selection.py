@@ -20,7 +20,6 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind
 from ampcheck.numerics.checks import OBSERVABLE
-from ampcheck.training import callable_checks
 from ampcheck.training.judge import CHECKS
 
 MODEL = nn.Linear(4, 4), (torch.ones(2, 4),)
@@ -180,6 +179,6 @@ def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> N
 
 def test_every_check_that_judges_a_callable_can_be_selected_for_it() -> None:
     of_compiled_code = {*GRAPH_CHECKS, *ACCURACY_CHECKS}
-    judged = {*GUARD_CHECKS, *OBSERVABLE, *callable_checks.CHECKS, *CHECKS, *of_compiled_code}
+    judged = {*GUARD_CHECKS, *OBSERVABLE, *CHECKS, *of_compiled_code}
     assert judged == set(for_kind(Kind.CALL))
     assert set(GUARD_CHECKS) <= set(for_kind(Kind.TRAINING))

@@ -15,7 +15,7 @@ from ampcheck.core.progress import Listener
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.stages import Stage, run_stages
 from ampcheck.torchtools.restore import restored
-from ampcheck.training.judge import STEPS
+from ampcheck.training.loop import STEPS
 
 AUDIT = sys.modules["ampcheck.audit"]  # ampcheck.audit is the function
 X = torch.ones(2, 4)

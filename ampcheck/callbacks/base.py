@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from typing import Any
 
 from ampcheck.core.limits import Limits
@@ -39,31 +38,28 @@ class WatchCallback:
         require_settings(every, level, fail_on)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
         self._fail_on, self._json, self._html, self._writer = fail_on, json, html, writer
-        self._stack: ExitStack | None = None
         self._seen: Watched | None = None
         self.run: Run | None = None
 
     def _begin(self, model: object, optimizer: object, scaler: object, *, writes: bool = True) -> None:
         """Begin to watch; a watch that an earlier training left open ends first. writes: as of `_report`."""
         self._end()
-        stack = ExitStack()
-        self._seen = stack.enter_context(watched(model, optimizer, scaler, **self._settings))
-        self._stack = stack
+        self._seen = watched(model, optimizer, scaler, **self._settings).__enter__()
         if writes and self._writer is not None:
             self._seen.follow(self._writer)
 
     def _step(self, loss: Any) -> None:
         """Record a loss, if training is watched."""
-        if self._stack is not None and self._seen is not None:
+        if self._seen is not None:
             self._seen.step(loss)
 
     def _end(self) -> dict[str, int] | None:
         """End the watch: all hooks are removed. How many findings have each verdict; None if there was no watch."""
-        if self._stack is None or self._seen is None:
+        if self._seen is None:
             return None
-        stack, self._stack = self._stack, None
-        stack.close()
-        self.run = self._seen.run
+        seen, self._seen = self._seen, None
+        seen.__exit__(None, None, None)
+        self.run = seen.run
         return {f"ampcheck/{verdict}": count for verdict, count in self.run.counts().items()}
 
     def _report(self, *, writes: bool = True, raises: bool = True) -> None:

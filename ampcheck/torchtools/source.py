@@ -46,7 +46,9 @@ class _Stack(threading.local):
 
 
 class Hook:
-    """A hook of a module that its copies and pickles do without: the user's code may make some while it runs."""
+    """A hook that copies and pickles of its module do without: the user's code may make some while it runs."""
+
+    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ampcheck.catalog.training import RESUME
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.check import Evidence
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.training.protocol.events import Act, Event
 
 _LISTED = 3
@@ -36,7 +38,8 @@ def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
     findings: list[Finding] = []
     for who, other in heirs:
         first = events[used[who][0]]
-        scale, last = first.scale, _last_scale(events[used[other][-1]])
+        previous = events[used[other][-1]]
+        scale, last = first.scale, previous.scale if previous.new_scale is None else previous.new_scale
         updates = sum(events[number].act is Act.UPDATE for number in used[other])
         if last is None or not updates or (scale == last and findings):
             continue
@@ -48,12 +51,9 @@ def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
             verdict, observed = Verdict.FAIL, f"the scale was {last:g} and starts over at {scale:g}"
         message = f"a scaler that takes over must load the state of the one before it; {observed}, at step {first.step}"
         hint = "create the GradScaler once; after a restart call scaler.load_state_dict(checkpoint['scaler'])"
-        where = Where(phase="update", module=who, file=first.file, line=first.line, step=first.step)
-        findings.append(
-            RESUME.finding(
-                verdict, subject, message, where=where, observed=scale, limit=last, unit="loss scale", hint=hint
-            )
-        )
+        where = replace(first.where, module=who)
+        shown = Evidence(where=where, observed=scale, limit=last, unit="loss scale", hint=hint)
+        findings.append(RESUME.finding(verdict, subject, message, **shown))
     return findings[:_LISTED]
 
 
@@ -65,10 +65,6 @@ def _was_loaded(events: Sequence[Event], who: str, last: int, first: int) -> boo
     """Whether a state was loaded into a scaler before its first use, or under its path since the other's last use."""
     loads = [(number, event.who) for number, event in enumerate(events[:first]) if event.act is Act.LOAD]
     return any(name == who or (number > last and _path(name) == _path(who)) for number, name in loads)
-
-
-def _last_scale(last: Event) -> float | None:
-    return last.new_scale if last.act is Act.UPDATE and last.new_scale is not None else last.scale
 
 
 def _checkpoints(events: Sequence[Event], subject: str) -> list[Finding]:
@@ -88,8 +84,7 @@ def _checkpoints(events: Sequence[Event], subject: str) -> list[Finding]:
                 "a checkpoint of the optimizer must hold the state of the scaler that it is used with; "
                 f"that of step {event.step} holds {', '.join(event.keys)}: after a restart the scale starts over"
             )
-            where = Where(phase="update", file=event.file, line=event.line, step=event.step)
             hint = "save scaler.state_dict() and load it with scaler.load_state_dict()"
-            return [RESUME.fail(subject, message, where=where, hint=hint)]
+            return [RESUME.fail(subject, message, where=event.where, hint=hint)]
     text = f"all {len(written)} checkpoints that hold an optimizer hold the state of the scaler"
     return [RESUME.passed(subject, text, len(written))]

@@ -7,10 +7,10 @@ gradients, are followed from their beginning.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -20,7 +20,7 @@ from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite
+from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.masters import MasterWatch
@@ -35,31 +35,25 @@ _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 class Following:
     """Follows the steps of a loop: what became of gradients, updates and sums, and where values left their range.
 
-    updates: how many updates of each tensor are followed. restarts: let what lives across steps begin each step with
-    the values that it really has; else its companions go on from step to step. places: by step the op in which a value
-    first became infinite or NaN; exact: by step what it would have returned, where that is known.
+    shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
+    steps begins each step with the values that it really has. places: by step the op in which a value first became
+    infinite or NaN; exact: by step what it would have returned, where that is known.
     """
 
     def __init__(
-        self,
-        loop: TrainingLoop,
-        gradients: GradientWatch | None = None,
-        updates: int = UPDATES,
-        *,
-        shadow: LoopShadow | None = None,
-        restarts: bool = True,
+        self, loop: TrainingLoop, gradients: GradientWatch | None = None, shadow: LoopShadow | None = None
     ) -> None:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
         self.lineage = Lineage(self.sums, self.moments)
-        self.updates = UpdateWatch(self.shadow, self.lineage, updates)
+        self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
         self.masters = MasterWatch(loop, gradients.reached if gradients is not None else {})
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self._followed = self._poisoned = False
-        self._loop, self._restarts = loop, restarts
+        self._loop, self._restarts = loop, shadow is None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -74,11 +68,12 @@ class Following:
         for resident in residents if self._restarts else ():
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
-        before, nonfinite = self.shadow.ops, len(self._nonfinite())
+        judge, before = self.shadow.judge, self.shadow.ops
+        known = 0 if judge is None else len(judge.nonfinite)
         self.updates.numbers_before = self.shadow.numbers.copy()
         self.shadow.numbers.clear()
-        if self.shadow.judge is not None:
-            self.shadow.judge.largest.clear()
+        if judge is not None:
+            judge.largest.clear()
         self._followed = self.updates.begin(residents, self._loop)
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
@@ -88,7 +83,7 @@ class Following:
         ):
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
-        place = next(overflows, next(iter(self._nonfinite()[nonfinite:]), None))
+        place = next(overflows, None if judge is None else next(islice(judge.nonfinite, known, None), None))
         place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
         if place is not None and not self._poisoned:  # else from what an earlier step applied to the weights
             self.places[number] = place
@@ -106,12 +101,8 @@ class Following:
         if self._followed:
             self.moments.end(residents)
         self.updates.look(residents)
-        same = [e for v, e in self.shadow.numbers if v == value or (math.isnan(v) and math.isnan(value))]
-        if same:
+        if same := [exact for real, exact in self.shadow.numbers if same_loss(real, value)]:
             self.exact[number] = same[-1]
-
-    def _nonfinite(self) -> list[Where]:
-        return list(self.shadow.judge.nonfinite) if self.shadow.judge is not None else []
 
 
 def floating_residents(loop: TrainingLoop) -> list[Resident]:

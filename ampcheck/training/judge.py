@@ -34,7 +34,6 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import measure_invariance
-from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
@@ -52,8 +51,6 @@ from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 from ampcheck.training.values import VALUES, with_values
 
-__all__ = ["CHECKS", "STEPS", "assert_training", "judge_training"]
-
 _FOLLOWED = frozenset(VALUES) | frozenset(
     str(check)
     for check in (
@@ -70,9 +67,9 @@ _STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUF
 class Context:
     """The inputs of every stage, and what earlier stages found.
 
-    start: the state in which the loop was handed over, and in which each stage begins. overflowed: the first step, on
-    any rank, that ended in an infinity or a NaN. invariant: whether the loop is invariant to the loss scale. repeats:
-    whether steps can run again.
+    start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. invariant: whether the loop is
+    invariant to the loss scale.
     """
 
     loop: TrainingLoop
@@ -84,7 +81,6 @@ class Context:
     seen: Observed = field(init=False)
     overflowed: int | None = None
     invariant: bool | None = None
-    repeats: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +114,15 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     """Losses and weights stay finite. already_nonfinite: parameters that were not before the first step."""
     seen = context.seen
     finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
-    context.overflowed = min((step for step in gather(finite.overflowed) if step is not None), default=None)
+    context.overflowed = _earliest(finite.overflowed)
     if finite.overflowed is not None:
         finite = replace(finite, place=seen.place(finite.overflowed))
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
+
+
+def _earliest(step: int | None) -> int | None:
+    """The first of a step on each rank; None where none has one."""
+    return min((number for number in gather(step) if number is not None), default=None)
 
 
 def _gradients(context: Context) -> Run:
@@ -130,15 +131,13 @@ def _gradients(context: Context) -> Run:
     if seen.gradients is None:
         return Run()
     stats = of_gradients.judged_step(seen.gradients, limits)
-    skipped = of_scales.first_skipped(seen.events)
+    skipped = _earliest(next((event.step for event in seen.events if event.skipped), None))
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
-    damage = of_gradients.damage_text(stats, limits)
-    judged = [f for scale in scales for f in check_loss_scale(replace(scale, damage=damage), limits)]
+    judged = [f for scale in scales for f in check_loss_scale(scale, limits)]
     if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        why = of_loops.LOSS_SCALE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        why = of_loops.LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
     tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
     charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
@@ -161,9 +160,10 @@ def _updates(context: Context) -> Run:
 
 
 def _scales(context: Context) -> Run:
-    stats = measure_invariance(context.loop)
+    assert context.start is not None
+    stats = measure_invariance(context.loop, context.start)
     context.invariant = stats.invariant
-    return _run(check_invariance(stats))
+    return _run(of_gradients.check_invariance(stats))
 
 
 def _protocol(context: Context) -> Run:
@@ -179,7 +179,7 @@ def _protocol(context: Context) -> Run:
         applied=of_calls.applied_nonfinite(seen.events) or None,
         damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",
-        scalers=tuple(path for path, scaler in context.loop.reached.scalers.items() if scaler.is_enabled()),
+        scalers=tuple(context.loop.scalers),
     )
     of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
@@ -188,7 +188,7 @@ def _protocol(context: Context) -> Run:
     scaled = any(event.enabled for event in scaler_steps)
     direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
-    if context.repeats and agreed(direct or (scheduled and not skipped and scaled)):
+    if context.start is not None and agreed(direct or (scheduled and not skipped and scaled)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
         recorder = _overflowing(context.loop, seen.steps, after_backward=not checked)
         if scheduled and not skipped:
@@ -212,7 +212,8 @@ def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Rec
 
 def _resuming(context: Context) -> Run:
     events = check_checkpoint_events(context.seen.events, context.loop.name)
-    stats = measure_resume(context.loop)
+    assert context.start is not None
+    stats = measure_resume(context.loop, context.start)
     return _run([*events, *check_resume(stats)], tables=resume_table(stats))
 
 
@@ -239,9 +240,8 @@ def _state_dtypes(context: Context) -> Run:
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
     narrow = next((e for e in passes if e.computed or e.dtype in ("float16", "bfloat16")), None)
     if narrow is not None:
-        place = Where("backward", file=narrow.file, line=narrow.line, step=narrow.step)
         findings = [
-            replace(f, where=place, code=code_at(place))
+            replace(f, where=narrow.where, code=code_at(narrow.where))
             if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward")
             else f
             for f in findings
@@ -278,10 +278,8 @@ STAGES = (
 )
 """In their order: later stages use the results of earlier ones."""
 
-_CHECKS = dict.fromkeys(
-    (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT, *(check for stage in STAGES for check in stage.checks))
-)
-CHECKS = tuple(check.slug for check in _CHECKS)
+_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT)
+CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
 """What is judged of a training loop, besides its use of autocast."""
 
 
@@ -387,8 +385,7 @@ def _prevented(context: Context, stage: Stage) -> Run:
     """Incomplete checks of a stage without a first step; skipped where memory was short, or nothing was to judge."""
     seen = context.seen
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
-    scaled = any(scaler.is_enabled() for scaler in context.loop.reached.scalers.values())
-    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not scaled}
+    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not context.loop.scalers}
     message = "not judged: step 0 did not finish (see `coverage`)"
     hint = "fix the step that `coverage` names, so that step(0) returns its loss"
     checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]

@@ -1,31 +1,40 @@
-"""The judge of a training loop that was found in code that runs: the checks that need no repetition."""
+"""The judge of code that runs: its values, its sums and products, and the training loop that was found in it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Run, Verdict, merge
+from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE
-from ampcheck.numerics.observe import block_run
+from ampcheck.numerics.execution import judge_unfollowed
+from ampcheck.numerics.measure import unfollowed
+from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.checkpoints import check_checkpoint_events
+from ampcheck.training.gradients.checks import check_invariance
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
-from ampcheck.training.loop import quiet
+from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
+from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
+from ampcheck.training.scaled_calls import measure_scaled_call
+from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
 
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
 """What is judged here of training that runs once; of `resume` the contents of checkpoints."""
 
+Runner = Callable[[Callable[[], object]], object]
 
-def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None = None) -> Run:
+
+def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None) -> Run:
     """Judge the training that a watch has observed; an empty run where no optimizer was stepped.
 
     checks: those of training loops, all by default. What needs steps that can run again is skipped.
@@ -35,7 +44,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
         return Run()
     loop = training.loop
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
-    context = Context(loop, None, limits, wanted, seen.steps, loop.device_type, repeats=False)
+    context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
@@ -62,3 +71,64 @@ def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str]
     why = "not judged: no optimizer was stepped in this block"
     findings += [REGISTRY[slug].skip(stats.subject, why) for slug in absent]
     return replace(merge([block, learned]), findings=tuple(findings))
+
+
+def judge_call(
+    function: Callable[[Runner], object],
+    subject: str,
+    limits: Limits,
+    checks: Collection[str] | None,
+    *,
+    steps: int | None,
+    horizon: int | None,
+    again: Callable[[], object],
+) -> Run:
+    """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
+
+    The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
+    `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
+    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use. again: the user's callable, whose
+    first steps run again at other loss scales.
+    """
+    values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
+    shadow = LoopShadow(judge=values not in ([], [COVERAGE.slug]))
+    results: list[object] = []  # alive until the block is judged: a NaN that is returned is kept
+    training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)
+
+    def run(call: Callable[[], object]) -> object:
+        results.append(result := training.call(call))
+        shadow.reach({f"the result {path}".strip(): tensor for path, tensor in tensors(result)})
+        return result
+
+    with training.watching():
+        products = measure_operands(lambda: function(run), subject)
+    sums = reduction_stats(training.following.sums, training.following.lineage, subject)
+    judged = [*check_reductions(sums, limits), *check_operands(products, limits)]
+    coverage = Coverage(unseen=unfollowed(shadow))
+    maps: tuple[ModelMap, ...] = ()
+    if shadow.judge is not None:
+        block = block_run(measure_block(shadow, subject), limits, values)
+        coverage, maps = block.coverage, block.maps
+        judged = [*block.findings, *judged]
+    elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
+        verdict, text, hint = unjudged
+        judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
+    learned = judge_running(training, limits, checks)
+    steps_alone = list(learned.findings)
+    compares = checks is None or SCALE_INVARIANCE.slug in checks
+    stats = measure_scaled_call(again, subject, training.recorder.events) if compares else None
+    if stats is not None:
+        steps_alone = [*(f for f in steps_alone if f.check != SCALE_INVARIANCE.slug), *check_invariance(stats)]
+    judged = together(judged, steps_alone)
+    scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []
+    wanted = (*(checks or ()), COVERAGE.slug, *scales)
+    findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
+    table = reduction_table(sums)
+    block_tables = (table,) if table and findings else ()
+    return replace(
+        learned,
+        findings=tuple(findings),
+        coverage=coverage + learned.coverage + Coverage(unseen=sums.coverage.unseen),
+        tables=(*learned.tables, *block_tables),
+        maps=maps,
+    )

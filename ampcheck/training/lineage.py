@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.call import Call, leaves, op_schema
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
@@ -99,21 +100,17 @@ class Lineage(DispatchMode):
         super().__init__()
         self.ops = 0
         self.active = True
-        self.draws = self._after_backward = False
         self.overwritten: Callable[[torch.Tensor], None] | None = None
-        self.written: dict[int, Written] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self.unfollowed = Counter[str]()
         self._additions = additions
-        self._forms = StorageMap[Form]()
-        self._origins: dict[int, Resident] = {}
-        self._bits = StorageMap[int]()
-        self._count = 0
-        self.weights = self.drawn = self._residents = 0
+        self.begin(())
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
-        self._forms, self._bits, self._origins, self.written = StorageMap(), StorageMap(), {}, {}
+        self._forms, self._bits = StorageMap[Form](), StorageMap[int]()
+        self._origins: dict[int, Resident] = {}
+        self.written: dict[int, Written] = {}
         self._count = self.weights = 0
         self.draws = self._after_backward = False
         self._residents = self.drawn = self.new_origin()
@@ -309,7 +306,7 @@ class Lineage(DispatchMode):
         constant = next(values, 0.0) * _number(call, "alpha")
         if not 0 < abs(constant) <= format_of(result.dtype).flushes_at:
             return
-        dtype = str(result.dtype).removeprefix("torch.")
+        dtype = dtype_name(result.dtype)
         names = [r.name for b, r in self._origins.items() if form.mask & b]
         new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
         seen = self.vanished.setdefault((constant, dtype), new)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,15 +15,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.arguments import is_number, parse_integer
-from ampcheck.core.errors import UsageError, as_result, brief, message_of, require_ran
+from ampcheck.core.errors import as_result, brief, message_of, require_ran
 from ampcheck.core.run import Where
-from ampcheck.core.subject import Kind, Subject
+from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.reachable import own_tensors, reach
-from ampcheck.torchtools.snapshot import Snapshot as Snapshot
-from ampcheck.torchtools.snapshot import preserved
+from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
 
@@ -96,16 +95,12 @@ class TrainingLoop:
     `DtypePolicy`; `world_size`, how many processes it is meant for; `horizon`, how many steps are planned; `data`, an
     iterable of batches, of which `step(batch)` takes one: see `batches.played`.
 
-    Raises `UsageError` for another subject, and for `steps` or a `horizon` that are no number of steps.
+    Raises `UsageError` for `steps` or a `horizon` that are no number of steps.
     """
 
     RESERVED = ("step", "data", "steps", "save", "load", "policy", "run", "world_size", "horizon")
 
     def __init__(self, subject: Subject) -> None:
-        if subject.kind is not Kind.TRAINING:
-            raise UsageError(
-                f"{subject.name} is of kind '{subject.kind.value}'; a training loop is a mapping with 'step'"
-            )
         shape: Mapping[str, Any] = subject.shape
         self.subject = subject
         self.name = subject.name
@@ -145,6 +140,11 @@ class TrainingLoop:
         return self.reached.optimizers
 
     @property
+    def scalers(self) -> dict[str, Any]:
+        """Those that are enabled, by path."""
+        return {path: scaler for path, scaler in self.reached.scalers.items() if scaler.is_enabled()}
+
+    @property
     def device_type(self) -> str:
         """Where the parameters are; `cpu` without any."""
         return next((p.device.type for _, p in self.parameters()), "cpu")
@@ -154,23 +154,14 @@ class TrainingLoop:
 
         Of the only module, or of the one called `model`, the path has no prefix.
         """
-        named = [
-            *(
-                (self.path(path, name), parameter)
-                for path, module in self.reached.modules.items()
-                for name, parameter in module.named_parameters()
-            ),
-            *(
-                (f"{path}.params.{number}", parameter)
-                for path, optimizer in self.optimizers.items()
-                for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
-            ),
-        ]
-        seen: set[int] = set()
-        for name, parameter in named:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
+        named: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        for path, module in self.reached.modules.items():
+            for name, parameter in module.named_parameters():
+                named.setdefault(id(parameter), (self.path(path, name), parameter))
+        for path, optimizer in self.optimizers.items():
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                named.setdefault(id(parameter), (f"{path}.params.{number}", parameter))
+        yield from named.values()
 
     def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Every module by its path, each once."""
@@ -197,7 +188,7 @@ class TrainingLoop:
                 residents.setdefault(id(tensor), Resident(role, name, tensor))
 
         optimizers = reached.optimizers.values()
-        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
         parameters = list(self.parameters())
         names = {id(parameter): name for name, parameter in parameters}
         for name, parameter in parameters:
@@ -229,15 +220,9 @@ class TrainingLoop:
                 add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
         return list(residents.values())
 
-    def snapshot(self) -> Snapshot:
-        """A snapshot of everything that the step can reach now."""
-        return Snapshot(reach(self._roots))
-
-    @contextmanager
-    def preserved(self) -> Iterator[Snapshot]:
+    def preserved(self) -> AbstractContextManager[Snapshot]:
         """Restore the loop on leaving, also after an exception: model, optimizer, scaler, the rest."""
-        with preserved(self.reached) as snapshot:
-            yield snapshot
+        return preserved(self.reached)
 
     def take(self, number: int) -> float | StepError:
         """Run one step. An exception of the step is a result: it is returned as a `StepError`."""
@@ -297,6 +282,11 @@ def inner_optimizer(value: object) -> Any:
     while not hasattr(value, "_optimizer_step_pre_hooks") and hasattr(value, "optimizer"):
         value = value.optimizer
     return value
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """The parameters in the groups of an optimizer."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def same_loss(first: float, second: float) -> bool:

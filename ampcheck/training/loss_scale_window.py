@@ -1,6 +1,6 @@
-"""The loss-scale window: which loss scales keep the gradients of a step inside a format.
+"""The loss-scale window: which loss scales keep the gradients of a step inside float16.
 
-A backward pass multiplies every gradient by the loss scale before it is rounded to 16 bits. Rounding is monotone, so
+A backward pass multiplies every gradient by the loss scale before it is rounded to float16. Rounding is monotone, so
 the elements that a power of two as scale loses follow exactly from how many elements each binade contains, without
 another backward pass. The prediction covers the roundings of the measured gradients; an op that overflows inside, or a
 gradient that vanished on the way, shows in real runs only (`LossScaleStats.verified`).
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.formats import format_of
 
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""
@@ -27,6 +27,11 @@ FEW = 8
 _LOWEST, _HIGHEST = -1074, 1023
 """The powers of two of float64, which bound all scales. The bins of magnitudes go one further, to 1024."""
 
+_FLUSH = math.frexp(format_of("float16").flushes_at)[1] - 1
+"""log2 of the largest magnitude that rounds to zero."""
+
+_OVERFLOW = format_of("float16").overflows_at
+
 
 @dataclass(frozen=True, slots=True)
 class GradientHistogram:
@@ -34,32 +39,27 @@ class GradientHistogram:
 
     counts: elements by bin b, those with ``2**(b - 1) < |g| <= 2**b``, nonzero and finite ones only. The upper end is
     inside because half of the smallest subnormal rounds to zero itself (ties to even). largest: the largest finite
-    magnitude, exactly. zeros, nonfinite: how many elements are 0, and infinite or NaN.
+    magnitude, exactly. nonfinite: how many elements are infinite or NaN.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
     largest: float = 0.0
-    zeros: int = 0
     nonfinite: int = 0
 
     def __add__(self, other: GradientHistogram) -> GradientHistogram:
         """The histogram of both, exactly: of two tensors, steps or ranks."""
-        counts = Counter(self.counts) + Counter(other.counts)
-        return GradientHistogram(
-            dict(sorted(counts.items())),
-            max(self.largest, other.largest),
-            self.zeros + other.zeros,
-            self.nonfinite + other.nonfinite,
-        )
+        counts = dict(sorted((Counter(self.counts) + Counter(other.counts)).items()))
+        return GradientHistogram(counts, max(self.largest, other.largest), self.nonfinite + other.nonfinite)
 
     @property
     def nonzero(self) -> int:
         """Elements that are finite and not zero."""
         return sum(self.counts.values())
 
-    def upto(self, exponent: int) -> int:
-        """Nonzero elements of magnitude at most ``2**exponent``."""
-        return sum(count for b, count in self.counts.items() if b <= exponent)
+    def lost(self, scale: int) -> float:
+        """The share of the nonzero elements that rounds to zero at a scale of ``2**scale``."""
+        lost = sum(count for b, count in self.counts.items() if b + scale <= _FLUSH)
+        return lost / self.nonzero if lost else 0.0
 
 
 def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
@@ -75,7 +75,6 @@ def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
     return GradientHistogram(
         {number + _LOWEST: count for number, count in enumerate(counts) if count},
         float(nonzero.amax()) if nonzero.numel() else 0.0,
-        finite.numel() - nonzero.numel(),
         magnitudes.numel() - finite.numel(),
     )
 
@@ -88,7 +87,6 @@ class AtScale:
     the share of all tensors together. overflows: the tensors whose largest element rounds to infinity.
     """
 
-    scale: float
     lost: float
     tensor: str
     pooled: float
@@ -99,14 +97,12 @@ class AtScale:
 class ScaleWindow:
     """The loss scales, as powers of two, at which no tensor loses more than `share` and none overflows.
 
-    format: the name of the format that the scaled gradients are rounded to. histograms: the unscaled gradients.
-    binding: the tensors whose share counts; the others can only overflow. needed: log2 of the smallest scale at which
-    every share is at most `share`; allowed: log2 of the largest at which nothing overflows. needed_by, allowed_by: the
-    tensors that bind these ends. The window is empty where needed > allowed. Real runs may move the ends
-    (`dataclasses.replace`); `at` still follows the histograms.
+    histograms: the unscaled gradients. binding: the tensors whose share counts; the others can only overflow. needed:
+    log2 of the smallest scale at which every share is at most `share`; allowed: log2 of the largest at which nothing
+    overflows. needed_by, allowed_by: the tensors that bind these ends. The window is empty where needed > allowed. Real
+    runs may move the ends (`dataclasses.replace`); `at` still follows the histograms.
     """
 
-    format: str
     share: float
     histograms: Mapping[str, GradientHistogram]
     binding: tuple[str, ...]
@@ -144,67 +140,58 @@ class ScaleWindow:
         """Whether a scale, any number, is inside; the bounds at the ends are also true between them."""
         return self.low is not None and self.high is not None and self.low <= scale <= self.high
 
-    def lost(self, scale: float, *, at_least: bool = False) -> float:
-        """The worst share lost, exactly at a power of two; between two an upper bound, or a lower one (`at_least`)."""
-        return self.at(scale, at_least=at_least).lost
-
     def at(self, scale: float, *, at_least: bool = False) -> AtScale:
-        """The effects of a scale; see `lost`. Overflow is exact at any scale. Raises `UsageError` unless scale > 0."""
+        """The effects of a scale. Overflow is exact at any scale, and what is lost at a power of two; between two it is
+        an upper bound, or a lower one (`at_least`). Raises `UsageError` unless scale > 0."""
         if not 0 < scale < math.inf:
             raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
         mantissa, exponent = math.frexp(scale)
         exponent = exponent if at_least and mantissa > 0.5 else exponent - 1  # of a power of two on this side of it
-        kind = format_of(self.format)
-        bound = _flush_exponent(kind) - exponent
-        pooled = _share(_pool(self.histograms, self.binding), bound)
+        pooled = _pool(self.histograms, self.binding).lost(exponent)
         binding = {name: histogram for name in self.binding if (histogram := self.histograms[name]).nonzero >= FEW}
-        shares = {name: _share(histogram, bound) for name, histogram in binding.items()}
+        shares = {name: histogram.lost(exponent) for name, histogram in binding.items()}
         tensor = max(shares, key=shares.__getitem__, default=POOL)
         worst = shares.get(tensor, 0.0)
         if pooled > worst or not worst:
             worst, tensor = pooled, POOL
-        over = (name for name, histogram in self.histograms.items() if histogram.largest * scale >= kind.overflows_at)
-        return AtScale(scale, worst, tensor, pooled, tuple(over))
+        over = (name for name, histogram in self.histograms.items() if histogram.largest * scale >= _OVERFLOW)
+        return AtScale(worst, tensor, pooled, tuple(over))
 
 
 def scale_window(
-    histograms: Mapping[str, GradientHistogram],
-    *,
-    share: float,
-    dtype: torch.dtype | str | FloatFormat = "float16",
-    binding: Collection[str] | None = None,
+    histograms: Mapping[str, GradientHistogram], *, share: float, binding: Collection[str] | None = None
 ) -> ScaleWindow:
-    """The window of loss scales for gradients that are rounded to `dtype` once they are scaled.
+    """The window of loss scales for gradients that are rounded to float16 once they are scaled.
 
     histograms: unscaled gradients by name. share: the part of the nonzero elements that may round to zero, of every
     tensor with `FEW` of them or more, and of all tensors together. binding: the tensors whose share counts, all by
     default; the rest must not overflow only. Parameters should bind, and the gradients of activations not: those of a
     softmax hold many elements too small to matter, while Adam takes each element of a parameter's by its own size.
 
-    Without a nonzero element the window is as wide as float64. Raises `UsageError` for a format in which nothing rounds
-    to zero.
+    Without a nonzero element the window is as wide as float64.
     """
     names = tuple(name for name in histograms if binding is None or name in binding)
-    kind = format_of(dtype)
-    flush = _flush_exponent(kind)
     needed, needed_by = _LOWEST, POOL
     candidates = [(POOL, _pool(histograms, names))]
     candidates += [(name, histograms[name]) for name in names if histograms[name].nonzero >= FEW]
     for name, histogram in candidates:
-        exponent = _needed(histogram, share, flush)
+        exponent = _needed(histogram, share)
         if exponent > needed or (exponent == needed and needed_by == POOL):
             needed, needed_by = exponent, name
     allowed, allowed_by = _HIGHEST, ""
     for name, histogram in histograms.items():
-        exponent = _allowed(histogram.largest, kind.overflows_at)
+        exponent = largest_scale(histogram.largest)
         if exponent < allowed:
             allowed, allowed_by = exponent, name
-    return ScaleWindow(kind.name, share, histograms, names, needed, allowed, needed_by, allowed_by)
+    return ScaleWindow(share, histograms, names, needed, allowed, needed_by, allowed_by)
 
 
-def largest_scale(magnitude: float, dtype: str) -> int:
-    """log2 of the largest loss scale at which a value of this unscaled magnitude stays finite in a format."""
-    return _allowed(magnitude, format_of(dtype).overflows_at)
+def largest_scale(magnitude: float) -> int:
+    """log2 of the largest loss scale at which a value of this unscaled magnitude stays finite in float16."""
+    if not magnitude:
+        return _HIGHEST
+    (mantissa, exponent), (end, last) = math.frexp(magnitude), math.frexp(_OVERFLOW)
+    return min(last - exponent - (mantissa >= end), _HIGHEST)
 
 
 def is_usable(scale: float) -> bool:
@@ -215,34 +202,15 @@ def is_usable(scale: float) -> bool:
     return 0 < scale < math.inf and 1 / scale <= format_of("float32").max
 
 
-def _flush_exponent(kind: FloatFormat) -> int:
-    """log2 of the largest magnitude that rounds to zero."""
-    if not kind.flushes_at:
-        raise UsageError(f"nothing that float64 holds rounds to zero in {kind.name}: it has no loss-scale window")
-    return math.frexp(kind.flushes_at)[1] - 1
-
-
 def _pool(histograms: Mapping[str, GradientHistogram], names: Iterable[str]) -> GradientHistogram:
     return sum((histograms[name] for name in names), GradientHistogram())
 
 
-def _share(histogram: GradientHistogram, bound: int) -> float:
-    return histogram.upto(bound) / histogram.nonzero if histogram.nonzero else 0.0
-
-
-def _needed(histogram: GradientHistogram, share: float, flush: int) -> int:
+def _needed(histogram: GradientHistogram, share: float) -> int:
     """log2 of the smallest scale at which at most `share` is lost: the first bin beyond the share is kept."""
     lost, whole = 0, histogram.nonzero
     for b in sorted(histogram.counts):
         lost += histogram.counts[b]
         if lost / whole > share:
-            return max(flush - b + 1, _LOWEST)
+            return max(_FLUSH - b + 1, _LOWEST)
     return _LOWEST
-
-
-def _allowed(largest: float, limit: float) -> int:
-    """log2 of the largest scale at which `largest` stays below `limit`."""
-    if not largest:
-        return _HIGHEST
-    (mantissa, exponent), (end, last) = math.frexp(largest), math.frexp(limit)
-    return min(last - exponent - (mantissa >= end), _HIGHEST)

@@ -17,7 +17,7 @@ from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.left_out import LeftOut, left_out
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
-from ampcheck.training.loop import Role, StepError, TrainingLoop, quiet
+from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
@@ -157,22 +157,20 @@ class Observation:
     def result(self) -> Observed:
         """What the loop did in the steps that came to their end."""
         loop, losses, stopped = self.loop, self.losses, self.stopped
-        events, scalers = tuple(self.recorder.events), loop.reached.scalers
+        events, scalers = tuple(self.recorder.events), loop.scalers
         residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
-        groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
-        lost = {id(parameter) for group in groups for parameter in group["params"]} - self._in_modules()
+        lost = {id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer)} - self._in_modules()
         replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
         stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
-        before = _weights(self._before)
+        before, after = _weights(self._before), _weights(residency)
         stored = any(p.is_floating_point() and p.dtype.itemsize <= 2 for _, p in loop.parameters())
         low = stored or any(event.low or event.dtype in ("float16", "bfloat16") for event in events)
-        disabled = tuple(path for path, scaler in scalers.items() if not scaler.is_enabled())
-        still = {k: v for k, v in _weights(residency).items() if k[0] is Role.PARAMETER}.items() <= before.items()
+        disabled = {path: scaler for path, scaler in loop.reached.scalers.items() if path not in scalers}
+        still = {k: v for k, v in after.items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
             if following.gradients is not None and losses:
-                after = _weights(residency)
                 unchanged = {name for (role, name), bits in after.items() if before.get((role, name)) == bits}
                 reached, recorder = following.gradients.reached, self.recorder
                 compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged, recorder.cut.places)
@@ -195,11 +193,11 @@ class Observation:
             residency=residency,
             replaced=replaced,
             stepped=stepped,
-            changed=bool(replaced) or _weights(residency) != before or (stepped and (loop.sharded or not before)),
+            changed=bool(replaced) or after != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
-            absent=tuple(path for path in disabled if scalers[path]._device != loop.device_type),
+            absent=tuple(path for path, scaler in disabled.items() if scaler._device != loop.device_type),
             idle=without_gradients(events) if still else None,
-            unused=() if self.recorder.scaled else tuple(path for path in scalers if path not in disabled),
+            unused=() if self.recorder.scaled else tuple(scalers),
             empty=loop.empty,
             **compared,
         )
@@ -211,8 +209,7 @@ class Observation:
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     recorder = Recorder(loop)
-    gradients = GradientWatch(loop, recorder, outputs=not loop.reached.compiled)
-    following = Following(loop, gradients) if follow else None
+    following = Following(loop, GradientWatch(loop, recorder)) if follow else None
     seen = Observation(loop, recorder, following)
     with quiet(), recorder.listening():
         for taken in recorder.run(steps, following.step if following is not None else None):
@@ -220,9 +217,10 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
             if seen.stopped is not None:
                 break
     result = seen.result()
-    if following is not None:
-        following.shadow.reach_ends()
-    return result if following is None else replace(result, values=measure_block(following.shadow, loop.name))
+    if following is None:
+        return result
+    following.shadow.reach_ends()
+    return replace(result, values=measure_block(following.shadow, loop.name))
 
 
 def _weights(state: StateDtypeStats) -> dict[tuple[Role, str], int]:
@@ -330,25 +328,20 @@ def check_observed(seen: Observed) -> list[Finding]:
         findings.append(COVERAGE.warn(subject, text))
     elif seen.idle is not None:
         text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
-        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
-        findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
+        findings.append(COVERAGE.fail(subject, text, where=seen.idle.where, hint=_ANOTHER))
     elif not seen.changed:
-        why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
-        if seen.stepped:
-            why, hint = "no bit of any weight changed although optimizers applied gradients", _STILL
-        if seen.all_skipped:
-            why, hint = "the scaler skipped every optimizer step: no weight changed", _SKIPPED
         idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
-        text, verdict, where = f"{steps} steps ran backward, and {why}", Verdict.WARN, Where()
+        verdict, where, text = Verdict.WARN, Where(), f"{steps} steps ran backward, and "
         if seen.all_skipped:
+            text, hint = f"{text}the scaler skipped every optimizer step: no weight changed", _SKIPPED
             where = Where("update", op="GradScaler.step")
-        if idle is not None and not seen.stepped and not seen.all_skipped:
-            text, verdict, hint = (
-                f"an optimizer must step the weights that have gradients; {text}",
-                Verdict.FAIL,
-                _ANOTHER,
-            )
-            where = Where("update", file=idle.file, line=idle.line, step=idle.step)
+        elif seen.stepped:
+            text, hint = f"{text}no bit of any weight changed although optimizers applied gradients", _STILL
+        else:
+            text, hint = f"{text}no optimizer applied a gradient and no weight changed", _OPTIMIZER
+            if idle is not None:
+                text, hint = f"an optimizer must step the weights that have gradients; {text}", _ANOTHER
+                verdict, where = Verdict.FAIL, idle.where
         findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
     if seen.learned and seen.narrow is False and seen.absent:
         names = ", ".join(seen.absent)

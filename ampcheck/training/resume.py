@@ -70,7 +70,7 @@ class Difference:
 class ResumeStats:
     """An uninterrupted run of 2 * steps steps compared with one that was interrupted in the middle.
 
-    skipped: why nothing was compared; prevented: whether the steps themselves prevent it.
+    skipped: why nothing was compared.
     raised: what `save`, `load` or the first steps after them raised.
     forgotten: what differs right after the checkpoint was loaded from what was saved.
     differences: what differs in the end, although random numbers and accumulated gradients were restored for the
@@ -82,7 +82,6 @@ class ResumeStats:
     subject: str
     steps: int
     skipped: str = ""
-    prevented: bool = False
     raised: str = ""
     forgotten: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -104,22 +103,21 @@ class _StoppedError(Exception):
     """A step or the user's save or load raised; the message says which."""
 
 
-def measure_resume(loop: TrainingLoop, steps: int = 3) -> ResumeStats:
-    """Run 2 * steps steps, and again with an interruption: save, restore the initial state, load, go on.
+def measure_resume(loop: TrainingLoop, start: Snapshot, steps: int = 3) -> ResumeStats:
+    """Run 2 * steps steps, and again with an interruption: save, restore the initial state `start`, load, go on.
 
     The checkpoint goes through `torch.save` and `torch.load` in memory. In both runs the scalers start from a scale and
-    a growth count that a new scaler does not have, so that a forgotten one shows. The loop is restored.
+    a growth count that a new scaler does not have, so that a forgotten one shows.
 
     Every process must call it. One whose `save` returns None loads the checkpoint of the first that returned another,
     as all read the file that one of them wrote.
     """
     if loop.save is None or loop.load is None:
         return ResumeStats(loop.name, steps, skipped=NOT_DECLARED)
-    with loop.preserved() as start:
-        try:
-            return _measured(loop, start, steps)
-        except _StoppedError as error:
-            return ResumeStats(loop.name, steps, skipped=str(error), prevented=True)
+    try:
+        return _measured(loop, start, steps)
+    except _StoppedError as error:
+        return ResumeStats(loop.name, steps, skipped=str(error))
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
@@ -154,7 +152,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
         return replace(stats, raised=str(error))
     if differ and agreed(bool(_compare(whole, _uninterrupted(loop, start, steps)))):
         why = "two uninterrupted runs from the same state differ: what the step reads cannot be restored, or is random"
-        return replace(stats, skipped=why, prevented=True, forgotten=())
+        return replace(stats, skipped=why, forgotten=())
     return replace(stats, differences=differences, unaided=unaided)
 
 
@@ -183,9 +181,7 @@ def _losses(loop: TrainingLoop, numbers: range) -> list[float]:
 
 def _disturb_scalers(loop: TrainingLoop) -> None:
     """Give scalers a scale and a count that no new scaler has."""
-    for scaler in loop.reached.scalers.values():
-        if not scaler.is_enabled():
-            continue
+    for scaler in loop.scalers.values():
         state = dict(scaler.state_dict())
         state["scale"] = state["scale"] / 4
         # The count grows the scale when it equals the interval; beyond it, it never would.
@@ -246,9 +242,8 @@ def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
             state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
     for path, scheduler in loop.reached.schedulers.items():
         state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    for path, scaler in loop.reached.scalers.items():
-        if scaler.is_enabled():
-            state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
+    for path, scaler in loop.scalers.items():
+        state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
     return state
 
 
@@ -320,11 +315,11 @@ def _short(value: object) -> str:
 def check_resume(stats: ResumeStats) -> list[Finding]:
     """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     subject, steps = stats.subject, stats.steps
-    if stats.prevented:
+    if stats.skipped == NOT_DECLARED:
+        return [RESUME.skip(subject, stats.skipped)]
+    if stats.skipped:
         hint = "let step(i) depend on i and on what save() keeps, and come to its end"
         return [RESUME.incomplete(subject, stats.skipped, hint=hint)]
-    if stats.skipped:
-        return [RESUME.skip(subject, stats.skipped)]
     requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
     if stats.raised:
         hint = "save what torch.save can write, and load it into objects of a new process"

@@ -30,11 +30,9 @@ from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
-from ampcheck.training.protocol.events import Act
+from ampcheck.training.protocol.events import OF_STEPS
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.stopping import Stopper
-
-_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
 _SEARCHES = 8
 """Forwards whose variables are searched for an optimizer; after them only the step of an optimizer begins a search."""
@@ -93,24 +91,17 @@ class TrainingWatch:
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
     `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as
     a backward pass began at one number. ended: whether all steps were observed and others came. horizon: how many steps
-    are planned.
+    are planned. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped.
     """
 
     def __init__(
-        self,
-        name: str,
-        steps: int,
-        shadow: LoopShadow | None = None,
-        *,
-        ends: bool = True,
-        horizon: int | None = None,
+        self, name: str, steps: int, shadow: LoopShadow, *, ends: bool = True, horizon: int | None = None
     ) -> None:
         self.loop = RunningLoop(name)
         self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
-        self.shadow = LoopShadow() if shadow is None else shadow
-        self._gradients = GradientWatch(self.loop, self.recorder)
-        self.following = Following(self.loop, self._gradients, shadow=self.shadow, restarts=False)
+        self.shadow = shadow
+        self.following = Following(self.loop, GradientWatch(self.loop, self.recorder), shadow)
         self.known: list[int] = []
         self._stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
@@ -121,12 +112,7 @@ class TrainingWatch:
         self._turns: list[str] = []
         self._last = ""
         self._loss: float | None = None
-        self._result: Observed | None = None
-
-    @property
-    def stats(self) -> Observed | None:
-        """What the loop did in its steps; None inside the block, and where no optimizer was stepped."""
-        return self._result
+        self.stats: Observed | None = None
 
     def call(self, function: Callable[[], object]) -> object:
         """Call a function inside `watching`. Raises `EnoughSteps` where it was ended after its last observed step, also
@@ -147,7 +133,6 @@ class TrainingWatch:
     def watching(self) -> Iterator[None]:
         """Observe what runs inside."""
         self.recorder.on_backward = self._before_backward
-        self.following.lineage.begin(())
         self.following.lineage.active = self._ends  # sums are reported of callables alone
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not is_users(frame.f_code.co_filename):
@@ -165,7 +150,7 @@ class TrainingWatch:
                     self._finish()
         finally:  # what was observed until code raised counts
             if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
-                self._result = self._seen.result()
+                self.stats = self._seen.result()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1
@@ -211,7 +196,7 @@ class TrainingWatch:
 
     def _is_over(self) -> bool:
         """Whether all optimizers that take turns have been stepped, up to the last of them."""
-        events = (event for event in self.recorder.events[self._since :] if event.act in _STEPS)
+        events = (event for event in self.recorder.events[self._since :] if event.act in OF_STEPS)
         names = list(dict.fromkeys(event.optimizers[0] if event.optimizers else event.who for event in events))
         if not self._is_open or not names:
             return False
@@ -231,7 +216,6 @@ class TrainingWatch:
             return
         self.recorder.name_parts()
         if self._seen is None:
-            self._gradients.outputs = not self.loop.reached.compiled
             self._seen = Observation(self.loop, self.recorder, self.following)
             since = 0
         self.recorder.step, self._since = self._count(), since
@@ -247,7 +231,7 @@ class TrainingWatch:
             self._step.close()
             if error is not None:
                 self._seen.ended(StepError.of(error, self.recorder.step))
-            elif any(event.act in _STEPS for event in self.recorder.events[self._since :]):
+            elif any(event.act in OF_STEPS for event in self.recorder.events[self._since :]):
                 if self._loss is not None:
                     self.known.append(self.recorder.step)
                 self._seen.ended(0.0 if self._loss is None else self._loss)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError, as_result
@@ -24,23 +23,28 @@ from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.gradients import invariance
 from ampcheck.training.gradients.invariance import FIRST, NEVER, InvarianceStats, Repetition
 from ampcheck.training.loop import StepError, plain_values
-from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.events import OF_STEPS, Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.running import RunningLoop
 from ampcheck.training.stopping import Stopper
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP)
-_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 _RANKS = "its ranks would have to run again together: hand over {'model': model, 'optimizer': optimizer, 'step': step}"
 
 
-def measure_scaled_call(call: Callable[[], object], name: str, events: Sequence[Event]) -> InvarianceStats:
+def measure_scaled_call(call: Callable[[], object], name: str, events: Sequence[Event]) -> InvarianceStats | None:
     """Run the first three steps of a callable in which a GradScaler is used again, at several scales.
 
-    name: what findings call it. events: those of the observed steps. What differs between scales is measured a second
-    time: code that draws data or random numbers which cannot be restored is not judged.
+    name: what findings call it. events: those of the observed steps; None where no enabled scaler scaled a loss in
+    them, or looked at gradients. What differs between scales is measured a second time: code that draws data or random
+    numbers which cannot be restored is not judged.
     """
-    passes = _passes(events)
+    first = next((event.step for event in events if event.act in _USES and event.enabled), None)
+    if first is None:
+        return None
+    passes = sum(e.act is Act.BACKWARD and e.step < first + invariance.STEPS for e in events)
+    if not any(event.act in OF_STEPS for event in events):
+        passes = min(passes, invariance.STEPS)
     if not passes:
         return InvarianceStats(name, skipped="no GradScaler is used with a backward pass")
     if world_size() > 1:
@@ -67,7 +71,7 @@ def _measure(name: str, repeat: Callable[..., Repetition]) -> InvarianceStats:
         return InvarianceStats(name, skipped=f"it cannot run again: {first.stopped.message}")
     if not first.gradients:
         return InvarianceStats(name, skipped="no optimizer stepped a gradient at scale 1")
-    stats = replace(invariance.compare_scales(name, first, repeat), prevented=False, hint="")
+    stats = replace(invariance.compare_scales(name, first, repeat), hint="")
     if stats.differences:
         again = repeat("scale 1 again", 1.0)
         once_more = invariance.compare_scales(name, again, repeat)
@@ -75,20 +79,6 @@ def _measure(name: str, repeat: Callable[..., Repetition]) -> InvarianceStats:
         if invariance.differ(first, again) or any((d.what, d.name, d.step) not in found for d in stats.differences):
             return InvarianceStats(name, skipped="two runs at one scale differ: it draws what cannot be restored")
     return stats
-
-
-def uses_scaler(events: Sequence[Event]) -> bool:
-    """Whether an enabled GradScaler scaled a loss, or looked at gradients."""
-    return any(event.act in _USES and event.enabled for event in events)
-
-
-def _passes(events: Sequence[Event]) -> int:
-    """The backward passes up to the end of the third step in which a scaler is used; three where none was made."""
-    first = next((event.step for event in events if event.act in _USES and event.enabled), None)
-    if first is None:
-        return 0
-    passes = sum(e.act is Act.BACKWARD and e.step < first + invariance.STEPS for e in events)
-    return passes if any(e.act in _STEPS for e in events) else min(passes, invariance.STEPS)
 
 
 def _repeat(
@@ -105,7 +95,7 @@ def _repeat(
             before = len(recorder.events)
             if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
                 stopper.stop()
-            if any(event.act in _STEPS for event in recorder.events[since:]):
+            if any(event.act in OF_STEPS for event in recorder.events[since:]):
                 recorder.step, since = recorder.step + 1, before
             result = original(*args, **kwargs)
             if any(event.act is Act.BACKWARD for event in recorder.events[before:]):
@@ -116,7 +106,7 @@ def _repeat(
 
         return backward
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def before_step(optimizer: torch.optim.Optimizer) -> None:
         loop.note("optimizer", optimizer)
         loop.look(sys._getframe(1), end)
         recorder.name_parts()
@@ -124,17 +114,18 @@ def _repeat(
     for scaler in reached.scalers.values():
         if scaler.is_enabled():
             invariance.set_scale(scaler, *growth)
-    hook = register_optimizer_step_pre_hook(before_step)
-    try:
-        with _scaled(growth), _without_ranks(), invariance.collected(loop, recorder, name) as run:
-            try:
-                with stopper.running(), replaced(torch.autograd, "_engine_run_backward", counting):
-                    call()
-            except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
-                if not stopper.raised:
-                    run.stopped = StepError.of(as_result(error), recorder.step)
-    finally:
-        hook.remove()
+    with (
+        _scaled(growth),
+        _without_ranks(),
+        recorder.before_step(before_step),
+        invariance.collected(loop, recorder, name) as run,
+    ):
+        try:
+            with stopper.running(), replaced(torch.autograd, "_engine_run_backward", counting):
+                call()
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
+            if not stopper.raised:
+                run.stopped = StepError.of(as_result(error), recorder.step)
     return run
 
 

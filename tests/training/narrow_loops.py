@@ -12,9 +12,10 @@ from torch import nn
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.training.following import Following
 from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.observed import Following
 from ampcheck.training.stagnation.stagnation import StagnationStats, check_stagnation, stagnation_stats
+from ampcheck.training.stagnation.updates import UpdateWatch
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 Change = Callable[[dict[str, Any], torch.Tensor, torch.Tensor, float], Any]
@@ -209,7 +210,8 @@ def in_backward(lr: float) -> dict[str, Any]:
 
 def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
     """The updates of the first steps; the loop is afterwards as it was. A step that raises ends them."""
-    following, error = Following(loop, updates=steps), ""
+    following, error = Following(loop), ""
+    following.updates = UpdateWatch(following.shadow, following.lineage, steps)
     with loop.preserved():
         for number in range(steps):
             with following.step(number):

@@ -16,9 +16,9 @@ from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStep
 
-FALLING = tuple((i, 2.0 ** (16 - i), True) for i in range(24))
+FALLING = tuple(ScalerStep(i, 2.0 ** (16 - i), 0, 1, 2.0 ** (15 - i), ("body",)) for i in range(24))
 CAST = Where("forward", "0", "aten::_to_copy", "train.py", 14)
 WINDOW = scale_window({"body": GradientHistogram({30: 900, 38: 10}, 2.0**38)}, share=0.1)
 
@@ -102,7 +102,7 @@ def test_an_input_that_overflows_in_its_cast_has_one_cause_with_its_line(scaled)
 
 
 def collapsed(**changes: Any) -> LossScaleStats:
-    stats = LossScaleStats("loop", "float16", WINDOW, None, True, 2.0**-8, FALLING, {"body": 24}, CAST)
+    stats = LossScaleStats(True, FALLING, "loop", "float16", WINDOW, CAST)
     return replace(stats, **changes)
 
 

@@ -10,8 +10,8 @@ from training_loops import mlp
 from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.saving import MODULE_TABLES, TENSOR_TABLES
-from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.gradients.watch import captured
+from ampcheck.torchtools.snapshot import Snapshot, preserved
+from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 
@@ -92,9 +92,9 @@ def test_our_own_hooks_neither_go_nor_come_back(inside):
         model[0].weight.register_hook(nothing)
         model(torch.ones(1, model[0].in_features)).sum().backward()
 
-    outer = loop.snapshot()
+    outer = Snapshot(loop.reached)
     with captured(loop, lambda kind, name, grad: seen.append(name), outputs=True):
-        snapshot = loop.snapshot() if inside else outer
+        snapshot = Snapshot(loop.reached) if inside else outer
         step()
         first, seen[:] = list(seen), []
         snapshot.restore()

@@ -12,13 +12,13 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.training.gradients.checks import check_invariance
 from ampcheck.training.gradients.invariance import (
     InvarianceStats,
     Repetition,
     differences_of,
     measure_invariance,
 )
-from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.loop import TrainingLoop
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
@@ -27,8 +27,8 @@ DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 def measured(shape: dict[str, Any]) -> InvarianceStats:
     loop = TrainingLoop(Subject(shape, name="loop"))
     before = state_of(shape)
-    with loop.preserved():
-        stats = measure_invariance(loop)
+    with loop.preserved() as start:
+        stats = measure_invariance(loop, start)
     assert state_of(shape) == before
     return stats
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,8 @@ from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, 
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import (
     LossScaleStats,
-    ScalerStats,
     ScalerStep,
     loss_scale_chart,
-    loss_scale_stats,
     loss_scale_table,
     power,
     window_chart,
@@ -35,11 +34,22 @@ def _window(share: float = 0.05, **histograms: GradientHistogram) -> ScaleWindow
 
 def _healthy(**changes: object) -> LossScaleStats:
     """A scaler that started too high, backed off twice and steps since."""
-    trajectory = ((0, 2.0**17, True), (1, 2.0**16, True), *((i, 2.0**15, False) for i in range(2, 12)))
-    stats = LossScaleStats(
-        "loop", "float16", _window(), 2.0**15, True, 2.0**15, trajectory, {"body": 2}, Where(op="aten::mm")
-    )
+    stats = LossScaleStats(True, _steps(2.0**15), "loop", "float16", _window(), Where(op="aten::mm"))
     return replace(stats, **changes)  # type: ignore[arg-type]
+
+
+def _steps(scale: float) -> tuple[ScalerStep, ...]:
+    """Two steps that are skipped, and ten that are taken at a scale."""
+    skipped = (ScalerStep(0, 4 * scale, 0, 1, 2 * scale, ("body",)), ScalerStep(1, 2 * scale, 0, 1, scale, ("body",)))
+    return (*skipped, *(ScalerStep(i, scale, 1, 0, scale) for i in range(2, 12)))
+
+
+def _path(trajectory: Sequence[tuple[int, float, bool]], names: tuple[str, ...] = ()) -> tuple[ScalerStep, ...]:
+    """Steps at these scales; those that are skipped halve it."""
+    return tuple(
+        ScalerStep(n, scale, not skip, skip, scale / 2 if skip else scale, names if skip else ())
+        for n, scale, skip in trajectory
+    )
 
 
 def _only(stats: LossScaleStats, limits: Limits = LIMITS) -> Finding:
@@ -59,18 +69,18 @@ def test_a_scaler_that_backs_off_and_then_steps_passes() -> None:
 
 def test_growing_into_overflow_is_a_scalers_ordinary_life() -> None:
     trajectory = ((0, 2.0**15, False), (1, 2.0**16, True), (2, 2.0**15, False), (3, 2.0**17, True))
-    assert _only(_healthy(trajectory=trajectory)).verdict is Verdict.PASS
+    assert _only(_healthy(steps=_path(trajectory))).verdict is Verdict.PASS
 
 
 def test_a_scale_in_use_above_the_window_is_told_and_passes() -> None:
-    finding = _only(_healthy(scale_in_use=2.0**18))
+    finding = _only(_healthy(steps=_steps(2.0**18)))
     assert finding.verdict is Verdict.PASS
     assert "3 binades above it" in finding.message
 
 
 def test_a_back_off_that_has_not_ended_is_undecided() -> None:
     falling = tuple((i, 2.0 ** (30 - i), True) for i in range(14))
-    finding = _only(_healthy(trajectory=falling, scale_in_use=None, last_scale=2.0**16))
+    finding = _only(_healthy(steps=_path(falling)))
     assert finding.verdict is Verdict.UNDECIDED
     assert "from 2^30 to 2^16" in finding.message
     assert "observe more steps" in finding.hint
@@ -78,7 +88,7 @@ def test_a_back_off_that_has_not_ended_is_undecided() -> None:
 
 def test_a_real_run_that_is_finite_further_down_leaves_a_back_off_undecided() -> None:
     falling = tuple((i, 2.0 ** (15 - i), True) for i in range(9))
-    stats = _healthy(trajectory=falling, scale_in_use=None, last_scale=2.0**6)
+    stats = _healthy(steps=_path(falling))
     assert _only(stats).verdict is Verdict.FAIL
     assert _only(replace(stats, verified=((2.0**6, 0.0, False),))).verdict is Verdict.UNDECIDED
 
@@ -86,7 +96,7 @@ def test_a_real_run_that_is_finite_further_down_leaves_a_back_off_undecided() ->
 @pytest.mark.parametrize("window", [None, _window()])
 def test_a_scaler_that_skips_every_step_has_collapsed(window: ScaleWindow | None) -> None:
     falling = tuple((i, 2.0 ** (15 - i), True) for i in range(8))
-    stats = _healthy(window=window, trajectory=falling, scale_in_use=None, last_scale=2.0**7, skipped_by={"a.w": 8})
+    stats = _healthy(window=window, steps=_path(falling, ("a.w",)))
     finding = _only(stats)
     assert finding.verdict is Verdict.FAIL
     assert "the last 8 of 8 steps were all skipped" in finding.message
@@ -99,13 +109,13 @@ def test_a_scaler_that_skips_every_step_has_collapsed(window: ScaleWindow | None
 def test_a_collapse_is_found_whatever_the_format() -> None:
     falling = tuple((i, 2.0 ** (15 - i), True) for i in range(8))
     for kind in ("", "bfloat16"):
-        stats = _healthy(format=kind, trajectory=falling, scale_in_use=None, last_scale=2.0**7)
+        stats = _healthy(format=kind, window=None, steps=_path(falling))
         assert _only(stats).verdict is Verdict.FAIL
 
 
 def test_a_scale_that_fell_below_one_fails() -> None:
     trajectory = ((0, 2.0, True), (1, 1.0, True), (2, 0.5, True), (3, 0.25, False))
-    finding = _only(_healthy(window=None, trajectory=trajectory, scale_in_use=0.25, last_scale=0.25))
+    finding = _only(_healthy(window=None, steps=_path(trajectory)))
     assert finding.verdict is Verdict.FAIL
     assert "fell below 1, from 2 to 2^-2" in finding.message
 
@@ -113,10 +123,10 @@ def test_a_scale_that_fell_below_one_fails() -> None:
 def test_a_scale_below_one_where_the_gradients_ask_for_it_warns() -> None:
     huge = _window(huge=GradientHistogram({17: 100}, 2.0**17))
     trajectory = ((0, 2.0, True), (1, 1.0, True), (2, 0.5, True), (3, 0.25, False))
-    finding = _only(_healthy(window=huge, trajectory=trajectory, scale_in_use=0.25, last_scale=0.25))
+    finding = _only(_healthy(window=huge, steps=_path(trajectory)))
     assert finding.verdict is Verdict.WARN
     assert "average the loss" in finding.hint
-    chosen = _only(_healthy(window=huge, trajectory=((0, 0.25, False),), scale_in_use=0.25, last_scale=0.25))
+    chosen = _only(_healthy(window=huge, steps=_path([(0, 0.25, False)])))
     assert chosen.verdict is Verdict.PASS
 
 
@@ -140,7 +150,7 @@ def test_a_real_run_that_serves_refutes_an_empty_window() -> None:
 
 def test_a_scale_below_the_window_fails() -> None:
     window = _window(0.1, low=GradientHistogram({-35: 50, -30: 50}, 2.0**-30))
-    finding = _only(_healthy(window=window, scale_in_use=2.0**8, trajectory=((0, 2.0**8, False),), last_scale=2.0**8))
+    finding = _only(_healthy(window=window, steps=_path([(0, 2.0**8, False)])))
     assert finding.verdict is Verdict.FAIL
     assert (finding.observed, finding.limit) == (0.5, 0.1)
     assert "the loss scale 256 loses 50 % of low" in finding.message
@@ -149,7 +159,7 @@ def test_a_scale_below_the_window_fails() -> None:
 
 def test_float16_without_a_scaler_fails_where_its_gradients_flush() -> None:
     window = _window(0.1, low=GradientHistogram({-35: 50, -30: 50}, 2.0**-30))
-    finding = _only(loss_scale_stats("loop", window, None, format="float16"))
+    finding = _only(LossScaleStats(False, (), "loop", "float16", window))
     assert finding.verdict is Verdict.FAIL
     assert "without a loss scale 100 % of low are lost" in finding.message
     assert "torch.amp.GradScaler" in finding.hint
@@ -157,14 +167,14 @@ def test_float16_without_a_scaler_fails_where_its_gradients_flush() -> None:
 
 def test_float16_without_a_scaler_passes_where_its_gradients_are_large() -> None:
     window = _window(0.1, large=GradientHistogram({-10: 50}, 2.0**-10))
-    finding = _only(loss_scale_stats("loop", window, None, format="float16"))
+    finding = _only(LossScaleStats(False, (), "loop", "float16", window))
     assert finding.verdict is Verdict.PASS
     assert "the scale 1, without a scaler, is inside" in finding.message
 
 
 def test_overflow_without_a_scaler_fails_when_a_real_run_shows_it() -> None:
     window = _window(0.1, huge=GradientHistogram({17: 100}, 2.0**17))
-    stats = loss_scale_stats("loop", window, None, format="float16")
+    stats = LossScaleStats(False, (), "loop", "float16", window)
     assert _only(stats).verdict is Verdict.WARN
     assert _only(replace(stats, verified=((1.0, 0.0, True),))).verdict is Verdict.FAIL
     assert _only(replace(stats, verified=((1.0, 0.0, False),))).verdict is Verdict.PASS
@@ -172,7 +182,7 @@ def test_overflow_without_a_scaler_fails_when_a_real_run_shows_it() -> None:
 
 def test_a_real_run_overrules_the_share_that_was_predicted() -> None:
     window = _window(0.1, low=GradientHistogram({-35: 50, -30: 50}, 2.0**-30))
-    stats = _healthy(window=window, scale_in_use=2.0**8)
+    stats = _healthy(window=window, steps=_steps(2.0**8))
     refuted = _only(replace(stats, verified=((2.0**8, 0.02, False),)))
     assert refuted.verdict is Verdict.PASS
     assert "loses 50 % of low (in a real backward pass 2 %)" in refuted.message
@@ -185,11 +195,11 @@ def test_ends_that_real_runs_moved_are_the_ends() -> None:
     window = _window(0.1, low=GradientHistogram({-35: 50, -30: 50}, 2.0**-30))
     assert (window.needed, window.allowed) == (11, 45)
     wider = replace(window, needed=9)
-    below = _healthy(window=wider, scale_in_use=2.0**9, verified=((2.0**8, 0.4, False), (2.0**9, 0.1, False)))
+    below = _healthy(window=wider, steps=_steps(2.0**9), verified=((2.0**8, 0.4, False), (2.0**9, 0.1, False)))
     assert _only(below).verdict is Verdict.PASS
-    assert _only(replace(below, scale_in_use=2.0**8)).verdict is Verdict.FAIL
+    assert _only(replace(below, steps=_steps(2.0**8))).verdict is Verdict.FAIL
     narrower = replace(window, needed=13)
-    lossy = _healthy(window=narrower, scale_in_use=2.0**12, verified=((2.0**12, 0.3, False), (2.0**13, 0.0, False)))
+    lossy = _healthy(window=narrower, steps=_steps(2.0**12), verified=((2.0**12, 0.3, False), (2.0**13, 0.0, False)))
     finding = _only(lossy)
     assert finding.verdict is Verdict.FAIL
     assert finding.observed == 0.3
@@ -202,14 +212,14 @@ def test_a_loss_that_no_scale_explains_warns() -> None:
 
 
 def test_real_runs_that_overflow_early_are_told() -> None:
-    finding = _only(_healthy(scale_in_use=2.0**12, verified=((2.0**12, 0.0, False), (2.0**14, 0.0, True))))
+    finding = _only(_healthy(steps=_steps(2.0**12), verified=((2.0**12, 0.0, False), (2.0**14, 0.0, True))))
     assert finding.verdict is Verdict.PASS
     assert "real backward passes overflow from 2^14 on" in finding.message
 
 
 def test_overflow_at_the_lower_end_without_any_step_taken_fails() -> None:
     trajectory = ((0, 2.0**16, True), (1, 2.0**15, True))
-    stats = _healthy(scale_in_use=None, trajectory=trajectory, last_scale=2.0**14)
+    stats = _healthy(steps=_path(trajectory))
     assert _only(stats).verdict is Verdict.UNDECIDED
     window = stats.window
     assert window is not None
@@ -221,22 +231,22 @@ def test_overflow_at_the_lower_end_without_any_step_taken_fails() -> None:
 def test_between_two_powers_of_two_only_what_is_surely_lost_fails() -> None:
     window = _window(0.1, low=GradientHistogram({-30: 100}, 2.0**-30))
     assert window.low == 64.0
-    assert _only(_healthy(window=window, scale_in_use=48.0)).verdict is Verdict.PASS
-    assert _only(_healthy(window=window, scale_in_use=32.0)).verdict is Verdict.FAIL
+    assert _only(_healthy(window=window, steps=_steps(48.0))).verdict is Verdict.PASS
+    assert _only(_healthy(window=window, steps=_steps(32.0))).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"format": ""}, "no gradient of 16 bits flows"),
-        ({"format": "bfloat16"}, "bfloat16 reaches as far as float32"),
+        ({"format": "", "window": None}, "no gradient of 16 bits flows"),
+        ({"format": "bfloat16", "window": None}, "bfloat16 reaches as far as float32"),
         ({"window": None}, "no unscaled gradient was measured"),
         ({"window": scale_window({}, share=0.1)}, "no measured gradient has a finite, nonzero element"),
         (
             {"window": scale_window({"a": histogram_of(torch.full((3,), math.nan))}, share=0.1)},
             "3 elements of a are infinite or NaN without any scale",
         ),
-        ({"scale_in_use": None, "trajectory": (), "last_scale": None}, "no optimizer was stepped through the scaler"),
+        ({"steps": ()}, "no optimizer was stepped through the scaler"),
     ],
 )
 def test_what_was_not_looked_at_is_skipped_with_the_reason(changes: dict[str, object], reason: str) -> None:
@@ -252,13 +262,12 @@ def test_elements_that_no_scale_mends_are_told() -> None:
 
 
 def test_the_path_of_a_scaler_becomes_what_is_judged() -> None:
-    path = ScalerStats("scaler", True, (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0)))
-    stats = loss_scale_stats("loop", None, path, format="float16", verified=[(4.0, 0.1, False), (2.0, 0.2, False)])
-    assert (stats.scale_in_use, stats.last_scale, stats.scaler) == (4.0, 4.0, "scaler")
+    path = (ScalerStep(0, 8.0, 0, 1, 4.0, ("w",)), ScalerStep(1, 4.0, 1, 0, 4.0))
+    stats = LossScaleStats(True, path, "loop", "float16", None)
+    assert (stats.scale_in_use, stats.last_scale) == (4.0, 4.0)
     assert stats.trajectory == ((0, 8.0, True), (1, 4.0, False))
     assert stats.skipped_by == {"w": 1}
-    assert stats.verified == ((2.0, 0.2, False), (4.0, 0.1, False))
-    assert loss_scale_stats("loop", None, replace(path, enabled=False), format="float16").scale == 1.0
+    assert (stats.scale, replace(stats, enabled=False).scale) == (4.0, 1.0)
 
 
 _HISTOGRAMS = st.dictionaries(
@@ -270,14 +279,22 @@ _HISTOGRAMS = st.dictionaries(
 )
 _STATS = st.builds(
     LossScaleStats,
+    st.booleans(),
+    st.lists(
+        st.builds(
+            ScalerStep,
+            st.integers(0, 99),
+            st.floats(0.0, 1e9),
+            st.integers(0, 1),
+            st.integers(0, 1),
+            st.none() | st.floats(0.0, 1e9),
+            st.lists(st.sampled_from("abcdef"), max_size=3).map(tuple),
+        ),
+        max_size=20,
+    ).map(tuple),
     st.just("loop"),
     st.sampled_from(["float16", "bfloat16", ""]),
     st.none() | st.builds(lambda h, s: scale_window(h, share=s), _HISTOGRAMS, st.sampled_from([0.0, 0.1, 0.5, 1.0])),
-    st.none() | st.floats(1e-6, 1e9),
-    st.booleans(),
-    st.none() | st.floats(0.0, 1e9),
-    st.lists(st.tuples(st.integers(0, 99), st.floats(0.0, 1e9), st.booleans()), max_size=20).map(tuple),
-    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9)),
     st.sampled_from([None, Where(op="aten::mm"), Where("forward", "0", "aten::mm", "t.py", 3)]),
     st.lists(st.tuples(st.floats(1e-6, 1e9), st.floats(0.0, 1.0) | st.just(math.nan), st.booleans()), max_size=4).map(
         tuple
@@ -348,7 +365,7 @@ def test_the_charts_draw() -> None:
 
 
 def test_nothing_measured_draws_nothing() -> None:
-    stats = loss_scale_stats("loop", None, None, format="")
+    stats = LossScaleStats(False, (), "loop", "", None)
     assert (loss_scale_table(stats), loss_scale_chart(stats), window_chart(stats)) == (None, None, None)
 
 

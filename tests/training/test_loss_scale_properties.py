@@ -177,7 +177,7 @@ def by_fractions(tensor: torch.Tensor) -> GradientHistogram:
         while size <= Fraction(2) ** (b - 1):
             b -= 1
         bins[b] += 1
-    return GradientHistogram(bins, max(finite, default=0.0), finite.count(0.0), len(numbers) - len(finite))
+    return GradientHistogram(bins, max(finite, default=0.0), len(numbers) - len(finite))
 
 
 @given(name=st.sampled_from(WIDE), data=st.data())
@@ -204,44 +204,44 @@ steps_of = st.dictionaries(st.sampled_from("abc"), realistic(), min_size=1)
 shares = st.sampled_from([0.0, 0.01, 0.1, 1 / 3, 0.5, 0.9])
 
 
-def cast(tensor: torch.Tensor, exponent: int, name: str) -> tuple[int, int, bool]:
+def cast(tensor: torch.Tensor, exponent: int) -> tuple[int, int, bool]:
     """Nonzero finite elements, how many of them PyTorch's cast of the scaled ones flushes, whether one overflows."""
     wide = tensor.to(torch.float64)
     wide = wide[wide.isfinite() & (wide != 0)]
     scaled = torch.ldexp(wide, torch.tensor(exponent))
     once = scaled.to(torch.float32)
     assume(torch.equal(once.to(torch.float64), scaled))  # else PyTorch would round twice
-    after = once.to(getattr(torch, name))
+    after = once.half()
     return len(wide), int((after == 0).sum()), not bool(after.to(torch.float32).isfinite().all())
 
 
-@given(steps_of, st.sampled_from(NARROW), st.integers(-40, 40) | st.integers(0, 6))
-def test_what_a_scale_does_is_what_pytorchs_cast_does(named: dict[str, torch.Tensor], name: str, exponent: int) -> None:
-    window = scale_window({key: histogram_of(one) for key, one in named.items()}, share=0.1, dtype=name)
+@given(steps_of, st.integers(-40, 40) | st.integers(0, 6))
+def test_what_a_scale_does_is_what_pytorchs_cast_does(named: dict[str, torch.Tensor], exponent: int) -> None:
+    window = scale_window({key: histogram_of(one) for key, one in named.items()}, share=0.1)
     told = window.at(2.0**exponent)
-    real = {key: cast(one, exponent, name) for key, one in named.items()}
+    real = {key: cast(one, exponent) for key, one in named.items()}
     nonzero, flushed = (sum(one[i] for one in real.values()) for i in (0, 1))
     pooled = flushed / nonzero if nonzero else 0.0
     assert told.pooled == pooled
     assert told.lost == max([pooled, *(gone / whole for whole, gone, _ in real.values() if whole >= FEW)])
     assert set(told.overflows) == {key for key, (_, _, over) in real.items() if over}
-    assert window.lost(2.0**exponent, at_least=True) == told.lost
+    assert window.at(2.0**exponent, at_least=True) == told
 
 
-@given(steps_of, st.sampled_from(NARROW), shares)
+@given(steps_of, shares)
 def test_the_ends_of_a_window_are_the_last_scales_at_which_pytorchs_cast_keeps_enough(
-    named: dict[str, torch.Tensor], name: str, share: float
+    named: dict[str, torch.Tensor], share: float
 ) -> None:
-    window = scale_window({key: histogram_of(one) for key, one in named.items()}, share=share, dtype=name)
+    window = scale_window({key: histogram_of(one) for key, one in named.items()}, share=share)
     assume(window.nonzero)
 
     def keeps(exponent: int) -> bool:
-        real = [cast(one, exponent, name) for one in named.values()]
+        real = [cast(one, exponent) for one in named.values()]
         whole, gone = sum(one[0] for one in real), sum(one[1] for one in real)
         return gone / whole <= share and all(g / w <= share for w, g, _ in real if w >= FEW)
 
     def fits(exponent: int) -> bool:
-        return not any(cast(one, exponent, name)[2] for one in named.values())
+        return not any(cast(one, exponent)[2] for one in named.values())
 
     assert keeps(window.needed)
     assert not keeps(window.needed - 1)
@@ -249,12 +249,11 @@ def test_the_ends_of_a_window_are_the_last_scales_at_which_pytorchs_cast_keeps_e
     assert not fits(window.allowed + 1)
 
 
-@given(st.sampled_from(["float16", "float8_e5m2"]), st.data())
-def test_overflow_begins_at_the_tie_beyond_the_largest_value_at_every_scale(name: str, data: st.DataObject) -> None:
-    tensor = data.draw(tensors("float32", shape=(2,), elements=edges(name)))
-    window = scale_window({"a": histogram_of(tensor)}, share=0.5, dtype=name)
+@given(tensors("float32", shape=(2,), elements=edges("float16")))
+def test_overflow_begins_at_the_tie_beyond_the_largest_value_at_every_scale(tensor: torch.Tensor) -> None:
+    window = scale_window({"a": histogram_of(tensor)}, share=0.5)
     for exponent in (window.allowed, window.allowed + 1):
-        over = cast(tensor, exponent, name)[2]
+        over = cast(tensor, exponent)[2]
         assert over == (exponent > window.allowed)
         assert window.at(2.0**exponent).overflows == (("a",) if over else ())
 

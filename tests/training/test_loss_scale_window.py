@@ -69,7 +69,6 @@ def test_a_histogram_counts_every_element_in_its_binade(xs: list[float]) -> None
     bins = Counter(next(b for b in range(-149, 129) if x <= math.ldexp(1.0, b)) for x in finite)
     assert histogram.counts == bins
     assert histogram.largest == max(finite, default=0.0)
-    assert histogram.zeros == values.count(0.0)
     assert histogram.nonfinite == sum(not math.isfinite(x) for x in values)
     assert histogram.nonzero == len(finite)
 
@@ -79,7 +78,8 @@ def test_a_float64_gradient_is_counted_to_its_last_subnormal(xs: list[float]) ->
     histogram = histogram_of(torch.tensor([*xs, 5e-324], dtype=torch.float64))
     assert histogram.counts[-1074] == 1 + sum(abs(x) == 5e-324 for x in xs)
     assert histogram.largest == max(map(abs, [*xs, 5e-324]))
-    assert all(histogram.upto(e) == sum(0 < abs(x) <= 2.0**e for x in [*xs, 5e-324]) for e in (-1000, -25, 0, 900))
+    for e in (-1000, -25, 0, 900):  # what is at most 2**-25 rounds to zero
+        assert histogram.lost(-25 - e) == sum(0 < abs(x) <= 2.0**e for x in [*xs, 5e-324]) / histogram.nonzero
 
 
 @given(_TENSORS)
@@ -92,7 +92,7 @@ def test_histograms_of_parts_add_up_to_that_of_the_whole(tensors: dict[str, list
 
 def test_any_stride_and_narrow_dtype_is_read() -> None:
     dense = torch.tensor([[0.0, 1.5], [-4.0, 0.0]])
-    expected = GradientHistogram({1: 1, 2: 1}, 4.0, 2, 0)
+    expected = GradientHistogram({1: 1, 2: 1}, 4.0)
     assert histogram_of(dense) == histogram_of(dense.t()) == expected
     assert histogram_of(dense.half()) == histogram_of(dense.bfloat16()) == histogram_of(dense.double()) == expected
     assert histogram_of(torch.tensor(3.0, requires_grad=True)) == GradientHistogram({2: 1}, 3.0)
@@ -100,8 +100,8 @@ def test_any_stride_and_narrow_dtype_is_read() -> None:
 
 
 def test_histograms_add_up() -> None:
-    first, second = GradientHistogram({0: 1}, 1.0), GradientHistogram({0: 2, 3: 1}, 8.0, 4, 5)
-    assert first + second == GradientHistogram({0: 3, 3: 1}, 8.0, 4, 5)
+    first, second = GradientHistogram({0: 1}, 1.0), GradientHistogram({0: 2, 3: 1}, 8.0, 5)
+    assert first + second == GradientHistogram({0: 3, 3: 1}, 8.0, 5)
 
 
 @given(_TENSORS, _SHARES)
@@ -146,9 +146,9 @@ def test_what_is_lost_at_a_scale_is_exact_at_powers_of_two_and_bounded_between(
     scale = math.ldexp(1.0, exponent)
     told = window.at(scale)
     assert (told.lost, bool(told.overflows)) == _really(tensors, scale)
-    assert window.lost(scale, at_least=True) == told.lost
+    assert window.at(scale, at_least=True) == told
     lost, overflow = _really(tensors, scale * factor)
-    assert window.lost(scale * factor, at_least=True) <= lost <= window.lost(scale * factor)
+    assert window.at(scale * factor, at_least=True).lost <= lost <= window.at(scale * factor).lost
     assert bool(window.at(scale * factor).overflows) == overflow
 
 
@@ -168,10 +168,10 @@ def test_the_tensors_that_bind_the_ends_are_named(tensors: dict[str, list[float]
     assert np.isinf(_cast(tensors[window.allowed_by], math.ldexp(1.0, window.allowed + 1))).any()
 
 
-@given(_TENSORS, st.sampled_from(["float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"]), st.integers(-60, 60))
-def test_every_format_keeps_its_own_ends(tensors: dict[str, list[float]], name: str, exponent: int) -> None:
-    kind = format_of(name)
-    window = scale_window(_histograms(tensors), share=0.1, dtype=name)
+@given(_TENSORS, st.integers(-60, 60))
+def test_a_window_keeps_the_ends_of_float16(tensors: dict[str, list[float]], exponent: int) -> None:
+    kind = format_of("float16")
+    window = scale_window(_histograms(tensors), share=0.1)
     scale = math.ldexp(1.0, exponent)
     values = [abs(float(np.float32(x))) * scale for xs in tensors.values() for x in xs]
     gone = sum(x != 0 and kind.round(x, saturate=True) == 0 for x in values)
@@ -210,7 +210,7 @@ def test_tensors_that_do_not_bind_can_only_overflow() -> None:
     assert everything.needed_by == "scores"
     window = scale_window(tensors, share=0.1, binding=["weight"])
     assert (window.low, window.high, window.allowed_by) == (2.0**-24, 2.0**8, "scores")
-    assert window.lost(1.0) == 0.0
+    assert window.at(1.0).lost == 0.0
 
 
 def test_nonfinite_elements_are_told_apart_from_what_a_scale_can_mend() -> None:
@@ -232,9 +232,8 @@ def test_ends_stay_within_float64() -> None:
     assert tiny.low is None
     assert tiny.allowed == 1023
     huge = histogram_of(torch.full((9,), 1.7e308, dtype=torch.float64))
-    for dtype in ("float16", "bfloat16"):
-        window = scale_window({"a": huge}, share=0.1, dtype=dtype)
-        assert 0 < (window.low or 0.0) < (window.high or 0.0) < 1e-260
+    window = scale_window({"a": huge}, share=0.1)
+    assert 0 < (window.low or 0.0) < (window.high or 0.0) < 1e-260
 
 
 def test_a_share_of_all_leaves_the_lower_end_open() -> None:
@@ -245,11 +244,6 @@ def test_a_share_of_all_leaves_the_lower_end_open() -> None:
 def test_a_scale_that_is_none_is_refused(scale: float) -> None:
     with pytest.raises(UsageError, match="must be a positive number"):
         scale_window({}, share=0.1).at(scale)
-
-
-def test_a_format_in_which_nothing_rounds_to_zero_is_refused() -> None:
-    with pytest.raises(UsageError, match="float64: it has no loss-scale window"):
-        scale_window({}, share=0.1, dtype="float64")
 
 
 def test_windows_are_frozen() -> None:

@@ -11,8 +11,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.training.monitor.views import window_of
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep
-from ampcheck.training.scale.stats import loss_scale_stats as audited
+from ampcheck.training.scale.stats import LossScaleStats, ScalerStep
 
 
 def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Verdict]:
@@ -35,7 +34,7 @@ def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Ver
     stats = seen.stats.training
     (watched,) = (one.verdict for one in seen.run.findings if one.check == "loss-scale")
     window = window_of(stats, Limits())
-    told = check_loss_scale(audited("s", window, ScalerStats("s", True, tuple(path)), format="float16"), Limits())
+    told = check_loss_scale(LossScaleStats(True, tuple(path), "s", "float16", window), Limits())
     return watched, told[0].verdict
 
 

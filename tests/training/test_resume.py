@@ -66,7 +66,9 @@ def make(
 
 
 def judged(shape: dict[str, Any], steps: int = 3) -> tuple[Finding, ResumeStats]:
-    stats = measure_resume(TrainingLoop(Subject(shape)), steps)
+    loop = TrainingLoop(Subject(shape))
+    with loop.preserved() as start:
+        stats = measure_resume(loop, start, steps)
     (finding,) = check_resume(stats)
     return finding, stats
 

@@ -12,6 +12,7 @@ import ampcheck
 from ampcheck.cli.main import main as command_line
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.training.judge_running import together
+from ampcheck.training.loop import LoopShadow
 from ampcheck.training.running import TrainingWatch
 
 
@@ -225,7 +226,7 @@ class Trainer:
 
 
 def test_parts_are_found_where_an_object_keeps_them() -> None:
-    watch = TrainingWatch("fit", 24)
+    watch = TrainingWatch("fit", 24, LoopShadow())
     with watch.watching():
         watch.call(Trainer().fit)
     assert watch.stats is not None

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep, measure_scalers, skipped_last
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep, measure_scalers
 
 
 def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled: bool = True) -> list[Event]:
@@ -101,26 +100,10 @@ def test_scalers_are_kept_apart_and_other_events_are_not_theirs() -> None:
     ]
     told = measure_scalers(events)
     assert set(told) == {"one", "two"}
-    assert told["one"] == ScalerStats("one", True)
+    assert told["one"] == ScalerStats(True, ())
     assert told["one"].last_scale is None
     assert told["two"].scale_in_use == 4.0
 
 
 def test_a_scale_that_nobody_read_is_no_step() -> None:
     assert measure_scalers([Event(Act.SCALER_STEP, 0, "s")])["s"].steps == ()
-
-
-@pytest.mark.parametrize(
-    ("trajectory", "ceiling", "count"),
-    [
-        ([], None, 0),
-        ([(0, 4.0, True), (1, 2.0, True)], None, 2),
-        ([(0, 4.0, True), (1, 2.0, False)], None, 0),
-        ([(0, 4.0, True), (1, 2.0, False), (2, 2.0, True)], None, 1),
-        ([(0, 4.0, True), (1, 2.0, True), (2, 1.0, True)], 2.0, 2),
-    ],
-)
-def test_steps_skipped_last_are_counted_up_to_a_ceiling(
-    trajectory: list[tuple[int, float, bool]], ceiling: float | None, count: int
-) -> None:
-    assert skipped_last(trajectory, ceiling) == count

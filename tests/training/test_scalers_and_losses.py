@@ -12,9 +12,8 @@ from ampcheck.audit import audit
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients, check_loss
+from ampcheck.training.gradients.checks import check_gradients, check_invariance, check_loss
 from ampcheck.training.gradients.invariance import measure_invariance
-from ampcheck.training.gradients.invariance_check import check_invariance
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
@@ -22,26 +21,26 @@ from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, in_succession
 
 
-def scaler_stats(who, *steps):
-    return ScalerStats(who, True, tuple(ScalerStep(step, scale, 0, 1, new_scale=scale / 2) for step, scale in steps))
+def scaler_stats(*steps):
+    return ScalerStats(True, tuple(ScalerStep(step, scale, 0, 1, new_scale=scale / 2) for step, scale in steps))
 
 
 def test_scalers_that_follow_each_other_are_one_path():
-    one, other = scaler_stats("scaler", (0, 8.0), (1, 4.0)), scaler_stats("scaler#2", (2, 8.0))
+    one, other = scaler_stats((0, 8.0), (1, 4.0)), scaler_stats((2, 8.0))
     told = in_succession({"scaler": one, "scaler#2": other})
     assert list(told) == ["scaler"]
     assert [step.step for step in told["scaler"].steps] == [0, 1, 2]
 
 
 def test_scalers_that_are_in_use_together_stay_apart():
-    one, other = scaler_stats("scaler", (0, 8.0), (2, 4.0)), scaler_stats("scaler#2", (1, 8.0))
+    one, other = scaler_stats((0, 8.0), (2, 4.0)), scaler_stats((1, 8.0))
     assert list(in_succession({"scaler": one, "scaler#2": other})) == ["scaler", "scaler#2"]
 
 
 @pytest.mark.parametrize(("scales", "fails"), [([65536.0] * 9, True), ([65536.0 / 2**k for k in range(9)], False)])
 def test_skipping_at_a_scale_that_never_falls_is_a_failure(scales, fails):
-    path = tuple((step, scale, True) for step, scale in enumerate(scales))
-    stats = LossScaleStats("loop", "float16", None, None, True, scales[-1], path, {}, verified=((64.0, 0.0, False),))
+    steps = tuple(ScalerStep(step, scale, skipped=1) for step, scale in enumerate(scales))
+    stats = LossScaleStats(True, steps, "loop", "float16", None, verified=((64.0, 0.0, False),))
     lines = [one.message for one in check_loss_scale(stats, Limits()) if "never fell" in one.message]
     assert bool(lines) is fails
 
@@ -126,6 +125,6 @@ def test_a_fused_optimizer_that_unscales_inside_sees_the_same_gradients(clip):
         return loss.item()
 
     loop = TrainingLoop(as_subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}))
-    with loop.preserved():
-        found = check_invariance(measure_invariance(loop))
+    with loop.preserved() as start:
+        found = check_invariance(measure_invariance(loop, start))
     assert not [one for one in found if one.verdict is Verdict.FAIL]

@@ -20,10 +20,9 @@ from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats, ScalerHistory
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import (
-    ScalerStats,
+    LossScaleStats,
     ScalerStep,
     loss_scale_chart,
-    loss_scale_stats,
     loss_scale_table,
     window_chart,
 )
@@ -103,7 +102,7 @@ def test_growing_in_every_step_is_no_failure():
 @pytest.mark.parametrize("scale", UNUSABLE)
 def test_tables_and_charts_of_an_unusable_scale_are_drawn(scale):
     steps = (ScalerStep(0, 2.0**15, taken=1, new_scale=scale), ScalerStep(1, scale, taken=1, new_scale=scale))
-    stats = loss_scale_stats("loop", WINDOW, ScalerStats("scaler", True, steps), format="float16")
+    stats = LossScaleStats(True, steps, "loop", "float16", WINDOW)
     (finding,) = check_loss_scale(stats, Limits())
     assert finding.verdict is Verdict.FAIL
     assert finding.where.step == 1

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import hookable
+from ampcheck.torchtools.source import Hook, hookable
 from ampcheck.torchtools.storage import placements
 from ampcheck.training.loop import TrainingLoop
 
@@ -34,30 +34,15 @@ def captured(
                 handle: Any
                 if placements(parameter):  # FSDP2 gives it a gradient without autograd, and calls these hooks alone
                     register: Any = parameter.register_post_accumulate_grad_hook
-                    handle = register(_Hook(partial(_reduced, note, name)))
+                    handle = register(Hook(partial(_reduced, note, name)))
                 else:
-                    handle = parameter.register_hook(_Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
+                    handle = parameter.register_hook(Hook(partial(note, "parameter", name)))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
         for path, root in loop.reached.modules.items() if outputs else ():
             for inner, module in hookable(root):
-                hook = _Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
+                hook = Hook(partial(_hook_outputs, partial(note, "output"), loop.path(path, inner)))
                 stack.callback(module.register_forward_hook(hook).remove)
         yield
-
-
-class _Hook:
-    """A hook that a step may pickle or copy along with the module that it hangs on: the copy of it does nothing."""
-
-    __torch_unserializable__ = True  # else PyTorch warns of hooks on tensors that are saved
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
-        return _Hook, (_ignore,)
-
-    def __call__(self, *args: object) -> None:
-        self._function(*args)
 
 
 def _reduced(note: Callable[[str, str, torch.Tensor | None], None], name: str, parameter: torch.Tensor) -> None:
@@ -65,12 +50,8 @@ def _reduced(note: Callable[[str, str, torch.Tensor | None], None], name: str, p
         note("parameter", name, parameter.grad)
 
 
-def _ignore(*_: object) -> None:
-    pass
-
-
 def _hook_outputs(note: Callable[..., None], name: str, module: object, args: object, output: object) -> None:
     if torch.is_grad_enabled():
         for path, tensor in tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None and tensor.is_floating_point():
-                tensor.register_hook(_Hook(partial(note, f"{name}[{path}]" if path else name)))
+                tensor.register_hook(Hook(partial(note, f"{name}[{path}]" if path else name)))

@@ -1,4 +1,4 @@
-"""Losses, weights and gradients that become infinite, NaN or zero: the checks, and how to mend it."""
+"""Losses, weights and gradients that become infinite, NaN or zero, or depend on the loss scale: the checks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW, SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
 from ampcheck.core.text import at_scale, counted, listed
 from ampcheck.numerics.findings import is_cast, mend_cast
+from ampcheck.training.gradients.invariance import InvarianceStats
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -104,12 +106,9 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
                 f"the optimizer guards a division by {listed(stats.guards, _LISTED)}: keep weights and optimizer state "
                 "in float32, where it does, or use an eps that the format holds (1e-4 in float16)"
             )
-        where, many = Where("update", names[0].rpartition(".")[0]), len(names)
-        findings.append(
-            NONFINITE_GRADIENT.fail(
-                stats.subject, message, where=where, observed=many, limit=0.0, unit="tensors", hint=hint
-            )
-        )
+        where = Where("update", names[0].rpartition(".")[0])
+        shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint)
+        findings.append(NONFINITE_GRADIENT.fail(stats.subject, message, **shown))
     lost, first, place = stats.trailing, stats.overflowed, stats.place
     if first is not None:
         message = (
@@ -119,9 +118,8 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
         hint = mend_nonfinite(place) if place else hint
         where = replace(place or Where("forward"), step=first)
-        findings.append(
-            OVERFLOW.fail(stats.subject, message, where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
-        )
+        shown = Evidence(where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
+        findings.append(OVERFLOW.fail(stats.subject, message, **shown))
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"
         findings.append(OVERFLOW.passed(stats.subject, text, len(stats.losses)))
@@ -186,8 +184,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     many tiny gradients of a softmax over a large vocabulary vanish in every healthy run.
     """
     if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.prevented else Verdict.SKIP
-        return [GRADIENT_UNDERFLOW.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
+        return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     known = [loss for loss in stats.gradients if loss.known]
     if not known:
         some = any(loss.kind == "parameter" for loss in stats.gradients)
@@ -208,9 +205,8 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     damage = damage_text(stats, limits)
     if weights:
         worst = max(weights, key=lambda loss: loss.lost)
-        names = ", ".join(f"{loss.name} {loss.lost:.1%}" for loss in weights[1:_LISTED])
-        more = f"; also {names}" if names else ""
-        more += f" and {len(weights) - _LISTED} more" if len(weights) > _LISTED else ""
+        others = listed((f"{loss.name} {loss.lost:.1%}" for loss in weights[1:]), _LISTED - 1)
+        more = f"; also {others}" if others else ""
         message = (
             f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of {worst.name} did "
             f"({worst.zero:,} of {worst.known:,} elements, {worst.subnormal:,} more are subnormal) {at}{more}"
@@ -240,6 +236,53 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     evidence = _evidence(stats, worst, worst.share, limits)
     evidence["hint"] = ""
     return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(finite), **evidence)]
+
+
+def check_invariance(stats: InvarianceStats) -> list[Finding]:
+    """`scale-invariance`: gradients that the optimizer sees, what the step returns, and what optimizers and schedulers
+    go by do not depend on the scale. Warns of numbers that the code keeps and that do."""
+    if stats.skipped:
+        verdict = Verdict.INCOMPLETE if stats.hint else Verdict.SKIP
+        return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
+    findings: list[Finding] = []
+    for difference in stats.differences:
+        what = RETURNED
+        hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
+        if difference.what == "gradient":
+            what = f"the gradient of {difference.name} that the optimizer sees"
+            hint = (
+                "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; "
+                "call update once, after all optimizers"
+            )
+            if stats.penalties:
+                place = stats.penalties[0]
+                hint = (
+                    f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
+                    "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
+                )
+        elif difference.what == "state":
+            what = f"{difference.name}, which the optimizer goes by,"
+            hint = "give a scheduler the loss before it is scaled"
+        elif difference.what == "kept":
+            what = f"the number {difference.name} that the code keeps"
+            hint = "unscale (scaler.unscale_) before norms of gradients are taken; keep the loss before it is scaled"
+        first, second = difference.runs
+        how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
+        if math.isinf(difference.ratio):
+            how = f"is 0 with {first}, and not with {second}"
+        if math.isnan(difference.ratio):
+            how = f"is missing, infinite or NaN with one of {first} and {second}, and not with the other"
+        step = f"(exact values, step {difference.step})"
+        message = f"the same steps must give the same at every loss scale; {what} {how} {step}"
+        module = difference.name.rpartition(".")[0] if difference.what == "gradient" else ""
+        where = Where("update", module, step=difference.step)
+        shown = Evidence(where=where, observed=difference.error, limit=difference.limit, unit="relative", hint=hint)
+        verdict = Verdict.WARN if difference.what == "kept" else Verdict.FAIL  # it may be meant to
+        findings.append(SCALE_INVARIANCE.finding(verdict, stats.subject, message, **shown))
+    if findings:
+        return findings
+    text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.runs)}"
+    return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients + stats.values)]
 
 
 def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:

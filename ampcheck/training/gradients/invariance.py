@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
-from ampcheck.training.loop import LoopShadow, Snapshot, StepError, TrainingLoop, plain_values, quiet
+from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop, parameters_of, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -77,8 +77,8 @@ class InvarianceStats:
 
     runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
     were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing; prevented: whether the loop itself prevents it; hint: what to
-    change about that.
+    graph of its own. skipped: why there is nothing; hint: what to change where the loop itself prevents
+    it.
     """
 
     subject: str
@@ -88,7 +88,6 @@ class InvarianceStats:
     differences: tuple[Difference, ...] = ()
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
-    prevented: bool = False
     hint: str = ""
 
     @property
@@ -128,29 +127,25 @@ class Repetition:
         return min((*skipped, NEVER if self.overflowed is None else self.overflowed))
 
 
-def measure_invariance(loop: TrainingLoop, steps: int = STEPS) -> InvarianceStats:
+def measure_invariance(loop: TrainingLoop, start: Snapshot, steps: int = STEPS) -> InvarianceStats:
     """Run the first steps of a loop at scale 1, at 65536 (or the largest power of 16 below it that no step skips), and
-    with a scale that doubles after every step.
-
-    Use it inside `loop.preserved()`.
+    with a scale that doubles after every step. start: the state in which they begin.
     """
 
     def nothing(why: str, hint: str = "") -> InvarianceStats:
-        return InvarianceStats(loop.name, skipped=why, prevented=bool(hint), hint=hint)
+        return InvarianceStats(loop.name, skipped=why, hint=hint)
 
     def repeat(name: str, scale: float, interval: int = NEVER) -> Repetition:
         return _repeat(loop, start, name, steps, scale, interval)
 
-    if not any(scaler.is_enabled() for scaler in loop.reached.scalers.values()):
+    if not loop.scalers:
         return nothing("no GradScaler is in use")
-    start = loop.snapshot()
     first = repeat(*FIRST)
     if first.stopped is not None:
         where = f" ({first.stopped.file}:{first.stopped.line})" if first.stopped.file else ""
         return nothing(f"a step did not come to its end: {first.stopped.message}{where}")
     if agreed(not first.gradients) and steps < ACCUMULATED:  # gradients accumulate over more steps
-        start.restore()
-        return measure_invariance(loop, ACCUMULATED)
+        return measure_invariance(loop, start, ACCUMULATED)
     if agreed(not first.gradients):
         return nothing(f"no optimizer stepped a gradient in {steps} steps", _NO_STEP)
     if agreed(not first.scaled):
@@ -176,7 +171,7 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
     if not compared:
         why = "the first step with gradients was skipped at every scale: they are not finite"
         mend = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
-        return InvarianceStats(name, skipped=why, prevented=True, hint=mend)
+        return InvarianceStats(name, skipped=why, hint=mend)
     of_steps = [(other, end, *differences_of(first, other, end)) for other, end in compared]
     differences = [d for _, _, found, _ in of_steps for d in found]
     if not differences:  # else they follow from it
@@ -200,9 +195,8 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
 
 def _repeat(loop: TrainingLoop, start: Snapshot, name: str, steps: int, scale: float, interval: int) -> Repetition:
     start.restore()
-    for scaler in loop.reached.scalers.values():
-        if scaler.is_enabled():
-            set_scale(scaler, scale, interval)
+    for scaler in loop.scalers.values():
+        set_scale(scaler, scale, interval)
     recorder = Recorder(loop)
     with collected(loop, recorder, name) as run:
         for taken in recorder.run(steps):
@@ -228,21 +222,20 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
     calls = Counter[int]()
     shadow = LoopShadow(judge=False, exactly=True)
 
-    def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def keep(optimizer: torch.optim.Optimizer) -> None:
         calls[recorder.step] += 1
-        owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        owned = list(parameters_of(optimizer))
         if any(id(parameter) not in names for parameter in owned):
             names.update((id(parameter), path) for path, parameter in loop.parameters())
-        with torch.no_grad(), _disable_current_modes():
-            factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
-            inside = 1.0 if factor is None else float(factor)
-            alone = (tensor for tensor in loop.reached.tensors.values() if tensor.requires_grad and tensor.is_leaf)
-            trained = [*(parameter for _, parameter in loop.parameters()), *alone]
-            run.weights[recorder.step, calls[recorder.step]] = [_exact(shadow, t.detach()).float() for t in trained]
-            for parameter in owned:
-                if parameter.grad is not None:
-                    key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
-                    run.gradients[key] = _exact(shadow, parameter.grad) / inside
+        factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
+        inside = 1.0 if factor is None else float(factor)
+        alone = (tensor for tensor in loop.reached.tensors.values() if tensor.requires_grad and tensor.is_leaf)
+        trained = [*(parameter for _, parameter in loop.parameters()), *alone]
+        run.weights[recorder.step, calls[recorder.step]] = [_exact(shadow, t.detach()).float() for t in trained]
+        for parameter in owned:
+            if parameter.grad is not None:
+                key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
+                run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     def note(roots: object, factor: float | None) -> None:
         if factor is not None:
@@ -253,12 +246,8 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
             return float(_exact(shadow, tensor).sum())
 
     recorder.on_backward = note
-    with quiet(), recorder.listening(), shadow:
-        handle = register_optimizer_step_pre_hook(keep)
-        try:
-            yield run
-        finally:
-            handle.remove()
+    with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
+        yield run
     run.scaled = recorder.scaled
     run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.training.loop import TrainingLoop
+from ampcheck.training.loop import TrainingLoop, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,7 @@ def left_out(
     """
     parameters = dict(loop.parameters())
     in_modules = {id(p) for module in loop.reached.modules.values() for p in module.parameters()}
-    optimized = {
-        id(p) for optimizer in loop.optimizers.values() for group in optimizer.param_groups for p in group["params"]
-    }
-    optimized |= stepped.keys()
+    optimized = {*stepped, *(id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer))}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and reached.get(id(p))}
     unused = {name: p for name, p in trained.items() if id(p) in in_modules - optimized and name in unchanged}
     orphans = [
@@ -63,7 +60,7 @@ def left_out(
     ]
     taken = [p for p in trained.values() if id(p) in optimized]
     by_width = (
-        {name for name, p in trained.items() if _is_narrow(p)} == unused.keys()
+        {name for name, p in trained.items() if p.is_floating_point() and p.itemsize == 2} == unused.keys()
         and any(p.dtype is torch.float32 for p in taken)
         and any(not p.requires_grad for p in parameters.values() if id(p) in in_modules)
     )
@@ -74,7 +71,3 @@ def left_out(
     }
     narrow = tuple(unused) if by_width else ()
     return LeftOut(tuple(replaced), narrow, tuple(without), tuple(lost), next(iter(lost.values()), Where()))
-
-
-def _is_narrow(parameter: torch.Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.dtype.itemsize == 2

@@ -21,9 +21,10 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.capture import captured
-from ampcheck.training.loop import TrainingLoop, plain_values
+from ampcheck.training.loop import TrainingLoop, parameters_of, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
@@ -67,7 +68,7 @@ class GradientLoss:
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
     ) -> None:
         """One more pass. half: under autocast to float16. flushed: values on the way became zero or subnormal."""
-        self.dtype = made_in = str(grad.dtype).removeprefix("torch.")
+        self.dtype = made_in = dtype_name(grad.dtype)
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
         self.made_in = made_in if self.made_in in ("", made_in) else self.dtype
@@ -130,12 +131,11 @@ class GradientStats:
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
     without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
-    name; outputs: which gradients are those of outputs. largest, largest_at: the largest magnitude of float16 in
-    backward, unscaled, and where. underflow: what another loss scale would save. attempts: (scale, worst share lost,
-    whether anything overflowed) of each step up to this one. later: the parameters in the last two steps after it in
-    which every optimizer was stepped. replaced: by parameter, the first step in which its gradient overflowed and an
-    optimizer was given a finite one. skipped: why there is nothing; prevented: whether the loop itself prevents it;
-    hint: what to change about that.
+    name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow: what
+    another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up to
+    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. replaced: by
+    parameter, the first step in which its gradient overflowed and an optimizer was given a finite one. skipped: why the
+    loop leaves nothing to judge; hint: what to change about that.
     """
 
     subject: str
@@ -144,7 +144,6 @@ class GradientStats:
     scale: float = 1.0
     gradients: tuple[GradientLoss, ...] = ()
     histograms: dict[str, GradientHistogram] = field(default_factory=dict)
-    outputs: frozenset[str] = frozenset()
     largest: float = 0.0
     largest_at: str = ""
     underflow: Underflow | None = None
@@ -153,7 +152,6 @@ class GradientStats:
     later: tuple[GradientStats, ...] = ()
     replaced: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
-    prevented: bool = False
     hint: str = ""
 
     @property
@@ -165,15 +163,15 @@ class GradientStats:
 class GradientWatch:
     """Compares the gradients of each step with exact.
 
-    outputs: those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes
-    hooks on modules (compiled code would be compiled again). stats: the gradients of that step; of the first one where
-    every step was skipped. reached: by the id of each parameter that backward has reached, whether it got a gradient.
+    Those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes hooks on
+    modules, and is left out where code is compiled, which would be compiled again. stats: the gradients of that step;
+    of the first one where every step was skipped. reached: by the id of each parameter that backward has reached,
+    whether it got a gradient.
     """
 
-    def __init__(self, loop: TrainingLoop, recorder: Recorder, *, outputs: bool = True) -> None:
+    def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
         self.stats: GradientStats | None = None
         self.reached: dict[int, bool] = {}
-        self.outputs = outputs
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
@@ -194,7 +192,7 @@ class GradientWatch:
         def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             nonlocal made
             made = True
-            owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            owned = set(map(id, parameters_of(optimizer)))
             for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
                 if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
                     self._replaced.setdefault(name, number)
@@ -209,7 +207,8 @@ class GradientWatch:
             if values is None:
                 return
             value, exact, known, flushed = values
-            if overflowed and not any(_has_gradient(parameters[other]) for other in overflowed):  # cleared since
+            of_overflowed = (parameters[other].grad for other in overflowed)
+            if overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):  # cleared
                 nonlocal start
                 start = shadow.ops
                 for record in (overflowed, losses, histograms):
@@ -225,7 +224,7 @@ class GradientWatch:
                 histograms[name] += histogram_of(exact[known] / scale)
 
         with (
-            captured(self._loop, seen, outputs=self.outputs and not self._settled),
+            captured(self._loop, seen, outputs=not (self._settled or self._loop.reached.compiled)),
             self._recorder.before_step(stepped),
             self._recorder.before_step(before_step),
         ):
@@ -257,7 +256,7 @@ class GradientWatch:
             hint = "let each step run a backward pass on its own batch"
             functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
-            return GradientStats(name, 0, skipped=why, prevented=True, hint=hint)
+            return GradientStats(name, 0, skipped=why, hint=hint)
         return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
 
     def _scale(self, since: int) -> float:
@@ -279,7 +278,7 @@ class GradientWatch:
         if not is_usable(scale):
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
             hint = "give the scaler a positive finite scale: see loss-scale"
-            return GradientStats(name, number, skipped=why, prevented=True, hint=hint)
+            return GradientStats(name, number, skipped=why, hint=hint)
         gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
         low = [dtype for event in events for dtype in event.low]
@@ -293,17 +292,12 @@ class GradientWatch:
             scale,
             tuple(gradients),
             {n: histogram for n, histogram in histograms.items() if n in halves},
-            frozenset(loss.name for loss in gradients if loss.kind == "output"),
             largest / scale,
             at,
             _underflow(gradients, scale, largest) if halves else None,
             tuple(self._attempts),
             Coverage(dict(seen)),
         )
-
-
-def _has_gradient(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None and bool(plain_values(parameter.grad).any())
 
 
 def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:

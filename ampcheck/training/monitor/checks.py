@@ -24,7 +24,7 @@ from ampcheck.training.protocol.checks import check_protocol, check_scheduler_sk
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
-from ampcheck.training.scale.stats import has_fallen, is_settled
+from ampcheck.training.scale.stats import is_settled
 from ampcheck.training.stagnation.stagnation import WARNED_FROM, lost_updates
 
 MONITORED = tuple(
@@ -193,7 +193,7 @@ def _loss_scale(stats: MonitorStats, limits: Limits) -> list[Finding]:
         since = f"{f'after {unusable:,} updates' if unusable else 'from the first step on'} {known}"
         where = Where("update", step=unusable)
         return [unusable_scale(subject, scales[unusable], since, where, hint if unusable else INIT_SCALE_HINT)]
-    if scales and has_fallen(scales[0], last):
+    if scales and last < 1 <= scales[0]:
         settled = is_settled(window_of(stats, limits), last, trailing > 0)
         message = f"the loss scale must stay at 1 or above; it fell to {last:g} {known}"
         hint = "its gradients are that large: average the loss instead of summing it" if settled else hint

@@ -14,9 +14,10 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import inner_optimizer
+from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
 from ampcheck.training.monitor.sums import (
     GradientSum,
@@ -139,7 +140,7 @@ class TrainingMonitor:
         if key is None:
             key = self._keys[id(tensor)] = len(self._parameters)
             name = self._names.get(id(tensor), f"{steps.name}.params.{key}")
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             self._parameters.append(ParameterStats(name, steps.name, dtype, tensor.numel(), vector=tensor.dim() < 2))
             self._alive[key] = steps, tensor
         return key
@@ -251,9 +252,8 @@ class TrainingMonitor:
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
             if len(steps.culprits) < _CULPRITS:
-                tensors = [p for g in steps.optimizer.param_groups for p in g["params"] if p.grad is not None]
-                health = [measure_health(tensor.grad) for tensor in tensors]
-                steps.culprits.append(([self._key(steps, tensor) for tensor in tensors], health))
+                grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
+                steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
             self._ended(steps)
         return result
 
@@ -304,3 +304,35 @@ class TrainingMonitor:
                     culprits[self._parameters[key].name] += gradient.bad
         named = {name: count for name, count in culprits.most_common() if count}
         return ScalerHistory(True, self._scales.read(), int(self.scaler.get_growth_interval()), named)
+
+
+def sort_objects(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
+    """The model, the optimizers and the scaler among the objects of a watch. Raises `UsageError` for others, and for
+    too many."""
+    models, optimizers, scalers = list[Any](), list[Any](), list[Any]()
+    for item in (given for given in objects if given is not None):
+        parts = item if isinstance(item, (list, tuple)) and item else (item,)
+        if all(hasattr(part, "param_groups") and hasattr(part, "step") for part in parts):
+            optimizers += parts
+        elif all(hasattr(item, method) for method in ("step", "update", "is_enabled")):
+            scalers.append(item)
+        elif callable(item):
+            models.append(item)
+        else:
+            raise UsageError(
+                "watch takes a module or function, optimizers and a torch.amp.GradScaler; found "
+                f"{'an empty list' if item == [] else type(item).__name__}"
+            )
+    if len(models) > 1 or len(scalers) > 1:
+        raise UsageError(f"watch takes one model and one scaler; found {len(models)} models and {len(scalers)} scalers")
+    if scalers and not optimizers:
+        raise UsageError("a scaler is judged by the steps of an optimizer: pass the optimizer to watch(...) as well")
+    unwrapped = {id(optimizer): optimizer for optimizer in map(_unwrapped, optimizers)}
+    return next(iter(models), None), list(unwrapped.values()), next(iter(scalers), None)
+
+
+def _unwrapped(value: object) -> torch.optim.Optimizer:
+    optimizer = inner_optimizer(value)
+    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
+    return optimizer

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
 from ampcheck.training.protocol.events import ProtocolStats
-from ampcheck.training.scale.stats import skipped_last
 
 _FINITE, _AMAX = 2, 4
 """Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
@@ -144,7 +144,7 @@ class OptimizerStats:
     def skipped_last(self) -> int:
         """How many attempts at the end were skipped one after the other."""
         skipped = set(self.skipped)
-        return skipped_last((number, 1.0, number in skipped) for number in range(self.attempts))
+        return sum(1 for _ in takewhile(skipped.__contains__, reversed(range(self.attempts))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,6 @@ class GradientSums:
         self._rows = Rows(empty)
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._sizes: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
-        self._masks: dict[float, torch.Tensor] = {}
         self._alike: tuple[Any, Any, Any] = (), (), None
         self._waiting: list[tuple[int, torch.Tensor]] = []  # steps with the same parameters, sizes and loss scale
 
@@ -334,15 +333,12 @@ class GradientSums:
 
     def _mask(self, scale: torch.Tensor | float) -> torch.Tensor:
         """Which bins of the histogram are subnormal, flushed, and each of the last binades of float16 at a loss scale,
-        [bins, counts]; cached where the scale is known on the CPU."""
-        if isinstance(scale, torch.Tensor) and scale.device.type != "cpu":
-            return self._mask_from(scale.detach().to(self._device, torch.float64, non_blocking=True).log2())
-        known = float(scale)
-        if known not in self._masks:
-            self._masks[known] = self._mask_from(math.log2(known) if 0 < known < math.inf else math.inf)
-        return self._masks[known]
-
-    def _mask_from(self, exponent: torch.Tensor | float) -> torch.Tensor:
+        [bins, counts]."""
+        exponent: torch.Tensor | float
+        if isinstance(scale, torch.Tensor):
+            exponent = scale.detach().to(self._device, torch.float64, non_blocking=True).log2()
+        else:
+            exponent = math.log2(scale) if 0 < scale < math.inf else math.inf
         scaled = (self._exponents + exponent).floor()
         last = [scaled == _SMALLEST - shift for shift in range(_SHIFTED, -1, -1)]
         return torch.stack((scaled < _NORMAL, scaled < _SMALLEST - _SHIFTED, *last), 1).double()

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import inner_optimizer
 from ampcheck.training.monitor.sums import Rows, UpdateSum
 
 _SAMPLE = 4096
@@ -34,17 +32,6 @@ _NORMS, _COUNTS = 4, 4
 
 _STEPS = 32
 """Steps whose norms wait to be added up together: many small ops on each of them would cost more than they do."""
-
-
-def plain_optimizer(value: object) -> torch.optim.Optimizer:
-    """The optimizer that makes the steps, inside the wrapper of a library (Accelerate, Lightning).
-
-    Raises `UsageError` for anything else.
-    """
-    optimizer = inner_optimizer(value)
-    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        raise UsageError(f"what steps the weights must be a torch.optim.Optimizer; found {type(value).__name__}")
-    return optimizer
 
 
 def rounds_to_nearest(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,9 +1,9 @@
-"""Tables and charts of a monitored training loop."""
+"""Tables and charts of a monitored training loop, and the figures of one measured step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
 from ampcheck.core.bands import bands_of
@@ -32,8 +32,8 @@ def window_of(stats: MonitorStats, limits: Limits) -> ScaleWindow | None:
         if health.nonzero and health.histogram is not None:
             # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
             counts = {exponent + 1: count for exponent, count in health.histogram}
-            histograms[param.name] = GradientHistogram(counts, health.amax, health.zeros, health.nonfinite)
-    return scale_window(histograms, share=limits.underflow, dtype="float16") if histograms else None
+            histograms[param.name] = GradientHistogram(counts, health.amax, health.nonfinite)
+    return scale_window(histograms, share=limits.underflow) if histograms else None
 
 
 def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:
@@ -44,6 +44,45 @@ def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:
 def monitor_charts(stats: MonitorStats, limits: Limits) -> tuple[Chart, ...]:
     """The loss scale over its updates, the losses, and the ranges of the gradients."""
     return (*_scale(stats, limits), *loss_chart(stats.subject, stats.losses), *_ranges(stats))
+
+
+class StepValues:
+    """The figures of one measured step after another. read: the statistics so far, which waits for the device."""
+
+    def __init__(self, read: Callable[[], MonitorStats]) -> None:
+        self._read, self._before = read, _totals(read())
+
+    def next(self, loss_scale: float | None) -> dict[str, float]:
+        """The figures, by name, of what was measured since the last call.
+
+        Norms are those of all parameters together, gradients unscaled. Zeros are a share of the elements of the
+        gradients; subnormal, a share of the nonzero ones, are those that float16 holds as such at the loss scale;
+        unchanged is a share of the elements of 16-bit weights that were due to change. A figure that does not apply, or
+        is not finite, is left out.
+        """
+        stats = self._read()
+        after = _totals(stats)
+        gained = {name: max(float(total - self._before[name]), 0.0) for name, total in after.items()}
+        self._before = after
+
+        def share(part: str, whole: str) -> float:
+            return gained[part] / gained[whole] if gained[whole] else math.nan
+
+        optimizer = stats.optimizers[0]
+        scaled = loss_scale is not None
+        values = {
+            "loss scale": math.nan if loss_scale is None else loss_scale,
+            "skipped steps": float(stats.skipped) if scaled else math.nan,
+            "learning rate": optimizer.rates[-1] if optimizer.rates else math.nan,
+            "gradient norm": math.sqrt(gained["gradient"]) if gained["elements"] else math.nan,
+            "gradient zeros": share("zeros", "elements"),
+            "gradient subnormal": share("subnormal", "nonzero") if scaled else math.nan,
+            "gradient inf or NaN": gained["nonfinite"],
+            "update norm": math.sqrt(gained["update"]) if gained["weight"] else math.nan,
+            "update by weight": math.sqrt(share("update", "weight")) if gained["weight"] else math.nan,
+            "updates unchanged": share("unchanged", "due"),
+        }
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _parameters(stats: MonitorStats) -> Table:
@@ -165,3 +204,22 @@ def _span(health: TensorHealth) -> tuple[float, ...]:
     inner = (health.quantile_exponent(q) for q in (0.05, 0.5, 0.95))
     # A quantile is known to its binade; its middle is half an exponent up, and never outside the extremes.
     return (least, *(min(max(e + 0.5, least), most) for e in inner if e is not None), most)
+
+
+def _totals(stats: MonitorStats) -> dict[str, float]:
+    """Sums over all parameters and measured steps; of norms, those of their squares."""
+    gradients = [gradient for _, gradient in stats.gradients]
+    health = [gradient.health for gradient in gradients]
+    updates = [param.update for param in stats.parameters if param.update is not None]
+    return {
+        "elements": sum(h.numel for h in health),
+        "zeros": sum(h.zeros for h in health),
+        "subnormal": sum(gradient.subnormal for gradient in gradients),
+        "nonzero": sum(h.nonzero for h in health),
+        "nonfinite": sum(h.nonfinite for h in health),
+        "due": sum(update.due for update in updates),
+        "unchanged": sum(update.unchanged for update in updates),
+        "gradient": sum(h.sumsq for h in health),
+        "update": sum(update.update**2 for update in updates),
+        "weight": sum(update.weight**2 for update in updates),
+    }

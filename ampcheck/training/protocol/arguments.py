@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.pytree import tensors
 
 
@@ -40,9 +40,4 @@ def limit_of(args: Sequence[object], kwargs: Mapping[str, object]) -> float | No
 
 def dtype_of(outputs: object) -> str:
     """The dtype of the first tensor, such as a loss; empty where there is none."""
-    return next((short(tensor.dtype) for _, tensor in tensors(outputs)), "")
-
-
-def short(dtype: torch.dtype) -> str:
-    """`float16` of `torch.float16`."""
-    return str(dtype).removeprefix("torch.")
+    return next((dtype_name(tensor.dtype) for _, tensor in tensors(outputs)), "")

@@ -15,13 +15,12 @@ from types import MappingProxyType
 from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
-from ampcheck.training.loop import same_loss
+from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
-_LISTED = 5
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
 _LOSS_SCALE = 64.0
 """The least constant factor of a loss that counts as a loss scale: weights of losses are smaller."""
@@ -77,7 +76,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
             # The exception kept it from being called.
             breaches = [breach for breach in breaches if breach.rule != "no update"]
         if not any(breach.event.step <= reached for breach in breaches):  # else the exception follows from it
-            breaches += _refused(stats)
+            breaches += _refused(stats.stopped)
     if stats.invariant:
         breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     first = {breach.rule: breach for breach in reversed(breaches)}
@@ -115,7 +114,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
                 wrong.append((event, before[-1]))
     if not wrong and early is not None:
         hint = "call scheduler.step() after optimizer.step()"
-        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=_where(early[0]), hint=hint)]
+        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=early[0].where, hint=hint)]
     if not skips:
         return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
     if not wrong:
@@ -132,7 +131,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
         "compare the scale around scaler.update() and step the scheduler only where it did not fall: "
         "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
     )
-    shown = Evidence(where=_where(first), observed=len(wrong), limit=0.0, unit="steps", hint=hint)
+    shown = Evidence(where=first.where, observed=len(wrong), limit=0.0, unit="steps", hint=hint)
     return [SCHEDULER_SKIP.fail(stats.subject, message, **shown)]
 
 
@@ -185,7 +184,7 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
             "bfloat16"
         )
     vanished = bool(stats.damage) or (stats.lost is not None and stats.lost > limits.underflow)
-    shown = Evidence(where=_where(narrow[0]), hint=hint)
+    shown = Evidence(where=narrow[0].where, hint=hint)
     if stats.lost is not None:
         shown = Evidence(**shown, observed=stats.lost, limit=limits.underflow, unit="share of the gradient")
     return [SCALER_PROTOCOL.finding(Verdict.FAIL if vanished else Verdict.WARN, stats.subject, message, **shown)]
@@ -201,20 +200,19 @@ class _Breach:
 
 @dataclass(slots=True)
 class _Gradients:
-    """The accumulated gradients of one optimizer: the scales of their losses, whether they were divided out again.
+    """The accumulated gradients of one optimizer.
 
-    epochs: of each scale, its scaler and how often that was updated before. unscaled_losses: backward passes of losses
-    without a scale. mixed: a backward pass that added scaled gradients to unscaled ones.
+    scales: of their losses. epochs: of each scale, its scaler and how often that was updated before. unscaled_losses:
+    backward passes of losses without a scale. unscaled: the call that divided the scales out last. mixed: a backward
+    pass that added scaled gradients to unscaled ones.
     """
 
     scales: list[float] = field(default_factory=list)
     epochs: list[tuple[str, int]] = field(default_factory=list)
     unscaled_losses: list[Event] = field(default_factory=list)
-    unscaled: bool = False
-    unscaled_by: Event | None = None
+    unscaled: Event | None = None
     stepped: bool = False
-    mixed: str = ""
-    mixed_by: Event | None = None
+    mixed: _Breach | None = None
 
 
 class _Order:
@@ -260,13 +258,13 @@ class _Order:
         scale, who = self._scale if event.scale is None else event.scale, event.who or self._scaler
         for name in event.optimizers:
             own = self._gradients[name]
-            if event.scaled and own.unscaled and own.mixed_by is None:
-                own.mixed_by = event if own.stepped else own.unscaled_by or event
-                own.mixed = (
+            if event.scaled and own.unscaled and own.mixed is None:
+                message = (
                     f"gradients that accumulate must have one scale; those of {name} were "
                     f"{'stepped with and not cleared' if own.stepped else 'unscaled already'} when a backward pass "
                     f"of a loss scaled by {scale or 1.0:g} added to them"
                 )
+                own.mixed = _Breach("mixed", event if own.stepped else own.unscaled, message)
             if event.scaled and scale is not None:
                 own.scales.append(scale)
                 own.epochs.append((who, self._epochs[who]))
@@ -275,9 +273,8 @@ class _Order:
 
     def _used(self, name: str) -> Iterator[_Breach]:
         """Gradients of two scales matter once they are used; a GAN leaves such behind, and clears them."""
-        own = self._gradients[name]
-        if own.mixed_by is not None:
-            yield _Breach("mixed", own.mixed_by, own.mixed)
+        if (mixed := self._gradients[name].mixed) is not None:
+            yield mixed
 
     def _clip(self, event: Event) -> Iterator[_Breach]:
         for name in event.optimizers:
@@ -296,22 +293,21 @@ class _Order:
         (name,) = event.optimizers
         own, steps = self._gradients[name], event.act is Act.SCALER_STEP
         yield from self._used(name)
-        if own.mixed_by is None and own.unscaled and not steps:
+        if own.mixed is None and own.unscaled and not steps:
             message = (
                 f"gradients must be unscaled once; those of {name} were divided by the scale {event.scale:g} again"
                 + ("" if own.stepped else " before the step")
             )
             yield _Breach("unscaled twice", event, message)
-        elif own.mixed_by is None and (not own.unscaled or own.stepped):
+        elif own.mixed is None and (not own.unscaled or own.stepped):
             yield from self._divide(name, event)
         if event.half:
             message = (
                 f"a GradScaler needs float32 parameters (it cannot unscale float16 gradients); {len(event.half)} of "
-                f"{name} are float16: {listed(event.half, _LISTED)}"
+                f"{name} are float16: {listed(event.half)}"
             )
             yield _Breach("half", event, message)
-        own.unscaled, own.stepped = True, own.stepped or steps
-        own.unscaled_by = event
+        own.unscaled, own.stepped = event, own.stepped or steps
 
     def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""
@@ -363,14 +359,12 @@ class _Order:
             own.stepped = True
 
 
-def _refused(stats: ProtocolStats) -> Iterator[_Breach]:
+def _refused(stopped: StepError) -> Iterator[_Breach]:
     """What GradScaler itself refused with an exception."""
-    if stats.stopped is None or stats.stopped.kind != "raised":
-        return
     for words, rule in _RAISED.items():
-        if words in stats.stopped.message:
-            event = Event(Act.SCALER_STEP, stats.stopped.step, file=stats.stopped.file, line=stats.stopped.line)
-            message = f"GradScaler refused a call that came out of order: {stats.stopped.message}"
+        if stopped.kind == "raised" and words in stopped.message:
+            event = Event(Act.SCALER_STEP, stopped.step, file=stopped.file, line=stopped.line)
+            message = f"GradScaler refused a call that came out of order: {stopped.message}"
             hint = "scale, backward, unscale_ once if gradients are clipped, step each optimizer, update once"
             yield _Breach(rule, event, message, hint)
 
@@ -382,19 +376,14 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
     if breach.rule == "guarded step" or by_hand:
         if stats.applied:
-            message += f"; it applied infinite or NaN gradients to {listed(stats.applied, _LISTED)}{_injected(stats)}"
+            message += f"; it applied infinite or NaN gradients to {listed(stats.applied)}{_injected(stats)}"
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
-    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=_where(breach.event), hint=hint)
+    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=breach.event.where, hint=hint)
 
 
 def _injected(stats: ProtocolStats) -> str:
     if stats.injected is None:
         return ""
     return f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
-
-
-def _where(event: Event) -> Where:
-    phase = "backward" if event.act in (Act.BACKWARD, Act.GRAD) else "update"
-    return Where(phase, file=event.file, line=event.line, step=event.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ampcheck.core.run import Where
 from ampcheck.training.loop import StepError
 
 
@@ -28,6 +29,9 @@ class Act(str, Enum):
     SAVE = "save"
     LOAD = "load"
     CHECKPOINT = "checkpoint"
+
+
+OF_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,12 @@ class Event:
     rounded: tuple[Rounded, ...] = ()
     file: str = ""
     line: int | None = None
+
+    @property
+    def where(self) -> Where:
+        """The line of the call."""
+        phase = "backward" if self.act in (Act.BACKWARD, Act.GRAD) else "update"
+        return Where(phase, file=self.file, line=self.line, step=self.step)
 
 
 @dataclass(frozen=True, slots=True)

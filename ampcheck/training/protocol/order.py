@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.events import OF_STEPS, Act, Event
 
 _REPEATED = 2
 """Steps with gradients of earlier ones as well, from which they count as never cleared."""
@@ -57,7 +57,7 @@ def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
     """A new schedule that moves on before its optimizer was stepped for the first time: its first rate is not used."""
     stepped = set[str]()
     for event in events:
-        if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP):
+        if event.act in OF_STEPS:
             stepped.update(event.optimizers or (event.who,))
         elif event.act is Act.SCHEDULER_STEP and event.begins and not stepped.intersection(event.optimizers):
             message = (
@@ -76,7 +76,7 @@ def without_gradients(events: Sequence[Event]) -> Event | None:
 
 def all_skipped(events: Sequence[Event]) -> bool:
     """Whether scalers skipped every step, and no optimizer was stepped directly."""
-    steps = [event for event in events if event.act in (Act.SCALER_STEP, Act.OPTIMIZER_STEP)]
+    steps = [event for event in events if event.act in OF_STEPS]
     skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
     direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
     return bool(skips) and all(skips) and not direct

@@ -16,17 +16,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import users_line
+from ampcheck.torchtools.source import is_users, users_line
 from ampcheck.torchtools.storage import is_transformed, local
-from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer
-from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, short, states_in
+from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
+from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
-from ampcheck.training.protocol.targets import owners, with_subclasses
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
@@ -42,6 +42,7 @@ class Recorder:
     overflow_from: the first gradient that a scaler looks at in or after this step is made infinite, so that it skips
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
+    low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
     in checkpoints that cut their gradients off.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
@@ -66,7 +67,7 @@ class Recorder:
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = False
         self._scaling = False
-        self._low: dict[str, None] = {}
+        self.low: tuple[str, ...] = ()
         self._unpacks = False
         self._rounded = RoundedWeights()
         self.cut = CutGradients()
@@ -93,12 +94,12 @@ class Recorder:
             "state_dict": partial(self._state, Act.SAVE),
             "load_state_dict": partial(self._state, Act.LOAD),
         }
-        scalers, schedulers = with_subclasses(_Scaler), with_subclasses(LRScheduler)
+        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
         clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
         wrappers: list[tuple[object, str, _Function]] = [
             *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
             *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
-            *((owner, name, self._clip) for name in clips for owner in owners(name)),
+            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
@@ -134,11 +135,6 @@ class Recorder:
     def forget_graphs(self) -> None:
         """Let go of the graphs of scaled losses, after a step."""
         self._scalings.clear()
-
-    @property
-    def low(self) -> tuple[str, ...]:
-        """The 16-bit dtypes in which autocast ran since the last backward pass."""
-        return tuple(self._low)
 
     def _add(self, act: Act, **facts: Any) -> None:
         file, line = users_line(sys._getframe(2))
@@ -233,7 +229,7 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
             rounded = tuple(self._rounded.before(optimizer, self._parameters))
-        for parameter in _params(optimizer):
+        for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
@@ -241,7 +237,7 @@ class Recorder:
             through_scaler=inside,
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
-            gradients=any(parameter.grad is not None for parameter in _params(optimizer)),
+            gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
             rounded=rounded,
         )
 
@@ -289,13 +285,13 @@ class Recorder:
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
-        facts["computed"] = tuple(dict.fromkeys(short(d) for tensor in outputs for d in computed_in(tensor)))
+        facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
         touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
-        facts["low"], self._low = self.low, {}
+        facts["low"], self.low = self.low, ()
         self._add(Act.BACKWARD, optimizers=touched, **facts)
         return result
 
@@ -322,7 +318,7 @@ class Recorder:
         dtype = getattr(region, "fast_dtype", None)
         on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
-            self._low[short(dtype)] = None
+            self.low = tuple(dict.fromkeys((*self.low, dtype_name(dtype))))
         return original(region)
 
     def _enter_hooks(self, original: _Function, hooks: object) -> object:
@@ -334,7 +330,7 @@ class Recorder:
     ) -> object:
         clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         known = {id(parameter) for parameter in clipped}
-        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in _params(o)))
+        optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in parameters_of(o)))
         self._add(Act.CLIP, optimizers=tuple(optimizers), limit=limit_of(args, kwargs), scale=self._read)
         return original(clipped, *args, **kwargs)
 
@@ -355,7 +351,7 @@ class Recorder:
                 return
 
     def _half(self, optimizer: _Optimizer) -> tuple[str, ...]:
-        trained = (parameter for parameter in _params(optimizer) if parameter.requires_grad)
+        trained = (parameter for parameter in parameters_of(optimizer) if parameter.requires_grad)
         return tuple(self._parameters.get(id(p), "?") for p in trained if p.dtype is torch.float16)
 
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
@@ -363,20 +359,34 @@ class Recorder:
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
 
 
-def _params(optimizer: _Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+def _with_subclasses(kind: type) -> list[type]:
+    """A class and all classes below it."""
+    direct: list[type] = type.__subclasses__(kind)
+    return list(dict.fromkeys((kind, *(known for part in direct for known in _with_subclasses(part)))))
+
+
+def _owners(name: str) -> list[object]:
+    """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
+    original = getattr(torch.nn.utils, name, None)
+    if original is None:
+        return []
+    users = (
+        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
+    )
+    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
+    return [module for module in modules if vars(module).get(name) is original]
 
 
 def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each parameter that has a gradient, with the values of it on this process; of a sparse one the stored ones."""
-    for parameter in _params(optimizer):
+    for parameter in parameters_of(optimizer):
         grad = parameter.grad
         if grad is not None:
             yield parameter, local(grad._values() if grad.is_sparse else grad)
 
 
 def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
-    grads = ((id(parameter), parameter.grad) for parameter in _params(optimizer))
+    grads = ((id(parameter), parameter.grad) for parameter in parameters_of(optimizer))
     return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
 
 

@@ -11,9 +11,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding
 from ampcheck.core.text import listed
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.storage import is_transformed, local, placements
+from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.events import Event, Rounded
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -77,7 +79,7 @@ class RoundedWeights:
 
     def before(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[Rounded]:
         """Each weight that was rounded since the last step. names: of weights, by their `id`."""
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             last = self._steps.pop(parameter, None)
             if (weight := _readable(parameter)) is None:
                 continue
@@ -92,7 +94,7 @@ class RoundedWeights:
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what the step left."""
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             step = self._steps.pop(parameter, None)
             weight = None if step is None else _readable(parameter)
             if step is None or weight is None or not step.is_of(weight):
@@ -125,13 +127,9 @@ def check_rounded(
         f"cast a copy for an evaluation or a forward (copy.deepcopy(model).to(torch.{weight.dtype}), torch.autocast), "
         "and leave the weights that the optimizer steps in float32"
     )
-    where = Where("update", file=event.file, line=event.line, step=event.step)
-    shown = Evidence(where=where, observed=lost / moved, limit=limits.stagnation, unit="of the updates", hint=hint)
+    observed, limit = lost / moved, limits.stagnation
+    shown = Evidence(where=event.where, observed=observed, limit=limit, unit="of the updates", hint=hint)
     return [STAGNATION.fail(subject, message, **shown)]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _readable(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -175,4 +173,4 @@ def _rounded(last: _Values, weight: torch.Tensor, name: str) -> Iterator[Rounded
         return
     if moved := int(last.changed.count_nonzero()):
         lost = int((last.changed & (weight == last.before)).count_nonzero())
-        yield Rounded(name, str(last.dtype).removeprefix("torch."), moved, lost)
+        yield Rounded(name, dtype_name(last.dtype), moved, lost)

@@ -6,7 +6,6 @@ import math
 
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
-from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
@@ -22,11 +21,7 @@ from ampcheck.training.scale.settling import (
     skips_text,
     span_text,
 )
-from ampcheck.training.scale.stats import (
-    LossScaleStats,
-    needs_no_scale,
-    power,
-)
+from ampcheck.training.scale.stats import LossScaleStats, power
 
 _LISTED = 3
 _FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
@@ -50,7 +45,7 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     if stats.replaced:
         return [_replaced(stats)]
     findings = collapse(stats) or oscillation(stats)
-    window = stats.judged_window
+    window = stats.measured_window
     if window is not None and (not findings or stats.scale is not None or window.empty):
         findings += _against_window(stats, window, limits)
     if findings:
@@ -114,8 +109,8 @@ def _not_judged(stats: LossScaleStats) -> str:
     window = stats.window
     if not stats.format:
         return "no gradient of 16 bits flows: there is nothing that a loss scale would have to save"
-    if needs_no_scale(stats.format):
-        return f"{stats.format} reaches as far as float32: its gradients need no loss scale"
+    if stats.format == "bfloat16":
+        return "bfloat16 reaches as far as float32: its gradients need no loss scale"
     if window is None:
         return "no unscaled gradient was measured, so that no window of loss scales is known"
     if not window.nonzero:
@@ -132,7 +127,7 @@ def _against_window(stats: LossScaleStats, window: ScaleWindow, limits: Limits) 
     if stats.scale is None:
         return _never(stats, window)
     real = stats.measured(stats.scale)
-    lost = real[0] if real else window.lost(stats.scale, at_least=True)
+    lost = real[0] if real else window.at(stats.scale, at_least=True).lost
     if window.low is not None and stats.scale < window.low and lost > limits.underflow:
         return [_below(stats, window, stats.scale, limits)]
     if not stats.enabled and (verdict := _overflows(stats, window)):
@@ -140,8 +135,8 @@ def _against_window(stats: LossScaleStats, window: ScaleWindow, limits: Limits) 
     if real is None or real[0] <= limits.underflow:
         return []
     message = (
-        f"{_required(limits.underflow, window)}; at {power(stats.scale)} the gradients by themselves would lose "
-        f"{percent(window.lost(stats.scale))}, and a real backward pass lost {percent(real[0])}: the rest "
+        f"{_required(limits.underflow)}; at {power(stats.scale)} the gradients by themselves would lose "
+        f"{percent(window.at(stats.scale).lost)}, and a real backward pass lost {percent(real[0])}: the rest "
         f"vanishes on the way"
     )
     hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
@@ -155,7 +150,7 @@ def _empty(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Findin
     if stats.enabled:
         in_use = f"in use is {power(stats.scale_in_use)}" if stats.scale_in_use else "no step was taken"
     message = (
-        f"{_required(window.share, window)} and nothing may overflow; no loss scale does both: {window.needed_by} "
+        f"{_required(window.share)} and nothing may overflow; no loss scale does both: {window.needed_by} "
         f"needs 2^{window.needed} or more, {window.allowed_by} overflows above 2^{window.allowed}, where "
         f"{percent(lost.lost)} of {lost.tensor} are lost ({_evidence(window)}; {in_use})"
     )
@@ -191,7 +186,7 @@ def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Lim
         counted = f"{percent(on_the_way)} in the real backward pass that gradient-underflow counts"
         text += f" by the last rounding alone ({counted})"
     message = (
-        f"{_required(limits.underflow, window)}; {text}{_measured(stats)}; {span_text(window)} "
+        f"{_required(limits.underflow)}; {text}{_measured(stats)}; {span_text(window)} "
         f"({_evidence(window)}){skips_text(stats)}"
     )
     hint = (
@@ -215,7 +210,7 @@ def _overflows(stats: LossScaleStats, window: ScaleWindow) -> Verdict | None:
 
 def _without_scaler(stats: LossScaleStats, window: ScaleWindow, verdict: Verdict) -> Finding:
     message = (
-        f"gradients must stay below {format_of(window.format).max:g} in {window.format}; without a loss scale "
+        "gradients must stay below 65504 in float16; without a loss scale "
         f"{window.allowed_by} {'overflows' if verdict is Verdict.FAIL else 'would overflow'}; "
         f"{finite_scales_text(stats, window)} ({_evidence(window)})"
     )
@@ -274,8 +269,8 @@ def _share(where: Where, observed: float, limit: float, hint: str = "") -> Evide
     return Evidence(where=where, observed=observed, limit=limit, unit="share lost", hint=hint)
 
 
-def _required(share: float, window: ScaleWindow) -> str:
-    return f"at most {percent(share)} of a tensor's nonzero gradient elements may round to zero in {window.format}"
+def _required(share: float) -> str:
+    return f"at most {percent(share)} of a tensor's nonzero gradient elements may round to zero in float16"
 
 
 def _measured(stats: LossScaleStats) -> str:

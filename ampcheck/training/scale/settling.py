@@ -12,7 +12,7 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
-from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, has_fallen, is_settled, power, skipped_last
+from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, is_settled, power
 
 _LISTED = 3
 _SKIPPED = 1 / 3
@@ -23,13 +23,14 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
     """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
     if not stats.enabled or not stats.trajectory:
         return []
-    window = stats.judged_window
-    finite = [scale for scale, _, overflows in stats.verified if not overflows]
-    ends = [end for end in (window.high if window else None, max(finite, default=None)) if end is not None]
+    window = stats.measured_window
+    predicted = window.high if window else None
+    real = max((scale for scale, _, overflows in stats.verified if not overflows), default=None)
+    ends = [end for end in (predicted, real) if end is not None]
     ceiling = None if stats.hopeless else min(ends, default=None)
-    skipped, all_skipped = skipped_last(stats.trajectory, ceiling), skipped_last(stats.trajectory)
-    at_one_scale = list(takewhile(lambda step: step[2], reversed(stats.trajectory)))
-    constant = len(at_one_scale) >= COLLAPSE and at_one_scale[0][1] >= at_one_scale[-1][1]
+    trailing = [scale for _, scale, _ in takewhile(lambda step: step[2], reversed(stats.trajectory))]
+    skipped, all_skipped = sum(ceiling is None or scale <= ceiling for scale in trailing), len(trailing)
+    constant = all_skipped >= COLLAPSE and trailing[0] >= trailing[-1]
     first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
     observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
     hint = mend_every_scale(stats)
@@ -42,11 +43,12 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
         hint = (
             "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
         )
-    elif last is not None and has_fallen(first, last):
+    elif last is not None and last < 1 <= first:  # one that was set lower was chosen, for sums of losses say
         text = f"it fell below 1, from {power(first)} to {power(last)}"
         observed, limit, unit = last, 1.0, "loss scale"
-        if stats.largest_finite is not None and stats.largest_finite < 1:
-            hint = _too_large(first, stats.largest_finite)
+        finite = real if stats.verified else None if window and window.nonfinite else predicted
+        if finite is not None and finite < 1:
+            hint = _too_large(first, finite)
     else:
         return []
     settled = skipped < COLLAPSE and is_settled(window, *stats.trajectory[-1][1:])
@@ -110,7 +112,7 @@ def span_text(window: ScaleWindow) -> str:
         return f"no loss scale loses at most {percent(window.share)} of a tensor and overflows nowhere"
     return (
         f"loss scales from {power(window.low)} to {power(window.high)} lose at most {percent(window.share)} of a "
-        f"tensor in {window.format} and overflow nowhere"
+        "tensor in float16 and overflow nowhere"
     )
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ampcheck.catalog.training import LOSS_SCALE
-from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
-from ampcheck.training.distributed.ranks import gather
+from ampcheck.training.gradients.checks import damage_text
 from ampcheck.training.gradients.watch import GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.loss_scale_window import ScaleWindow, is_usable, largest_scale, scale_window
@@ -48,11 +47,10 @@ class ScalerStep:
 
 @dataclass(frozen=True, slots=True)
 class ScalerStats:
-    """The steps of one scaler. scaler: its path in the loop. enabled: False where it passes everything through."""
+    """The steps of one scaler. enabled: False where it passes everything through."""
 
-    scaler: str
     enabled: bool
-    steps: tuple[ScalerStep, ...] = ()
+    steps: tuple[ScalerStep, ...]
 
     @property
     def skipped_by(self) -> dict[str, int]:
@@ -79,15 +77,14 @@ class ScalerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class LossScaleStats:
-    """What is known of one loss scale.
+class LossScaleStats(ScalerStats):
+    """The steps of a scaler, and what is known of its loss scale; without an enabled one the scale is 1.
 
-    format: the 16-bit format in which gradients flow, `""` where none does. window: predicted from the histograms of
-    the unscaled gradients; None where none was measured. enabled: whether there is a scaler that scales.
-    scale_in_use, last_scale, trajectory, skipped_by: see `ScalerStats`. first_op: the op in which a value first became
-    infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward passes.
-    damage: what the scale in use does to the gradients of all parameters together, where another one would save them.
-    real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
+    format: the 16-bit format in which gradients flow, `""` where none does. window: of float16 gradients, predicted
+    from the histograms of the unscaled ones; None where none was measured. first_op: the op in which a value first
+    became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
+    passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
+    them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
     `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
     had overflowed.
     """
@@ -95,14 +92,8 @@ class LossScaleStats:
     subject: str
     format: str
     window: ScaleWindow | None
-    scale_in_use: float | None
-    enabled: bool
-    last_scale: float | None = None
-    trajectory: tuple[tuple[int, float, bool], ...] = ()
-    skipped_by: Mapping[str, int] = field(default_factory=dict)
     first_op: Where | None = None
     verified: tuple[tuple[float, float, bool], ...] = ()
-    scaler: str = ""
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
@@ -119,11 +110,6 @@ class LossScaleStats:
         return self.window if self.window is not None and self.window.nonzero else None
 
     @property
-    def judged_window(self) -> ScaleWindow | None:
-        """The window of gradients in a format that needs a loss scale."""
-        return self.measured_window if self.format and not needs_no_scale(self.format) else None
-
-    @property
     def unusable(self) -> tuple[int, float] | None:
         """(step, scale) of the first scale that is not positive and finite; of the next step where that is the last."""
         steps = [(step, scale) for step, scale, _ in self.trajectory]
@@ -137,60 +123,14 @@ class LossScaleStats:
         idle = not self.enabled or self.scale_in_use is None
         return idle and bool(self.verified) and all(overflows for _, _, overflows in self.verified)
 
-    @property
-    def largest_finite(self) -> float | None:
-        """The largest scale at which nothing overflows: of real backward passes where they ran, else predicted."""
-        if self.verified:
-            return max((scale for scale, _, overflows in self.verified if not overflows), default=None)
-        window = self.measured_window
-        return window.high if window is not None and not window.nonfinite else None
-
     def measured(self, scale: float | None) -> tuple[float, bool] | None:
         """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
         return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
 
 
-def loss_scale_stats(
-    subject: str,
-    window: ScaleWindow | None,
-    scaler: ScalerStats | None,
-    *,
-    format: str,
-    first_op: Where | None = None,
-    verified: Sequence[tuple[float, float, bool]] = (),
-) -> LossScaleStats:
-    """A window and the steps of a scaler together; without a scaler, or with a disabled one, the loss scale is 1."""
-    runs = tuple(sorted(verified))
-    if scaler is None or not scaler.enabled:
-        return LossScaleStats(subject, format, window, 1.0, False, first_op=first_op, verified=runs)
-    path = (scaler.scale_in_use, True, scaler.last_scale, scaler.trajectory, scaler.skipped_by)
-    return LossScaleStats(subject, format, window, *path, first_op, runs, scaler.scaler)
-
-
-def skipped_last(trajectory: Iterable[tuple[int, float, bool]], ceiling: float | None = None) -> int:
-    """How many steps at the end of a trajectory were skipped one after the other, at scales up to `ceiling`."""
-    count = 0
-    for _, scale, skipped in trajectory:
-        if not skipped:
-            count = 0
-        elif ceiling is None or scale <= ceiling:
-            count += 1
-    return count
-
-
-def has_fallen(first: float, last: float | None) -> bool:
-    """Whether a scale fell below 1 from above. One that was set lower was chosen, for sums of losses say."""
-    return last is not None and last < 1 <= first
-
-
 def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
     """Whether the last step was taken, at a scale inside the window: a scale that fell so far is where it belongs."""
     return window is not None and not skipped and window.contains(scale)
-
-
-def needs_no_scale(name: str) -> bool:
-    """Whether a format has the range of float32, so that its gradients need no loss scale."""
-    return format_of(name).min_exponent <= format_of("float32").min_exponent
 
 
 def power(scale: float) -> str:
@@ -209,7 +149,7 @@ def measure_scalers(events: Iterable[Event]) -> dict[str, ScalerStats]:
         if event.act in (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE):
             by_scaler[event.who].append(event)
     return {
-        who: ScalerStats(who, any(event.enabled for event in own), tuple(_scaler_steps(own)))
+        who: ScalerStats(any(event.enabled for event in own), tuple(_scaler_steps(own)))
         for who, own in by_scaler.items()
     }
 
@@ -241,7 +181,7 @@ def in_succession(scalers: Mapping[str, ScalerStats]) -> dict[str, ScalerStats]:
         if before is None or not (before.steps and scaler.steps and before.steps[-1].step < scaler.steps[0].step):
             merged[who] = scaler
         else:
-            merged[head] = ScalerStats(head, before.enabled or scaler.enabled, before.steps + scaler.steps)
+            merged[head] = ScalerStats(before.enabled or scaler.enabled, before.steps + scaler.steps)
     return merged
 
 
@@ -261,29 +201,28 @@ def measure_loss_scale(
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None
     if gradients.histograms and gradients.format == "float16":
-        weights = [name for name in gradients.histograms if name not in gradients.outputs]
-        window = scale_window(gradients.histograms, share=limits.underflow, dtype="float16", binding=weights)
-        allowed = largest_scale(gradients.largest, "float16")
+        outputs = {loss.name for loss in gradients.gradients if loss.kind == "output"}
+        weights = gradients.histograms.keys() - outputs
+        window = scale_window(gradients.histograms, share=limits.underflow, binding=weights)
+        allowed = largest_scale(gradients.largest)
         if allowed < window.allowed:
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     attempts = gradients.attempts
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
     lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
-    stats = (
-        loss_scale_stats(loop.name, window, scaler, format=gradients.format, first_op=first_op, verified=attempts)
-        for scaler in (scalers or (None,))
-    )
+    damage = damage_text(gradients, limits)
     return [
-        replace(path, real_scale=gradients.scale, real_lost=lost, replaced=gradients.replaced if n == 0 else {})
-        for n, path in enumerate(stats)
+        LossScaleStats(
+            *(scaler.enabled, scaler.steps, loop.name, gradients.format, window, first_op),
+            verified=tuple(sorted(attempts)),
+            damage=damage,
+            real_scale=gradients.scale,
+            real_lost=lost,
+            replaced={} if number else gradients.replaced,
+        )
+        for number, scaler in enumerate(scalers or (ScalerStats(False, ()),))
     ]
-
-
-def first_skipped(events: Sequence[Event]) -> int | None:
-    """The first step that a scaler skipped, of all ranks together; None without one."""
-    here = next((event.step for event in events if event.act is Act.SCALER_STEP and event.skipped), None)
-    return min((step for step in gather(here) if step is not None), default=None)
 
 
 def loss_scale_table(stats: LossScaleStats) -> Table | None:
@@ -311,7 +250,7 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
         "measured overflow",
     )  # fmt: skip
     note = (
-        f"lost: share of the nonzero elements that round to zero in {window.format}, predicted from {window.nonzero:,} "
+        f"lost: share of the nonzero elements that round to zero in float16, predicted from {window.nonzero:,} "
         f"elements of {len(window.histograms)} unscaled gradients; measured: in real backward passes"
     )
     if stats.scale is not None and is_usable(stats.scale):
@@ -361,7 +300,7 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
         series.append(Series("scale in use", (math.log2(stats.scale),) * 2, (0.0, 1.0), "in use"))
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
     title = f"Gradients lost at each loss scale: {stats.subject}"
-    note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in {window.format}"
+    note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in float16"
     return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, LOSS_SCALE.slug, note)
 
 
