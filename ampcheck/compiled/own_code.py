@@ -13,7 +13,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.checks import check_artifacts
 from ampcheck.compiled.graph.judge import graph_run
-from ampcheck.compiled.graph.own import accelerator, measure_again
+from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.limits import Limits
@@ -49,7 +49,9 @@ def judge_own_code(
     compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
     calls = _FirstCalls(most=_CALLABLES)
-    stats = measure_again(subject, reached, device, steps, calls.add, calls.compile_again)
+    stats = measure_own_code(
+        subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.compile_again
+    )
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
         hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"

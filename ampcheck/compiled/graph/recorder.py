@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wr
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
-from ampcheck.torchtools.interception import CompiledCall
 from ampcheck.torchtools.source import is_users, short_path, users_place
 
 _EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
@@ -69,28 +68,17 @@ class GraphRecorder:
             self._graphs, self._skipped = (now - old for now, old in zip(_graphs_and_skips(), before, strict=True))
 
     @contextmanager
-    def profile(
-        self,
-        names: Mapping[int, str] | None = None,
-        functions: Collection[Code] = (),
-        watched: Mapping[int, torch.nn.Module] | None = None,
-        called: Callable[[CompiledCall], None] | None = None,
-    ) -> Iterator[CallProfiler]:
-        """Record the code that runs."""
-        self._calls, self._profiled = CallProfiler(self.log, names, functions, watched, called), True
+    def profile(self, profiler: CallProfiler | None = None) -> Iterator[CallProfiler]:
+        """Record the code that runs, with a profiler of this recorder's log."""
+        self._calls, self._profiled = profiler or CallProfiler(self.log), True
         with self._calls as calls:
             yield calls
 
     @contextmanager
-    def block(
-        self,
-        watched: Mapping[int, torch.nn.Module] | None = None,
-        called: Callable[[CompiledCall], None] | None = None,
-    ) -> Iterator[CallProfiler]:
+    def block(self, profiler: CallProfiler | None = None) -> Iterator[None]:
         """Record a block of the user's own code, with the child processes that it starts."""
-        profile = self.profile(watched=watched, called=called)
-        with self.trace(), recorded_children() as self.children, profile as calls:
-            yield calls
+        with self.trace(), recorded_children() as self.children, self.profile(profiler):
+            yield
 
     def stats(
         self, name: str, passes: Passes, *, device: str = "cpu", warm: bool = True, wants_cudagraphs: str = ""
