@@ -19,11 +19,11 @@ from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.startup_hook import EVENTS
 from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
-from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wrapper
+from ampcheck.compiled.graph.trace import CompileLog, Failure, defined, frame_name, is_wrapper
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
-from ampcheck.torchtools.source import is_users, short_path, users_place
+from ampcheck.torchtools.source import short_path, users_place
 
 _EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
 """Exceptions that Dynamo raises where the user wants an error, as with `fullgraph=True`."""
@@ -223,12 +223,10 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
     wrapper = [f for f in log.failures if f.code and is_wrapper(f.code) and f.cause != "graph break"]
     if wrapper and outermost:
         return wrapper[-1]
-    file, _, line = run.code
-    where = Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
     if not fresh:
         reason = "the trace of the block has no record of it: Dynamo met it before the block, or leaves it out"
-        return Failure(run.code, "unseen", reason, where)
-    return Failure(run.code, "skipped", "Dynamo left it out and recorded no reason", where)
+        return Failure(run.code, "unseen", reason, defined(run.code))
+    return Failure(run.code, "skipped", "Dynamo left it out and recorded no reason", defined(run.code))
 
 
 def _is_of(code: Code | None, run: Code) -> bool:
@@ -275,9 +273,7 @@ def _read_events(children: Children, text: str) -> None:
         children.graphs += last["graphs"]
         for event in (event for event in events if event["event"] != "end"):
             hits, later = last["hits"] - event["hits"], last["graphs"] - event["graphs"]
-            where = Where("compile")
-            if is_users(event["file"]):
-                where = Where("compile", file=short_path(event["file"]), line=event["line"])
+            where = defined((event["file"], "", event["line"]))
             artifacts.append(
                 Artifacts(event["event"], event["keys"], event["graphs"], hits, later, where, "a child process")
             )

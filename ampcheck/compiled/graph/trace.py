@@ -105,7 +105,7 @@ class CompileLog:
                 guard = read_guards(text)[0].text
                 reason = f"the limit of recompilations was reached; the last guard that failed: {guard}"
             known = self._codes.get(frame)
-            self.failures.append(Failure(known, "recompile limit", reason, _defined(known)))
+            self.failures.append(Failure(known, "recompile limit", reason, defined(known)))
             return
         if fields.get("co_name") is None:
             return
@@ -126,7 +126,7 @@ class CompileLog:
 
     def _failed(self, record: TraceRecord, code: Code, reason: str) -> None:
         file, line = record.fields.get("fail_user_frame_filename"), record.fields.get("fail_user_frame_lineno")
-        where = _defined(code)
+        where = defined(code)
         if file and is_users(str(file)):
             where = Where("compile", file=short_path(str(file)), line=line)
         soft = record.fields["fail_type"] in _SOFT
@@ -143,7 +143,7 @@ class CompileLog:
         if not text:
             if late and record.fields.get("graph_op_count"):
                 first = "code that had not run before"
-                self.recompiles.append(Recompile(frame_name(code), _defined(code), "new code", first, late=True))
+                self.recompiles.append(Recompile(frame_name(code), defined(code), "new code", first, late=True))
             return
         guards = read_guards(text)
         guard, repeated = closest(guards, varied)
@@ -151,7 +151,7 @@ class CompileLog:
         repeated = repeated and not (self.stage == FIRST and guard.of_tensor)
         varied |= guard.families
         users = [(file, int(line)) for file, line, _ in _FRAME.findall(guard.stack) if is_users(file)]
-        where = _defined(code) if is_users(code[0]) else caller
+        where = defined(code) if is_users(code[0]) else caller
         if users:
             where = Where("compile", file=short_path(users[-1][0]), line=users[-1][1])
         self.recompiles.append(
@@ -232,8 +232,8 @@ def _short(text: str) -> str:
     return line if len(line) <= _LENGTH else f"{line[: _LENGTH - 3]}..."
 
 
-def _defined(code: Code | None) -> Where:
-    """The first line of a function of the user's."""
+def defined(code: Code | None) -> Where:
+    """Where a function of the user's begins; no line for any other code."""
     if code is None or not is_users(code[0]):
         return Where("compile")
     return Where("compile", file=short_path(code[0]), line=code[2])
