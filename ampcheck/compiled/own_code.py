@@ -49,9 +49,7 @@ def judge_own_code(
     compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
     calls = _FirstCalls(most=_CALLABLES)
-    stats = measure_own_code(
-        subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.compile_again
-    )
+    stats = measure_own_code(subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.compile_again)
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
         hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"

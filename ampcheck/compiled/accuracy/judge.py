@@ -48,7 +48,6 @@ from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import (
     NO_SCRIPT,
     Prepared,
-    is_compiled_already,
     is_scripted,
     prepare,
     recompiled,
@@ -204,11 +203,9 @@ def run_compiled(
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
     """The blocks as this stage compiles them; those that the user has compiled, as they are."""
-    if is_compiled_already(eager.subject) and stage != AOT_EAGER:
-        return recompiled(eager.subject, prepared)
-    options = dict(eager.options)
-    if stage == AOT_EAGER:
-        options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
+    if stage != AOT_EAGER:
+        return recompiled(eager.subject, prepared, **eager.options)
+    options = {k: v for k, v in eager.options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
     return [torch.compile(block, **options) for block in prepared.blocks]
 
 

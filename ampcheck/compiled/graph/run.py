@@ -75,10 +75,8 @@ class Runner:
         parts = [inspect.unwrap(part) for part in prepared.blocks if not isinstance(part, torch.nn.Module)]
         codes = [code for part in parts if (code := getattr(part, "__code__", None)) is not None]
         functions = frozenset((code.co_filename, code.co_name, code.co_firstlineno) for code in codes)
-        if is_compiled_already(self.subject):
-            return Copy(recompiled(self.subject, prepared), (), prepared.root, functions)
-        compiled = [torch.compile(block, **options) for block in prepared.blocks]
-        return Copy(compiled, prepared.blocks, prepared.root, functions)
+        plain = () if is_compiled_already(self.subject) else prepared.blocks
+        return Copy(recompiled(self.subject, prepared, **options), plain, prepared.root, functions)
 
     def run_passes(
         self, blocks: Copy, warmup: int, around: Callable[[int], AbstractContextManager[Callable[[], None]]]
