@@ -33,9 +33,7 @@ from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
-from ampcheck.numerics import (
-    native_format,
-)
+from ampcheck.numerics import native_format
 from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
 from ampcheck.stages import AuditContext, audit_stages, run_stages

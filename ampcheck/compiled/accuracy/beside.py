@@ -36,14 +36,7 @@ from ampcheck.compiled.accuracy.checks import (
     who,
 )
 from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
-from ampcheck.compiled.accuracy.stats import (
-    EQUAL_STREAMS,
-    NOISE,
-    AccuracyStats,
-    Exceptions,
-    counted_errors,
-    unknown,
-)
+from ampcheck.compiled.accuracy.stats import EQUAL_STREAMS, NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of

@@ -45,13 +45,7 @@ from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.compare import ResultError
 from ampcheck.shadow.freedom import Freedom
-from ampcheck.torchtools.copying import (
-    NO_SCRIPT,
-    Prepared,
-    is_scripted,
-    prepare,
-    recompiled,
-)
+from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
 from ampcheck.torchtools.source import users_place
 
