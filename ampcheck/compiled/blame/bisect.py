@@ -85,7 +85,7 @@ class BisectBackend:
         parts: Any = split_module(graph, graph, lambda node: 0 if node in first else 1, keep_original_order=True)
         part: Any = parts.get_submodule("submod_0")
         call = next(node for node in parts.graph.nodes if node.op == "call_module" and node.target == "submod_0")
-        output = next(node for node in reversed(part.graph.nodes) if node.op == "output")
+        output = part.graph.output_node()
         alone = isinstance(output.args[0], fx.Node)
         if alone:  # AOTAutograd asks for a tuple
             output.args = ((output.args[0],),)
