@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.blame.bisect import Backend, Bisected, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
-from ampcheck.compiled.blame.bisect import Backend, Bisected, first_failing_node
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.device import place
-from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
-from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
-from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
-from ampcheck.compiled.blame.case import (
+from ampcheck.blame.case import (
     Case,
     bisect,
     faults_to_blame,
@@ -23,13 +21,16 @@ from ampcheck.compiled.blame.case import (
     passes_without,
     run_stage,
 )
-from ampcheck.compiled.blame.cost import measure_cost
-from ampcheck.compiled.blame.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.compiled.blame.stats import BlameStats, StageResult, check_blame, tables
+from ampcheck.blame.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.blame.stats import BlameStats, Cost, StageResult, check_blame, tables
+from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
+from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
+from ampcheck.compiled.accuracy.plans import trains
+from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
@@ -37,17 +38,24 @@ from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.numerics import Measured, NumericsStats, native_format
-from ampcheck.numerics.compiled import Graphs
+from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
 from ampcheck.shadow.compare import ResultError
+from ampcheck.speed.paired import PairedMeasurement
+from ampcheck.speed.steps import StepConfig, step_of
+from ampcheck.speed.threads import Threads
 from ampcheck.torchtools.copying import is_compiled_already, prepare
 from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.torchtools.unsupported import cannot_run
 
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
+
+_PAIRS, _BLOCK = 12, 0.005
+"""Of a measurement of the step time: how many pairs, and seconds that a block lasts at least."""
 
 
 @restoring
@@ -93,7 +101,7 @@ def blame(
             def report(stage: str, title: str = title, done: int = done) -> None:
                 progress(f"{title}, {stage}", done, len(dtypes))
 
-            stats = Search(case, placement.emulated, compile, search.time, search.runs, report).measure()
+            stats = Search(case, placement.emulated, compile, search, report).measure()
             runs.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))
     facts = environment(placement.device)
     if placement.emulated:
@@ -116,9 +124,9 @@ class Search:
     case: Case
     emulated: str
     compile: bool
-    time: bool
-    runs: int
+    options: BlameOptions
     report: Callable[[str], None]
+    differentiates: bool = field(init=False, default=False)
     stats: BlameStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +145,7 @@ class Search:
         if self.case.judges_eager:
             self.report("eager")
             eager, failures = self.case.eager(self.case.subject)
+            self.differentiates = trains(self.case.subject) and not eager.stats.no_backward
             self._count(eager_runs=1, ops=eager.stats.ops)
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
@@ -168,7 +177,7 @@ class Search:
             _, left = self.case.eager(changed)
             return f"{left[0].check} fails still, at {left[0].where}" if left else ""
 
-        self._search(judge, modules, self.runs, compiled=False)
+        self._search(judge, modules, compiled=False)
         if self.stats.code and self.compile:
             self._try_compiled()
 
@@ -258,20 +267,19 @@ class Search:
             return
 
         def judge(changed: Subject) -> str:
-            plan = eager.plan
-            again = run_eager(changed, plan, case.low)
+            again = run_eager(changed, eager.plan, case.low)
             if again.outcome.ran.error is not None:
                 return f"eager mode raises {brief(again.outcome.ran.error)}"
             return "" if run_stage(again, stage)[1] is None else f"{stage} fails still"
 
-        self._search(judge, [[cause.module], *_parents(cause.module)], min(self.runs, COMPILED_RUNS), compiled=True)
+        self._search(judge, [[cause.module], *_parents(cause.module)], compiled=True)
 
     # What avoids it ---------------------------------------------------------------------------------------------------
 
-    def _search(
-        self, judge: Callable[[Subject], str], guesses: Sequence[Sequence[str]], runs: int, *, compiled: bool
-    ) -> None:
-        case = self.case
+    def _search(self, judge: Callable[[Subject], str], guesses: Sequence[Sequence[str]], *, compiled: bool) -> None:
+        case, runs = self.case, self.options.runs
+        if compiled:
+            runs = min(runs, COMPILED_RUNS)
         root = prepare(case.subject, device=case.device).root
         if root is None:
             self._add(unsought="the subject is a function without modules")
@@ -299,20 +307,37 @@ class Search:
 
     def _time(self, compiled: bool) -> None:
         case = self.case
-        if not self.time:
+        if not self.options.time:
             self._add(uncosted="Its cost was not asked for.")
         elif self.emulated:
             self._add(uncosted=f"Its cost is not known: {self.emulated} is emulated, and its time cannot be measured.")
         else:
             self.report("timing the step")
             changed = subject_in_float32(case.subject, self.stats.code, device=case.device)
-            dtype = None if case.native else case.low
+            precision = "float32" if case.native else format_of(case.low).name
+            config = StepConfig("default" if compiled else EAGER, precision)
+            subjects = case.subject, changed
             try:
-                self._add(cost=measure_cost(case.subject, changed, dtype, device=case.device, compile=compiled))
-            except UsageError:
-                raise
-            except BaseException as error:  # noqa: BLE001  # the user's model, as it fails without the change
-                self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
+                self._add(cost=measure_cost(*subjects, config, device=case.device, backward=self.differentiates))
+            except UsageError as error:  # the user's model, as it fails without the change
+                self._add(uncosted=f"Its cost is not known: the timed step raises {brief(error.__cause__ or error)}.")
+
+
+def measure_cost(
+    plain: Subject, changed: Subject, config: StepConfig, *, device: str = "cpu", backward: bool = True
+) -> Cost:
+    """Time a step of two versions of a subject in turns. Raises `UsageError` where one of them raises."""
+    subjects, threads = {"plain": plain, "changed": changed}, torch.get_num_threads()
+    steps = {name: step_of(subject, config, device=device, backward=backward) for name, subject in subjects.items()}
+    measurement = PairedMeasurement(steps, device=device, block=_BLOCK, threads=Threads(threads, threads))
+    with seeded(device), warnings.catch_warnings(), dynamo_warnings_suppressed():
+        warnings.simplefilter("ignore")  # shown when the subject was judged
+        measurement.warm_up()
+        for _ in range(_PAIRS):
+            measurement.run(0.0)
+    without, _, with_change = measurement.stats().arms
+    ratios = (b / a for a, b in zip(without.seconds, with_change.seconds, strict=True))
+    return Cost(without.median, tuple(ratios), "eager step" if config.mode == EAGER else "compiled step")
 
 
 def _stage_result(
