@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +24,8 @@ from ampcheck.catalog.numerics import (
 from ampcheck.compiled.accuracy.checks import (
     GRADIENTS,
     VALUES,
+    Checks,
+    check_accuracy,
     check_compiled_dtype,
     check_compiled_exception,
     check_coverage,
@@ -117,9 +119,8 @@ def judge_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[
 
 
 def check_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """The findings of the named checks, all by default; exceptions and coverage are always among them."""
-    names = CHECKS if checks is None else {*checks, COMPILED_EXCEPTION.slug, COVERAGE.slug}
-    return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
+    """The findings of the named checks, as `check_accuracy` gives those of its own table."""
+    return check_accuracy(stats, limits, checks, CHECKS)
 
 
 def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -205,7 +206,7 @@ def _has_digits(error: ResultError) -> bool:
     return error.absent or (error.known and error.dtype not in INTEGERS)
 
 
-CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
+CHECKS: Checks = MappingProxyType(
     {
         COMPILED_EXCEPTION.slug: check_compiled_exception,
         OVERFLOW.slug: check_overflow,
