@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from ampcheck.blame.case import (
     bisect,
     faults_to_blame,
     first_cause,
-    passes_with,
     passes_without,
     run_stage,
 )
@@ -53,6 +52,8 @@ from ampcheck.torchtools.unsupported import cannot_run
 KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
+
+_AUTOCAST_OFF = {BACKWARD_AUTOCAST: "off"}
 
 _PAIRS, _BLOCK = 12, 0.005
 """Of a measurement of the step time: how many pairs, and seconds that a block lasts at least."""
@@ -192,17 +193,13 @@ class Search:
         if not result.failed:
             return
         note = "# Passes in eager mode; compiled the model still fails with these modules in float32"
-        if not case.native and self._passes_compiled({BACKWARD_AUTOCAST: "off"}, changed, eager):
-            self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
-            note += f", and passes with\n# {self.stats.compiled_setting}"
+        if not case.native and has_setting(BACKWARD_AUTOCAST):
+            with configured(_AUTOCAST_OFF):
+                result = self._compiled_stage(changed, eager)
+            if result.verdict == "within":
+                self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
+                note += f", and passes with\n# {self.stats.compiled_setting}"
         self._add(code=f"{note}\n{self.stats.code}")
-
-    def _passes_compiled(self, settings: Mapping[str, Any], subject: Subject, eager: Measured) -> bool:
-        try:
-            with configured(settings):
-                return self._compiled_stage(subject, eager).verdict == "within"
-        except UsageError:  # this release has no such setting
-            return False
 
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
@@ -258,7 +255,7 @@ class Search:
         self._add(cause=cause, source=node.code if node is not None else "", bisected=bisected)
         self._count(compiled_runs=bisected.runs, graph_nodes=bisected.nodes)
         by_setting = phase == "backward" and not case.native and has_setting(BACKWARD_AUTOCAST)
-        if by_setting and passes_with(eager, stage, {BACKWARD_AUTOCAST: "off"}):
+        if by_setting and run_stage(eager, stage, settings=_AUTOCAST_OFF)[1] is None:
             self._add(setting=f'{BACKWARD_AUTOCAST} = "off"')
         elif cause.module and stage != INDUCTOR and passes_without(eager, stage, cause.module):
             self._add(left_out=True)
