@@ -22,6 +22,7 @@ from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallbac
 from ampcheck.compiled.graph.trace import CompileLog, Failure, defined, frame_name, is_wrapper
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
+from ampcheck.numerics.measure import positive
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
 from ampcheck.torchtools.source import short_path, users_place
 
@@ -121,12 +122,7 @@ class GraphRecorder:
             error=_run_error(passes),
             compiled_before=len(before),
             coverage=Coverage(
-                {
-                    "graphs": len(log.graphs),
-                    "compiled runs": calls.ran,
-                    **{what: count for what, count in seen.items() if count},
-                },
-                {what: count for what, count in unseen.items() if count},
+                {"graphs": len(log.graphs), "compiled runs": calls.ran, **positive(seen)}, positive(unseen)
             ),
         )
 
