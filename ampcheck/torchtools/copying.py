@@ -26,7 +26,6 @@ NO_SCRIPT = "torch.compile takes no TorchScript"
 class Prepared:
     """A model and its calls that may be run and changed."""
 
-    kind: Kind
     model: Any
     calls: tuple[Call, ...]
     root: torch.nn.Module | None
@@ -78,7 +77,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
         root = torch.nn.ModuleList(copies)
     elif copies:
         root = copies[0]
-    return Prepared(subject.kind, model, calls, root, origins)
+    return Prepared(model, calls, root, origins)
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], calls: Sequence[Call]) -> tuple[Call, ...]:

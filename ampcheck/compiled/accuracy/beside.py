@@ -67,7 +67,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     """
     plan, native = eager.plan, eager.stats.native
     arm, name = arm_name(dtype, native, compiled=True), format_of(dtype).name
-    stats = AccuracyStats(subject.name, arm, name, plan.device, autocast=not native, scale=plan.scale)
+    stats = AccuracyStats(subject.name, arm, name, autocast=not native, scale=plan.scale)
     if is_scripted(subject):
         return replace(stats, unsupported=NO_SCRIPT)
     expected = eager.recorded

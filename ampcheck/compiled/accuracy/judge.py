@@ -105,7 +105,7 @@ def measure_accuracy(
     narrow = dtype or native_format(subject) or torch.float32
     if is_scripted(subject):
         arm, name = _arm(dtype, narrow), format_of(narrow).name
-        return AccuracyStats(subject=subject.name, arm=arm, format=name, device=device, unsupported=NO_SCRIPT)
+        return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
     first, *more = (
         _measure(run_eager(subject, plan, narrow, dict(options or {})))
         for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)
@@ -222,7 +222,6 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         subject=eager.subject.name,
         arm=_arm(plan.autocast, eager.dtype),
         format=format_of(eager.dtype).name,
-        device=plan.device,
         backend=backend if isinstance(backend, str) else str(getattr(backend, "__name__", type(backend).__name__)),
         incomparable=incomparable,
         autocast=plan.autocast is not None,

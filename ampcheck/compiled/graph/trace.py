@@ -118,7 +118,7 @@ class CompileLog:
         ops = int(fields.get("graph_op_count") or 0) if fields.get("has_guarded_code") else 0
         if ops:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
-            self.graphs.append(Graph(frame_name(code), code, ops, seconds, self.stage == LATE))
+            self.graphs.append(Graph(frame_name(code), ops, seconds, self.stage == LATE))
         elif record.compile_id not in self._broken:  # 2.9 also records functions that it gave up at a break
             self.empty.add(code)
         if fields.get("has_guarded_code"):
