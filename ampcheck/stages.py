@@ -72,13 +72,11 @@ class AuditContext:
         """The device that runs the subject."""
         return self.placement.device
 
-    def selects(self, slug: str) -> bool:
-        """Whether a check is selected; `coverage` always is."""
-        return self.checks is None or slug in self.checks or slug == COVERAGE.slug
-
     def only(self, run: Run) -> Run:
-        """The run with the findings of selected checks."""
-        return replace(run, findings=tuple(finding for finding in run.findings if self.selects(finding.check)))
+        """The run with the findings of selected checks, among which `coverage` always is."""
+        if self.checks is None:
+            return run
+        return replace(run, findings=tuple(f for f in run.findings if f.check in (*self.checks, COVERAGE.slug)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _AUTOCAST_OFF = {BACKWARD_AUTOCAST: "off"}
 
 _PAIRS, _BLOCK = 12, 0.005
@@ -288,7 +289,7 @@ class Search:
             reasons[names] = judge(subject_in_float32(case.subject, self._code(names), device=case.device))
             return not reasons[names]
 
-        modules = [name for name, module in root.named_modules() if not _only_holds(module)]
+        modules = [name for name, module in root.named_modules() if not isinstance(module, _CONTAINERS)]
         minimised = smallest_set(modules, passes, guesses=guesses, budget=runs)
         self._count(sets_of_modules_tried=minimised.runs)
         self._add(minimised=minimised, rest=list(reasons.values())[-1] if minimised.names is None and reasons else "")
@@ -373,9 +374,3 @@ def _parents(module: str) -> list[list[str]]:
     """What holds a module, from the inside out."""
     parts = module.split(".")
     return [[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1)]
-
-
-def _only_holds(module: torch.nn.Module) -> bool:
-    return isinstance(
-        module, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
-    )

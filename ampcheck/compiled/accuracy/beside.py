@@ -50,7 +50,7 @@ from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Measured
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
-from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE, ResultError
+from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
@@ -186,7 +186,7 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if any(error.nonfinite for error in stats.errors):
         return [check.skip(who(stats), "values that are inf or NaN have no error: see overflow and nonfinite-gradient")]
-    judged = [error for error in stats.of(("output", "gradient")) if _has_digits(error)]
+    judged = [e for e in stats.of(("output", "gradient")) if e.absent or (e.known and e.dtype not in INTEGERS)]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
     beyond = [error for error in judged if error.verdict != TIE and error.beyond(limits.precision)]
@@ -199,11 +199,6 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     hint = "if the eager audit fails as well, it names the op; otherwise see compiled-error"
     unit = "relative error"
     return [check.fail(who(stats), message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
-
-
-def _has_digits(error: ResultError) -> bool:
-    """Whether it is a floating result that the data determine, or that is missing."""
-    return error.absent or (error.known and error.dtype not in INTEGERS)
 
 
 CHECKS: Checks = MappingProxyType(
