@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
-    EAGER,
     EMULATE,
     EMULATED,
     EQUAL_STREAMS,
@@ -58,8 +56,7 @@ _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 class EagerRun:
     """The shadowed eager run of a subject, with which compiled runs are compared.
 
-    incomparable: why none can be. settings: of the compiler, in every compiled run. options: of `torch.compile`.
-    freedom, casts: see `compare_results`.
+    incomparable: why none can be. options: of `torch.compile`. freedom, casts: see `compare_results`.
     """
 
     subject: Subject
@@ -70,7 +67,6 @@ class EagerRun:
     incomparable: str = ""
     freedom: Freedom | None = None
     casts: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,7 @@ def measure_accuracy(
         arm, name = _arm(dtype, narrow), format_of(narrow).name
         return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
     first, *more = (
-        _measure(run_eager(subject, plan, narrow, dict(options or {})))
+        _measure(run_eager(subject, plan, narrow, options))
         for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)
     )
     if not more or more[0].exceptions.eager:
@@ -157,11 +153,8 @@ def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping
     outcome = run_plan(plan, prepared, shadow=shadow, around=[in_eager_mode()])
     low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
-    run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=shadow.freedom)
-    run.casts = plain and bool(low) and low <= _ROUNDINGS
-    if outcome.random:
-        run.settings[EQUAL_STREAMS] = True
-    return run
+    casts = plain and bool(low) and low <= _ROUNDINGS
+    return EagerRun(subject, plan, dtype, options or {}, outcome, freedom=shadow.freedom, casts=casts)
 
 
 def run_compiled(
@@ -177,16 +170,14 @@ def run_compiled(
     settings: more of the compiler. blocks: gives the compiled blocks in place of `torch.compile` at this stage. change:
     done to the prepared copy before.
     """
-    changed = {**eager.settings, **(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
+    changed = {**(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
+    if eager.outcome.random:
+        changed[EQUAL_STREAMS] = True
     prepared = prepare(eager.subject, device=eager.plan.device)
     if change is not None:
         change(prepared)
-    if blocks is None and stage != EAGER:
-        blocks = partial(_compiled, eager, stage)
-    with measure_graphs() as graphs, ExitStack() as stack:
-        stack.enter_context(configured(changed))
-        around = [in_eager_mode()] if stage == EAGER else []
-        outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
+    with measure_graphs() as graphs, configured(changed):
+        outcome = run_plan(eager.plan, prepared, compiled=blocks or partial(_compiled, eager, stage))
     compared = Comparison()
     eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
     if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
@@ -234,7 +225,7 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         no_gradients=eager.outcome.ran.no_backward,
-        coverage=_coverage(eager, compiled) if compiled.errors and not incomparable else Coverage(),
+        coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
     )
 
 
@@ -285,7 +276,7 @@ def _describe(error: BaseException | None) -> str:
     return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
 
 
-def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
+def _coverage(compiled: CompiledRun) -> Coverage:
     seen, unknown = counted_errors(compiled.errors)
     seen = Counter({"compiled graphs": compiled.graphs.count}) + seen
     return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))

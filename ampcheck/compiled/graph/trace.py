@@ -80,8 +80,8 @@ class CompileLog:
         cache, _, result = record.name.rpartition("_")
         if record.name == "dynamo_graph_break_reason":
             self._broken.add(record.compile_id)
-            if not _is_torchs_own_break(record.text):
-                self._break(read_break(record.text))
+            if (found := read_break(record.text)) is not None:
+                self._break(found)
         elif record.name == "recompile_reasons":
             file, line = users_line(_innermost_of_torch(sys._getframe()))
             self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
@@ -164,11 +164,16 @@ class CompileLog:
         self.breaks[key] = replace(new, frames=new.frames | known.frames) if known else new
 
 
-def read_break(text: str) -> GraphBreak:
-    """A graph break from the text of its record: line, reason, hints, traceback."""
+def read_break(text: str) -> GraphBreak | None:
+    """A graph break from the text of its record: line, reason, hints, traceback.
+
+    None where PyTorch's own code asks for the break, as every optimizer does around its step.
+    """
     text = text.partition("Traceback (most recent call last)")[0]
     head, _, stack = text.partition("User code traceback:")
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or head)]
+    if "Call to `torch._dynamo.graph_break()`" in head and stack and frames and not is_users(frames[-1][0]):
+        return None
     # The compiled region begins at the last wrapper of torch.compile; code further out called it.
     wrappers = [index for index, (f, _, name) in enumerate(frames) if f.endswith(_EVAL_FRAME) and name != "_fn"]
     inside = frames[wrappers[-1] + 1 if wrappers else 0 :]
@@ -182,13 +187,6 @@ def read_break(text: str) -> GraphBreak:
     title, advice = _titled(head.partition("Graph Break Reason: ")[2] or head)
     where = Where("compile", file=short_path(file), line=line or None)
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
-
-
-def _is_torchs_own_break(text: str) -> bool:
-    """Whether PyTorch's own code asks for the break, as every optimizer does around its step."""
-    text = text.partition("Traceback (most recent call last)")[0]
-    frames = _FRAME.findall(text.partition("User code traceback:")[2])
-    return "Call to `torch._dynamo.graph_break()`" in text and bool(frames) and not is_users(frames[-1][0])
 
 
 def is_wrapper(code: Code) -> bool:
