@@ -35,7 +35,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.core.subject import MODELS, Kind, Subject, as_subject
 from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
 from ampcheck.shadow.compare import ResultError
@@ -49,7 +49,6 @@ from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.torchtools.unsupported import cannot_run
 
-KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
 
@@ -86,7 +85,7 @@ def blame(
     subjects, and as `audit` does.
     """
     judged, search = as_subject(subject, name or "subject"), search or BlameOptions()
-    if judged.kind not in KINDS:
+    if judged.kind not in MODELS:
         raise UsageError(
             "blame takes (module, args), (module, args, kwargs), (callable, [args, args, ...]) and ([module, ...], "
             f"[args]); {judged.name} is a {judged.kind.value} subject"

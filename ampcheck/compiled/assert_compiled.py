@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.device import place
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
-from ampcheck.compiled.accuracy.judge import KINDS, judge_accuracy
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import AccuracyOptions, CompileOptions, GraphLimits
@@ -19,7 +19,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, merge
-from ampcheck.core.subject import Subject, subject_of
+from ampcheck.core.subject import MODELS, Subject, subject_of
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
@@ -66,7 +66,7 @@ def assert_compiled(
     options.require_effect(subject)
     casts = _autocast_dtypes(subject, dtype, accuracy.autocast)
     runs_graphs = chosen is None or bool(set(chosen) & set(GRAPH_CHECKS) - set(_ALWAYS))
-    runs_accuracy = subject.kind in KINDS
+    runs_accuracy = subject.kind in MODELS
     if chosen is not None:
         runs_accuracy = bool(set(chosen) - set(GRAPH_CHECKS)) or not runs_graphs
     placement, runs = place(device), list[Run]()

@@ -35,7 +35,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.core.subject import MODELS, Subject, as_subject
 from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
@@ -46,8 +46,6 @@ from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
 from ampcheck.torchtools.source import users_place
-
-KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 
 _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 
@@ -134,7 +132,7 @@ def judge_accuracy(
     The arguments are those of `measure_accuracy`; this machine must have the device, see `ampcheck.autocast.device`.
     """
     judged = as_subject(subject)
-    if judged.kind not in KINDS:
+    if judged.kind not in MODELS:
         raise UsageError(f"{judged.name} is of kind '{judged.kind.value}': compiled code is judged through its model")
     bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
     arguments = options.arguments() if options is not None else None
