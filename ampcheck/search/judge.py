@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ from ampcheck.search.invariances import Invariance
 from ampcheck.search.loop import Search, SearchOptions
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.runner import Runner
-from ampcheck.search.stats import Breaking, PropertyStats
+from ampcheck.search.stats import PropertyStats
 from ampcheck.torchtools.restore import restoring
 
 if TYPE_CHECKING:
@@ -81,12 +82,8 @@ def assert_property(
                 search.run(inputs, options)
             stats = _stats(search, options)
             if options.reproduce is not None:
-                breakings = tuple(
-                    write_test(
-                        options.reproduce, model, search.evaluator, b, search.smallest[b.problem.kind], options.seed
-                    )
-                    for b in stats.breakings
-                )
+                written = partial(write_test, options.reproduce, model, search.evaluator, seed=options.seed)
+                breakings = tuple(map(written, stats.breakings))
                 stats = replace(stats, breakings=breakings)
             runs.append(property_run(stats, bounds))
     run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
@@ -96,7 +93,7 @@ def assert_property(
 def property_run(stats: PropertyStats, limits: Limits) -> Run:
     """The run of one search."""
     rows = [
-        (b.problem.kind, b.code, b.problem.low, b.problem.exact, b.problem.limit, b.found_after, b.calls)
+        (b.problem.kind, b.example.code(), b.problem.low, b.problem.exact, b.problem.limit, b.found_after, stats.calls)
         for b in stats.breakings
     ]
     columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
@@ -135,10 +132,8 @@ def _stats(search: Search, options: SearchOptions) -> PropertyStats:
         compiled_examples=compiled.examples if compiled is not None else 0,
         invariances={invariance.name: evaluator.counts[invariance.name] for invariance in evaluator.invariances},
         domain=_domain(search.ranges, options.domain),
-        breakings=tuple(
-            Breaking(s.problem, s.example.code(), s.after, search.calls, climbed=s.climbed)
-            for s in search.smallest.values()
-        ),
+        calls=search.calls,
+        breakings=tuple(search.smallest.values()),
         asked=tuple(asked),
         skipped=skipped,
         coverage=Coverage(positive(seen), positive(unseen)),

@@ -20,7 +20,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.search.ascent import climb, minimise
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example, as_example
-from ampcheck.search.stats import Look, Problem, PropertyStats
+from ampcheck.search.stats import Breaking, Look, Problem, PropertyStats
 
 _MINIMISING = 0.5
 """Part of the seconds that minimising may take beyond the search itself."""
@@ -80,16 +80,6 @@ def _broken(kind: str) -> type[_Broken]:
 
 
 @dataclass(slots=True)
-class Smallest:
-    """The smallest example that breaks a property, and after how many examples the first one was found."""
-
-    example: Example
-    problem: Problem
-    after: int
-    climbed: bool = False
-
-
-@dataclass(slots=True)
 class Search:
     """One search, and what it found.
 
@@ -104,7 +94,7 @@ class Search:
     outside_reason: str = ""
     undefined: int = 0
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    smallest: dict[str, Smallest] = field(default_factory=dict)
+    smallest: dict[str, Breaking] = field(default_factory=dict)
     _known: dict[Any, Look] = field(default_factory=dict)
     _starts: list[Example] = field(default_factory=list)
     _until: float = math.inf
@@ -156,7 +146,8 @@ class Search:
             first = self.smallest.get(problem.kind)
             if first is None:
                 self._until = min(max(self._until, time.perf_counter() + _MINIMISING * options.seconds), self._latest)
-            self.smallest[problem.kind] = Smallest(example, problem, first.after if first else self.stats.examples)
+            after = first.found_after if first else self.stats.examples
+            self.smallest[problem.kind] = Breaking(example, problem, after)
             raise _broken(problem.kind)(problem.kind)
         if not look.outside:
             target(_bounded_log(look.ratio), label="error over its limit, as a power of two")
@@ -207,7 +198,7 @@ class Search:
                     return
 
     def _minimise(self, example: Example, problem: Problem) -> None:
-        smallest = self.smallest[problem.kind] = Smallest(example, problem, self.stats.examples, climbed=True)
+        smallest = self.smallest[problem.kind] = Breaking(example, problem, self.stats.examples, climbed=True)
 
         def fails(candidate: Example) -> bool:
             if time.perf_counter() > self._latest:
