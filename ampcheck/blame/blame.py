@@ -55,8 +55,8 @@ COMPILED_RUNS = 24
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _AUTOCAST_OFF = {BACKWARD_AUTOCAST: "off"}
 
-_PAIRS, _BLOCK = 12, 0.005
-"""Of a measurement of the step time: how many pairs, and seconds that a block lasts at least."""
+_PAIRS = 15
+"""Ratios of step times that are measured, each from two blocks of either version."""
 
 
 @restoring
@@ -326,7 +326,7 @@ def measure_cost(
     """Time a step of two versions of a subject in turns. Raises `UsageError` where one of them raises."""
     subjects, threads = {"plain": plain, "changed": changed}, torch.get_num_threads()
     steps = {name: step_of(subject, config, device=device, backward=backward) for name, subject in subjects.items()}
-    measurement = PairedMeasurement(steps, device=device, block=_BLOCK, threads=Threads(threads, threads))
+    measurement = PairedMeasurement(steps, device=device, threads=Threads(threads, threads))
     with seeded(device), warnings.catch_warnings(), dynamo_warnings_suppressed():
         warnings.simplefilter("ignore")  # shown when the subject was judged
         measurement.warm_up()
