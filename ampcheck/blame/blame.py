@@ -219,12 +219,10 @@ class Search:
         self.report("compiled")
         for eager in self.case.shadowed(self.case.subject):
             run, failing = run_stage(eager, INDUCTOR)
-            if eager.outcome.ran.error is not None or eager.incomparable:
-                raised = (
-                    f"eager mode raised {brief(eager.outcome.ran.error)}" if eager.outcome.ran.error is not None else ""
-                )
-                why = StageResult(INDUCTOR, None, None, False, f"not judged: {eager.incomparable or raised}")
-                self._add(stages=(*before, why))
+            error = eager.outcome.ran.error
+            why = eager.incomparable or (f"eager mode raised {brief(error)}" if error is not None else "")
+            if why:
+                self._add(stages=(*before, StageResult(INDUCTOR, None, None, False, f"not judged: {why}")))
                 continue
             results = {INDUCTOR: (run, failing)}
             if failing is not None:
