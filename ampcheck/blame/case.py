@@ -17,6 +17,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import Measured, NumericsStats, arm_name, check_numerics, measure_numerics
+from ampcheck.numerics.run import Plan
 from ampcheck.shadow import Fault
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import Prepared
@@ -62,8 +63,8 @@ class Case:
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
         """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
-        autocast = None if self.native else self.low
-        for plan in plans(subject, self.device, autocast, self.low, self.steps, None):
+        asked = Plan(self.device, None if self.native else self.low, steps=self.steps)
+        for plan in plans(subject, asked, self.low):
             yield run_eager(subject, plan, self.low)
 
 

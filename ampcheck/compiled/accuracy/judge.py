@@ -100,10 +100,8 @@ def measure_accuracy(
     if is_scripted(subject):
         arm, name = _arm(dtype, narrow), format_of(narrow).name
         return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
-    first, *more = (
-        _measure(run_eager(subject, plan, narrow, options))
-        for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)
-    )
+    asked = Plan(device, dtype, steps=steps, optimizer=optimizer, grad=backward)
+    first, *more = (_measure(run_eager(subject, plan, narrow, options)) for plan in plans(subject, asked, narrow))
     if not more or more[0].exceptions.eager:
         return first
     (second,) = more
