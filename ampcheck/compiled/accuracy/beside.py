@@ -79,18 +79,18 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     raised, inside, error = Exceptions(), telemetry.read(), recorded.ran.error
     if error is not None and not (eager.stats.prevented and recorded.ran.phase == "backward"):
         raised = Exceptions(compiled=brief(error), missing=lacking(error), where=Where("compile"))
-    compared = compare_runs(expected, recorded, eager.freedom)
-    incomparable = "" if compared.errors else "the calls give no tensor"
-    if any(e.at_fault or e.beyond(PRECISION) for e in compared.errors):
+    errors, left_out = compare_runs(expected, recorded, eager.freedom)
+    incomparable = "" if errors else "the calls give no tensor"
+    if any(e.at_fault or e.beyond(PRECISION) for e in errors):
         incomparable = _not_repeatable(subject, eager, expected, recorded)
-    seen, noise = counted_errors(compared.errors)
-    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + compared.left_out + noise
+    seen, noise = counted_errors(errors)
+    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + left_out + noise
     seen = Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)}) + seen
     return replace(
         stats,
         incomparable=incomparable,
         steps=plan.steps * len(subject.calls),
-        errors=compared.errors,
+        errors=errors,
         exceptions=raised,
         eager_shapes=expected.ran.shapes,
         compiled_shapes=recorded.ran.shapes,
@@ -107,7 +107,8 @@ def _not_repeatable(subject: Subject, eager: Measured, expected: Recorded, recor
     if other := other_streams(expected, recorded):
         return other
     again = run_plan(eager.plan, prepare(subject, device=eager.plan.device), masked=eager.masked)
-    differs = compare_runs(expected, again, eager.freedom).at_fault
+    errors, _ = compare_runs(expected, again, eager.freedom)
+    differs = any(error.at_fault for error in errors)
     return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.comparison import Comparison, compare_runs, other_streams
+from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
@@ -174,12 +174,13 @@ def run_compiled(
         change(prepared)
     with measure_graphs() as graphs, configured(changed):
         outcome = run_plan(eager.plan, prepared, compiled=blocks or partial(_compiled, eager, stage))
-    compared = Comparison()
+    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error))
     eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
     if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
         own = eager.plan.optimizer is not None
-        compared = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
-    return CompiledRun(outcome, graphs, compared.errors, _describe(outcome.ran.error), compared.left_out)
+        errors, left_out = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
+        return replace(run, errors=errors, left_out=left_out)
+    return run
 
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
