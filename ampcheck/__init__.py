@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.audit import audit as audit
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.autocast.judge import assert_policy as assert_policy
+    from ampcheck.blame.blame import blame as blame
     from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
-    from ampcheck.compiled.blame.blame import blame as blame
     from ampcheck.core.errors import UsageError as UsageError
     from ampcheck.core.limits import Limits as Limits
     from ampcheck.core.run import Finding as Finding
@@ -51,7 +51,7 @@ _MODULES = {
     "assert_speed": "speed.assert_speed",
     "assert_training": "training.judge",
     "audit": "audit",
-    "blame": "compiled.blame.blame",
+    "blame": "blame.blame",
     "emulate": "autocast.emulate",
     "watch": "watch",
 }

@@ -33,9 +33,7 @@ from ampcheck.core.run import Finding, Run, Scalar, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.subject import Kind, Subject, as_subject, subject_of
-from ampcheck.numerics import (
-    native_format,
-)
+from ampcheck.numerics import native_format
 from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
 from ampcheck.stages import AuditContext, audit_stages, run_stages
@@ -158,7 +156,8 @@ def judge_subject(
             warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             with calls_of_compile(wrapped.append):
                 run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
-            of_graphs = selected if compile and _wants_graphs(selected) else ()
+            wanted = compile and (selected is None or not _OF_GRAPHS.isdisjoint(selected))
+            of_graphs = selected if wanted else ()
             run = _with_graphs(run, resolved, of_graphs, placement.device, bool(wrapped), limits)
         run = with_skips(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))
@@ -251,11 +250,6 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
 
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     return [f for f in findings if f.verdict is not Verdict.FAIL or not any(adds(other, f) for other in failed)]
-
-
-def _wants_graphs(checks: Collection[str] | None) -> bool:
-    """Whether a check is selected that judges compiled code as a loop or a callable runs it."""
-    return checks is None or not _OF_GRAPHS.isdisjoint(checks)
 
 
 def _of_eager(checks: Collection[str] | None) -> tuple[str, ...] | None:

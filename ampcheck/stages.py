@@ -21,7 +21,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Listener
-from ampcheck.core.run import Finding, Run, Verdict, merge
+from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import (
     NumericsStats,
@@ -72,13 +72,11 @@ class AuditContext:
         """The device that runs the subject."""
         return self.placement.device
 
-    def selects(self, slug: str) -> bool:
-        """Whether a check is selected; `coverage` always is."""
-        return self.checks is None or slug in self.checks or slug == COVERAGE.slug
-
     def only(self, run: Run) -> Run:
-        """The run with the findings of selected checks."""
-        return replace(run, findings=tuple(finding for finding in run.findings if self.selects(finding.check)))
+        """The run with the findings of selected checks, among which `coverage` always is."""
+        if self.checks is None:
+            return run
+        return replace(run, findings=tuple(f for f in run.findings if f.check in (*self.checks, COVERAGE.slug)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Stage:
     compiled code."""
 
     title: str
-    run: Callable[[], list[Run]]
+    run: Callable[[], Run]
     optional: bool = False
     compiles: bool = False
 
@@ -98,25 +96,21 @@ def audit_stages(context: AuditContext) -> list[Stage]:
     stages = list(_Numerics(context).stages())
     if not context.dtypes:
         text = "judged in its own dtypes; 16-bit autocast was not judged: pass dtype= (--dtype float16,bfloat16)"
-        stages.append(Stage("dtypes", lambda: [Run(findings=(COVERAGE.skip(subject.name, text),))]))
+        stages.append(Stage("dtypes", lambda: Run(findings=(COVERAGE.skip(subject.name, text),))))
     elif not context.native:
         kind = context.placement.emulated or torch.device(context.device).type
         policy = partial(judge.judge_policy, subject, kind, context.dtypes, checks)
-        stages.append(Stage("autocast policy", _alone(policy), context.graphs))
+        stages.append(Stage("autocast policy", policy, context.graphs))
     if context.graphs:
         graphs = partial(judge_graph, subject, device=context.device)
-        stages.append(Stage("graphs", lambda: [context.only(graphs())], compiles=True))
+        stages.append(Stage("graphs", lambda: context.only(graphs()), compiles=True))
         accuracy = None if checks is None else [slug for slug in checks if slug in accuracy_checks.CHECKS]
         if accuracy is None or accuracy:
             judged = partial(judge_accuracy, subject, device=context.device, checks=accuracy, limits=context.limits)
-            stages.append(Stage("compiled against eager", _alone(judged), compiles=True))
+            stages.append(Stage("compiled against eager", judged, compiles=True))
     if context.full and context.compile and not is_compiled_already(subject):  # which keeps its own options
         stages += _with_options(context)
     return sorted(stages, key=lambda stage: stage.compiles)
-
-
-def _alone(judge: Callable[[], Run]) -> Callable[[], list[Run]]:
-    return lambda: [judge()]
 
 
 def _with_options(context: AuditContext) -> Iterator[Stage]:
@@ -130,7 +124,7 @@ def _with_options(context: AuditContext) -> Iterator[Stage]:
         judged = partial(judge_accuracy, named, device=context.device, steps=_STEPS, options=options, checks=checks)
         for dtype in (None,) if context.native or not context.dtypes else context.dtypes:
             title = f"{format_of(dtype).name}, compiled, {what}" if dtype is not None else f"compiled, {what}"
-            yield Stage(title, _alone(partial(judged, dtype=dtype, limits=context.limits)), compiles=True)
+            yield Stage(title, partial(judged, dtype=dtype, limits=context.limits), compiles=True)
 
 
 def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[Run]:
@@ -153,8 +147,8 @@ def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[R
                 raise
             prevented = error
             continue
-        runs += judged
-        listener.judged(merge(judged))
+        runs.append(judged)
+        listener.judged(judged)
     if prevented is not None:
         if not any(run.failed for run in runs):
             raise prevented
@@ -182,36 +176,37 @@ class _Numerics:
             if self._context.compile:
                 yield Stage(f"{name}, compiled", partial(self._judge_compiled, dtype), optional, compiles=True)
 
-    def _judge_eager(self, dtype: torch.dtype) -> list[Run]:
+    def _judge_eager(self, dtype: torch.dtype) -> Run:
         context = self._context
         eager = measure_numerics(
             self._subject, dtype, device=context.device, native=context.native, compared=context.compile
         )
         if context.compile:
             self._eager[dtype] = eager
-        return [*self._judge_reference(dtype, eager.stats), self._run(eager.stats)]
+        stats, bounds = eager.stats, context.bounds
+        findings = [*self._judge_reference(dtype, stats), *check_numerics(stats, bounds, context.checks)]
+        return Run(
+            findings=tuple(findings),
+            coverage=stats.coverage,
+            tables=tables.tables(stats, bounds),
+            maps=model_map.maps(stats, bounds),
+        )
 
-    def _judge_reference(self, dtype: torch.dtype, stats: NumericsStats) -> list[Run]:
+    def _judge_reference(self, dtype: torch.dtype, stats: NumericsStats) -> list[Finding]:
         """The findings about float64, once: of the first dtype whose run reached its end."""
         if self._reference or (stats.raised is not None and dtype is not self._context.dtypes[-1]):
             return []
         self._reference = check_reference(stats)
         if any(finding.verdict not in (Verdict.PASS, Verdict.SKIP) for finding in self._reference):
             self._reference = check_reference(reference_run(self._subject, stats))  # of float64 alone
-        return [Run(findings=tuple(self._reference))]
+        return self._reference
 
-    def _judge_compiled(self, dtype: torch.dtype) -> list[Run]:
+    def _judge_compiled(self, dtype: torch.dtype) -> Run:
         context, subject = self._context, self._subject
         eager = self._eager.pop(dtype)  # with its exact values
         if eager.stats.raised is not None:
             arm = arm_name(dtype, context.native, compiled=True)
             text = "not compiled: the eager run raised, see low-precision-error"
-            return [Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))]
+            return Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))
         compiled = measure_compiled_run(subject, eager, dtype)
-        return [judge_compiled_run(compiled, context.bounds, context.checks)]
-
-    def _run(self, stats: NumericsStats) -> Run:
-        findings: list[Finding] = check_numerics(stats, self._context.bounds, self._context.checks)
-        bounds = self._context.bounds
-        evidence = tables.tables(stats, bounds), model_map.maps(stats, bounds)
-        return Run(findings=tuple(findings), coverage=stats.coverage, tables=evidence[0], maps=evidence[1])
+        return judge_compiled_run(compiled, context.bounds, context.checks)

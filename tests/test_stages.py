@@ -66,11 +66,11 @@ def test_a_full_audit_observes_four_times_as_many_steps(
     assert asked == [steps, 3, None]
 
 
-def judged(verdict: Verdict) -> list[Run]:
-    return [Run(findings=(Finding("overflow", verdict, "m", "text"),))]
+def judged(verdict: Verdict) -> Run:
+    return Run(findings=(Finding("overflow", verdict, "m", "text"),))
 
 
-def prevented() -> list[Run]:
+def prevented() -> Run:
     raise UsageError("it raises in float32 too")
 
 
@@ -97,12 +97,12 @@ def test_a_listener_hears_each_stage_its_findings_and_when_compilation_begins() 
 def test_what_the_model_leaves_behind_in_one_stage_is_gone_in_the_next() -> None:
     seen: list[object] = []
 
-    def leave() -> list[Run]:
+    def leave() -> Run:
         seen.append((torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()))
         torch.set_default_device("meta")
         torch.set_default_dtype(torch.float64)
         torch.set_grad_enabled(False)
-        return []
+        return Run()
 
     with restored():
         run_stages("m", [Stage("eager", leave), Stage("compiled", leave, compiles=True)], Listener())
@@ -114,7 +114,7 @@ def test_numerics_that_cannot_be_judged_are_a_skip_only_beside_a_failure() -> No
     ran: list[str] = []
 
     def stages(verdict: Verdict) -> list[Stage]:
-        later = Stage("bfloat16", lambda: ran.append("bfloat16") or [], optional=True)
+        later = Stage("bfloat16", lambda: ran.append("bfloat16") or Run(), optional=True)
         return [
             Stage("float16", prevented, optional=True),
             later,

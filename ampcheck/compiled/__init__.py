@@ -1,4 +1,4 @@
-"""Checks of models under torch.compile: accuracy compared with float64, graphs, and causes of failures.
+"""Checks of models under torch.compile: accuracy compared with float64, and graphs.
 
 assert_compiled  both families of checks, as an assertion
 accuracy/   compiled code compared with the exact values of a shadowed eager run
@@ -10,10 +10,6 @@ graph/      breaks, recompilations, eager fallbacks, caches
   judge       of a subject or of a block (`GraphObservation`); run: the passes of a subject; recorder: its events
   trace       reads PyTorch's trace of compilations; calls: which code ran; startup_hook: for child processes
   stats       the record; checks: the findings
-blame/      the stage, the op and the modules of a failure (`blame`, `ampcheck blame`)
-  blame       the search; case: one subject in one dtype; stats: the record, findings and tables
-  bisect      the first node of the compiled graphs that brings the failure
-  minimise    the smallest set of modules to keep in float32, as code; cost: its step time
 options     frozen options of all these, validated when they are created
 
 Values inside the graphs are measured in `ampcheck.telemetry`.

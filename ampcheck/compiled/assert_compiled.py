@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.device import place
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
-from ampcheck.compiled.accuracy.judge import KINDS, judge_accuracy
+from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import AccuracyOptions, CompileOptions, GraphLimits
@@ -19,7 +19,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, merge
-from ampcheck.core.subject import Subject, name_of
+from ampcheck.core.subject import MODELS, Subject, subject_of
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
@@ -60,13 +60,13 @@ def assert_compiled(
     argument that cannot be judged.
     """
     __tracebackhide__ = True
-    subject = _subject(model, calls, name)
+    subject = subject_of(model, calls, name)
     chosen = None if checks is None else parse_names(checks, "checks", CHECKS)
     accuracy, options = accuracy or AccuracyOptions(), options or CompileOptions()
     options.require_effect(subject)
     casts = _autocast_dtypes(subject, dtype, accuracy.autocast)
     runs_graphs = chosen is None or bool(set(chosen) & set(GRAPH_CHECKS) - set(_ALWAYS))
-    runs_accuracy = subject.kind in KINDS
+    runs_accuracy = subject.kind in MODELS
     if chosen is not None:
         runs_accuracy = bool(set(chosen) - set(GRAPH_CHECKS)) or not runs_graphs
     placement, runs = place(device), list[Run]()
@@ -97,16 +97,6 @@ def assert_compiled(
 
 CHECKS = tuple(dict.fromkeys((*ACCURACY_CHECKS, *GRAPH_CHECKS)))
 """The names of all checks on compiled code."""
-
-
-def _subject(model: Any, calls: Any, name: str) -> Subject:
-    if isinstance(model, Subject):
-        if name or calls is not None:
-            raise UsageError("a Subject has its calls and name already: pass calls and name= to Subject(...)")
-        return model
-    if calls is None:
-        return Subject(model, name=name or getattr(model, "__name__", "subject"))
-    return Subject((model, calls), name=name or name_of(model))
 
 
 def _autocast_dtypes(

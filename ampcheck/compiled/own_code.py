@@ -13,7 +13,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.checks import check_artifacts
 from ampcheck.compiled.graph.judge import graph_run
-from ampcheck.compiled.graph.own import accelerator, measure_again
+from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.limits import Limits
@@ -48,8 +48,8 @@ def judge_own_code(
     warm-up: the first change of each value is no recompilation, and one more is allowed. The first calls of what it
     compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
-    calls = _FirstCalls(most=_CALLABLES)
-    stats = measure_again(subject, reached, device, steps, calls.add, calls.compile_again)
+    calls = _FirstCalls()
+    stats = measure_own_code(subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.compile_again)
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
         hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
@@ -67,9 +67,8 @@ def judge_own_code(
 class _FirstCalls:
     """The first call of each module and function that is compiled, with copies of its arguments."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self._calls: dict[object, CompiledCall] = {}
-        self._most = most
         self._more: set[object] = set()
         self._stale: dict[str, float] = {}
 
@@ -77,7 +76,7 @@ class _FirstCalls:
         """Keep a call, if it is the first of its code."""
         original = call.original
         code = type(original) if isinstance(original, torch.nn.Module) else getattr(original, "__code__", original)
-        if len(self._calls) == self._most and code not in self._calls:
+        if len(self._calls) == _CALLABLES and code not in self._calls:
             self._more.add(code)
         elif code not in self._calls:
             args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
@@ -118,7 +117,7 @@ class _FirstCalls:
     def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
         """The findings about each of them beside eager mode; the coverage counts those that are not compared."""
         if self._more:
-            unseen = {f"compiled code beyond the first {self._most} callables": len(self._more)}
+            unseen = {f"compiled code beyond the first {_CALLABLES} callables": len(self._more)}
             yield Run(coverage=Coverage(unseen=unseen))
         for call in self._calls.values():
             if _steps(call):

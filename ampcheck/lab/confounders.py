@@ -18,12 +18,7 @@ from ampcheck.lab.lab import Expectations, run_of
 from ampcheck.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
 from ampcheck.torchtools.spacing import spacing
-from ampcheck.training.tf32.settings import (
-    ConfounderStats,
-    check_tf32,
-    confounders_table,
-    measure_confounders,
-)
+from ampcheck.training.tf32.settings import ConfounderStats, check_tf32, confounders_table, measure_confounders
 
 SIZE = 256
 """Rows and columns of the product."""

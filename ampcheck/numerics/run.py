@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.overrides import has_torch_function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.state import short
@@ -20,7 +21,6 @@ from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.numerics.losses import computed_in
 from ampcheck.shadow.compare import Key
-from ampcheck.torchtools.backward import backward
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
@@ -181,8 +181,22 @@ def run_call(
     # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
     first = torch.full_like(total, plan.scale)
     with preserve(outcome.left):
-        backward(total, first, leaves.values())
+        _backward(total, first, leaves.values())
     _receive_gradients(leaves, outcome, receive, "")
+
+
+def _backward(loss: torch.Tensor, gradient: torch.Tensor, inputs: Iterable[torch.Tensor]) -> None:
+    """Call `torch.autograd.backward(loss, gradient, inputs=inputs)`, without its import of SymPy, which takes 0.5 s.
+
+    gradient: shape and dtype of the loss; PyTorch imports SymPy to compare them.
+    """
+    leaves = tuple(inputs)
+    if has_torch_function((loss, *leaves)):  # a subclass of tensors may have a backward pass of its own
+        torch.autograd.backward(loss, gradient, inputs=leaves)
+        return
+    torch.autograd._engine_run_backward(  # type: ignore[attr-defined]
+        (loss,), (gradient,), False, False, leaves, allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def comparable(tensor: torch.Tensor) -> bool:

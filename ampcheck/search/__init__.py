@@ -6,6 +6,6 @@ from ampcheck.search.invariances import Invariance as Invariance
 from ampcheck.search.invariances import Padding as Padding
 from ampcheck.search.invariances import Scale as Scale
 from ampcheck.search.invariances import Shift as Shift
-from ampcheck.search.judge import SearchOptions as SearchOptions
 from ampcheck.search.judge import assert_property as assert_property
+from ampcheck.search.loop import SearchOptions as SearchOptions
 from ampcheck.search.stats import PropertyStats as PropertyStats

@@ -74,7 +74,7 @@ def _failed(stats: PropertyStats, check: Check, breaking: Breaking) -> Finding:
         searched += "; making it smaller was cut short by the budget"
     if breaking.climbed:  # of a lone input, beyond what was drawn for it
         searched = f"by gradient ascent {stats.domain}, the declared domain, {searched}"
-    text = f"{_text(stats, problem)}. The smallest input found is {_short(breaking.code)}, {searched}"
+    text = f"{_text(stats, problem)}. The smallest input found is {_short(breaking.example.code())}, {searched}"
     hints = [remedy(problem.kind, problem.where.op)]
     hints += [f"run pytest {breaking.file}"] if breaking.file else []
     hints += [f"no test was written: {breaking.unwritten}"] if breaking.unwritten else []

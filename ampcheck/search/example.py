@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ampcheck.core.subject import Call
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The arguments of one call."""
+class Example(Call):
+    """The arguments of one call, which a search changes, compares and writes down."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    __slots__ = ()
 
     @property
     def values(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampcheck.autocast.device import place
-from ampcheck.core.arguments import LOW, DType, is_number, parse_dtypes, parse_integer, parse_number
+from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
@@ -28,46 +28,14 @@ from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example, as_example
 from ampcheck.search.invariances import Invariance
-from ampcheck.search.loop import Search
+from ampcheck.search.loop import Search, SearchOptions
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.runner import Runner
-from ampcheck.search.stats import Breaking, PropertyStats
+from ampcheck.search.stats import PropertyStats
 from ampcheck.torchtools.restore import restoring
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
-    from hypothesis.database import ExampleDatabase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """How `assert_property` searches.
-
-    examples, seconds: the budget of each dtype; minimising what breaks may take half of the seconds more. seed: the
-    same seed gives the same search, as long as the seconds suffice. domain: bounds of the floating inputs, within which
-    gradient ascent searches for larger values: a lone input leaves the range of its strategy for it, each of several
-    stays in its own range as well. database: a folder in which Hypothesis stores failing examples. reproduce: a folder
-    to which a test is written for each failure. Raises `UsageError` for values out of range.
-    """
-
-    examples: int = 200
-    seconds: float = 60.0
-    seed: int = 0
-    domain: tuple[float, float] | None = None
-    database: str | os.PathLike[str] | ExampleDatabase | None = None
-    reproduce: str | os.PathLike[str] | None = None
-
-    def __post_init__(self) -> None:
-        parse_integer(self.examples, "examples")
-        parse_number(self.seconds, "seconds")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise UsageError(f"seed must be an integer; found {self.seed!r}")
-        if self.domain is not None and not _is_range(self.domain):
-            raise UsageError(f"domain must be (low, high), two finite numbers with low < high; found {self.domain!r}")
-        if self.reproduce is not None and not isinstance(self.reproduce, (str, os.PathLike)):
-            raise UsageError(f"reproduce must be the path of a folder; found {self.reproduce!r}")
-        if self.reproduce is not None and os.path.exists(self.reproduce) and not os.path.isdir(self.reproduce):
-            raise UsageError(f"reproduce must be a folder; {os.fspath(self.reproduce)} is a file")
 
 
 @restoring
@@ -111,22 +79,11 @@ def assert_property(
             compiled = Compiled(runner) if compile else None
             search = Search(Evaluator(runner, invariances, compiled))
             with compiled.measured() if compiled is not None else nullcontext():
-                search.run(
-                    inputs,
-                    examples=options.examples,
-                    seconds=options.seconds,
-                    number=options.seed,
-                    database=options.database,
-                    domain=options.domain,
-                )
+                search.run(inputs, options)
             stats = _stats(search, options)
             if options.reproduce is not None:
-                breakings = tuple(
-                    write_test(
-                        options.reproduce, model, search.evaluator, b, search.smallest[b.problem.kind], options.seed
-                    )
-                    for b in stats.breakings
-                )
+                written = partial(write_test, options.reproduce, model, search.evaluator, seed=options.seed)
+                breakings = tuple(map(written, stats.breakings))
                 stats = replace(stats, breakings=breakings)
             runs.append(property_run(stats, bounds))
     run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
@@ -136,7 +93,7 @@ def assert_property(
 def property_run(stats: PropertyStats, limits: Limits) -> Run:
     """The run of one search."""
     rows = [
-        (b.problem.kind, b.code, b.problem.low, b.problem.exact, b.problem.limit, b.found_after, b.calls)
+        (b.problem.kind, b.example.code(), b.problem.low, b.problem.exact, b.problem.limit, b.found_after, stats.calls)
         for b in stats.breakings
     ]
     columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
@@ -175,10 +132,8 @@ def _stats(search: Search, options: SearchOptions) -> PropertyStats:
         compiled_examples=compiled.examples if compiled is not None else 0,
         invariances={invariance.name: evaluator.counts[invariance.name] for invariance in evaluator.invariances},
         domain=_domain(search.ranges, options.domain),
-        breakings=tuple(
-            Breaking(s.problem, s.example.code(), s.after, search.calls, climbed=s.climbed)
-            for s in search.smallest.values()
-        ),
+        calls=search.calls,
+        breakings=tuple(search.smallest.values()),
         asked=tuple(asked),
         skipped=skipped,
         coverage=Coverage(positive(seen), positive(unseen)),
@@ -214,13 +169,6 @@ def _require(model: object, inputs: object, invariances: object) -> None:
                 "an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(); "
                 f"found {invariance!r}"
             )
-
-
-def _is_range(domain: object) -> bool:
-    if not isinstance(domain, (tuple, list)) or len(domain) != 2:
-        return False
-    numbers = all(is_number(bound) and math.isfinite(bound) for bound in domain)
-    return numbers and bool(domain[0] < domain[1])
 
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:

@@ -15,11 +15,12 @@ from hypothesis import errors as hypothesis_errors
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
+from ampcheck.core.arguments import is_number, parse_integer, parse_number
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.search.ascent import climb, minimise
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example, as_example
-from ampcheck.search.stats import Look, Problem, PropertyStats
+from ampcheck.search.stats import Breaking, Look, Problem, PropertyStats
 
 _MINIMISING = 0.5
 """Part of the seconds that minimising may take beyond the search itself."""
@@ -34,6 +35,37 @@ _STARTS = 3
 Database = str | os.PathLike[str] | ExampleDatabase | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How `assert_property` searches.
+
+    examples, seconds: the budget of each dtype; minimising what breaks may take half of the seconds more. seed: the
+    same seed gives the same search, as long as the seconds suffice. domain: bounds of the floating inputs, within which
+    gradient ascent searches for larger values: a lone input leaves the range of its strategy for it, each of several
+    stays in its own range as well. database: a folder in which Hypothesis stores failing examples. reproduce: a folder
+    to which a test is written for each failure. Raises `UsageError` for values out of range.
+    """
+
+    examples: int = 200
+    seconds: float = 60.0
+    seed: int = 0
+    domain: tuple[float, float] | None = None
+    database: Database = None
+    reproduce: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        parse_integer(self.examples, "examples")
+        parse_number(self.seconds, "seconds")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UsageError(f"seed must be an integer; found {self.seed!r}")
+        if self.domain is not None and not _is_range(self.domain):
+            raise UsageError(f"domain must be (low, high), two finite numbers with low < high; found {self.domain!r}")
+        if self.reproduce is not None and not isinstance(self.reproduce, (str, os.PathLike)):
+            raise UsageError(f"reproduce must be the path of a folder; found {self.reproduce!r}")
+        if self.reproduce is not None and os.path.exists(self.reproduce) and not os.path.isdir(self.reproduce):
+            raise UsageError(f"reproduce must be a folder; {os.fspath(self.reproduce)} is a file")
+
+
 class _Broken(Exception):  # noqa: N818  # Hypothesis keeps failures apart by the type of their exception
     """An example that breaks a property."""
 
@@ -45,16 +77,6 @@ class _Spent(BaseException):
 @cache
 def _broken(kind: str) -> type[_Broken]:
     return type(f"_Broken_{kind}", (_Broken,), {})
-
-
-@dataclass(slots=True)
-class Smallest:
-    """The smallest example that breaks a property, and after how many examples the first one was found."""
-
-    example: Example
-    problem: Problem
-    after: int
-    climbed: bool = False
 
 
 @dataclass(slots=True)
@@ -72,31 +94,23 @@ class Search:
     outside_reason: str = ""
     undefined: int = 0
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    smallest: dict[str, Smallest] = field(default_factory=dict)
+    smallest: dict[str, Breaking] = field(default_factory=dict)
     _known: dict[Any, Look] = field(default_factory=dict)
     _starts: list[Example] = field(default_factory=list)
     _until: float = math.inf
     _latest: float = math.inf
 
-    def run(
-        self,
-        inputs: st.SearchStrategy[Any],
-        *,
-        examples: int,
-        seconds: float,
-        number: int,
-        database: Database = None,
-        domain: tuple[float, float] | None = None,
-    ) -> None:
-        """Judge up to `examples` different inputs in up to `seconds`, and minimise what breaks. number: the seed."""
+    def run(self, inputs: st.SearchStrategy[Any], options: SearchOptions) -> None:
+        """Judge up to `examples` different inputs in up to `seconds`, and minimise what breaks."""
         for attempt in range(_ATTEMPTS):
             before, kept = self.stats.examples, dict(self.smallest)
-            most = self.calls + examples + _SHRINKS
+            most = self.calls + options.examples + _SHRINKS
 
             def visit(drawn: Any, most: int = most) -> None:
-                self._visit(as_example(drawn), examples, seconds, most)
+                self._visit(as_example(drawn), options, most)
 
-            _draw(inputs, visit, examples, number + attempt, database if not attempt else None)
+            database = options.database if not attempt else None
+            _draw(inputs, visit, replace(options, seed=options.seed + attempt, database=database))
             for kind, earlier in kept.items():
                 if _size(earlier.example) <= _size(self.smallest[kind].example):
                     self.smallest[kind] = earlier
@@ -104,26 +118,26 @@ class Search:
                 break
             if self.smallest and min(s.example.numel for s in self.smallest.values()) <= _SMALL:
                 break
-            if not self.smallest and not before < self.stats.examples < examples:
+            if not self.smallest and not before < self.stats.examples < options.examples:
                 break
-        if domain is not None and not self.smallest:
-            self._climb(domain)
+        if options.domain is not None and not self.smallest:
+            self._climb(options.domain)
 
-    def _visit(self, example: Example, examples: int, seconds: float, most: int) -> None:
+    def _visit(self, example: Example, options: SearchOptions, most: int) -> None:
         """Judge an example that Hypothesis drew, and raise what it breaks."""
         late = bool(self.calls) and time.perf_counter() > self._until
         if late or (self.smallest and self.calls > most):
-            stopped = "" if self.smallest else f"the {seconds:g} seconds were spent"
+            stopped = "" if self.smallest else f"the {options.seconds:g} seconds were spent"
             self.stats = replace(self.stats, cut=self.stats.cut or bool(self.smallest), stopped=stopped)
             raise _Spent
         key = example.key()
         if key not in self._known:
-            if self.stats.examples >= examples and not self.smallest:
+            if self.stats.examples >= options.examples and not self.smallest:
                 raise _Spent
             self._known[key] = self._look(example)
             if self.calls == 1:  # the first call imports, compiles and fills caches: no part of the budget
-                self._until = time.perf_counter() + seconds
-                self._latest = self._until + _MINIMISING * seconds
+                self._until = time.perf_counter() + options.seconds
+                self._latest = self._until + _MINIMISING * options.seconds
             if len(self._starts) < _STARTS:
                 self._starts.append(example)
         look = self._known[key]
@@ -131,8 +145,9 @@ class Search:
             problem = look.problems[0]
             first = self.smallest.get(problem.kind)
             if first is None:
-                self._until = min(max(self._until, time.perf_counter() + _MINIMISING * seconds), self._latest)
-            self.smallest[problem.kind] = Smallest(example, problem, first.after if first else self.stats.examples)
+                self._until = min(max(self._until, time.perf_counter() + _MINIMISING * options.seconds), self._latest)
+            after = first.found_after if first else self.stats.examples
+            self.smallest[problem.kind] = Breaking(example, problem, after)
             raise _broken(problem.kind)(problem.kind)
         if not look.outside:
             target(_bounded_log(look.ratio), label="error over its limit, as a power of two")
@@ -183,7 +198,7 @@ class Search:
                     return
 
     def _minimise(self, example: Example, problem: Problem) -> None:
-        smallest = self.smallest[problem.kind] = Smallest(example, problem, self.stats.examples, climbed=True)
+        smallest = self.smallest[problem.kind] = Breaking(example, problem, self.stats.examples, climbed=True)
 
         def fails(candidate: Example) -> bool:
             if time.perf_counter() > self._latest:
@@ -209,15 +224,13 @@ class Search:
         return {name: bounds if bounds[0] <= bounds[1] else drawn[name] for name, bounds in both.items()}
 
 
-def _draw(
-    inputs: st.SearchStrategy[Any], visit: Callable[[Any], None], examples: int, number: int, database: Database
-) -> None:
+def _draw(inputs: st.SearchStrategy[Any], visit: Callable[[Any], None], options: SearchOptions) -> None:
     """Let Hypothesis draw, aim and minimise. What breaks is kept by `visit`."""
-    phases = [Phase.generate, Phase.target, Phase.shrink]
+    phases, database = [Phase.generate, Phase.target, Phase.shrink], options.database
     if database is not None and not isinstance(database, ExampleDatabase):
         database = DirectoryBasedExampleDatabase(database)
     profile = settings(
-        max_examples=examples,
+        max_examples=options.examples,
         deadline=None,
         database=database,
         phases=[Phase.reuse, *phases] if database is not None else phases,
@@ -231,7 +244,7 @@ def _draw(
         visit(test_input)
 
     try:
-        profile(seed(number)(given(test_input=inputs)(test)))()
+        profile(seed(options.seed)(given(test_input=inputs)(test)))()
     except (_Broken, _Spent):
         return
     except hypothesis_errors.Flaky as error:  # a failure that the budget cut short when it was replayed
@@ -257,3 +270,10 @@ def _size(example: Example) -> tuple[int, int]:
 
 def _bounded_log(value: float) -> float:
     return math.log2(min(max(value, 2.0**-200), 2.0**200)) if value == value else 0.0
+
+
+def _is_range(domain: object) -> bool:
+    if not isinstance(domain, (tuple, list)) or len(domain) != 2:
+        return False
+    numbers = all(is_number(bound) and math.isfinite(bound) for bound in domain)
+    return numbers and bool(domain[0] < domain[1])

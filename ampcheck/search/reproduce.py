@@ -23,7 +23,6 @@ from ampcheck.core.formats import format_of
 from ampcheck.search import invariances
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example
-from ampcheck.search.loop import Smallest
 from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import tensors
@@ -48,7 +47,6 @@ def write_test(
     model: Callable[..., Any],
     evaluator: Evaluator,
     breaking: Breaking,
-    smallest: Smallest,
     seed: int,
 ) -> Breaking:
     """Write `test_<name>_<format>_<kind>.py` into `folder`, which is made.
@@ -56,7 +54,7 @@ def write_test(
     A module, with its weights, and a large example are saved beside it. Gives the breaking with the path of the test,
     or with the reason why there is none.
     """
-    target, problem = Path(folder), smallest.problem
+    target, problem = Path(folder), breaking.problem
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,7 +70,7 @@ def write_test(
         if problem.kind == INVARIANCE:
             lines.append("from ampcheck.search import BatchOrder, Padding, Scale, Shift")
             options.append(f"invariances=({', '.join(_declared(one) for one in evaluator.invariances)},)")
-        value, setup = _example(smallest.example, path)
+        value, setup = _example(breaking.example, path)
         text = _TEMPLATE.format(
             what=f"{problem.kind} of {evaluator.runner.subject.name} in {fmt}",
             seed=seed,

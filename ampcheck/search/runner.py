@@ -20,7 +20,7 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.subject import Call, Subject
+from ampcheck.core.subject import Subject
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Plan, run_subject
 from ampcheck.search.example import Example
@@ -149,7 +149,7 @@ class Runner:
                 return torch.tensor(value)
             return _numbers_as_tensors(value)
 
-        own = replace(prepared, calls=(Call(example.args, example.kwargs),))
+        own = replace(prepared, calls=(example,))
         plan = Plan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
             outcome = run_subject(

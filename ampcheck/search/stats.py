@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampcheck.core.run import Coverage, Where
+from ampcheck.search.example import Example
 
 RAISES, NONFINITE, RANGE, ACCURACY, DECISION = "raises", "nonfinite", "range", "accuracy", "decision"
 COMPILED, INVARIANCE = "compiled", "invariance"
@@ -31,19 +32,18 @@ class Problem:
     where: Where = field(default_factory=lambda: Where(phase="forward"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Breaking:
-    """A problem with the smallest example that was found for it, as code.
+    """A problem with the smallest example that was found for it.
 
-    found_after: how many examples had been examined. calls: how often the model ran in all, minimising included.
-    climbed: whether gradient ascent found it, which leaves what was drawn for the declared domain. file: the test that
-    was written, "" for none; unwritten: the reason why there is none.
+    found_after: how many examples had been examined. climbed: whether gradient ascent found it, which leaves what was
+    drawn for the declared domain. file: the test that was written, "" for none; unwritten: why there
+    is none.
     """
 
+    example: Example
     problem: Problem
-    code: str
     found_after: int
-    calls: int
     climbed: bool = False
     file: str = ""
     unwritten: str = ""
@@ -73,7 +73,7 @@ class PropertyStats:
     that came nearest to the end of its format. overflow: one that went beyond, without reaching an output. asked: the
     properties searched for. invariances: each with the examples that it changed and that were judged. skipped: property
     to the reason why it was not judged. lacking: the kernel that this machine lacks. cut: whether the budget was spent
-    while a failure was minimised.
+    while a failure was minimised. calls: how often the model ran in all, minimising included.
     """
 
     name: str
@@ -92,6 +92,7 @@ class PropertyStats:
     overflow: Peak | None = None
     lacking: str = ""
     cut: bool = False
+    calls: int = 0
     breakings: tuple[Breaking, ...] = ()
     asked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -26,7 +26,6 @@ NO_SCRIPT = "torch.compile takes no TorchScript"
 class Prepared:
     """A model and its calls that may be run and changed."""
 
-    kind: Kind
     model: Any
     calls: tuple[Call, ...]
     root: torch.nn.Module | None
@@ -78,7 +77,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
         root = torch.nn.ModuleList(copies)
     elif copies:
         root = copies[0]
-    return Prepared(subject.kind, model, calls, root, origins)
+    return Prepared(model, calls, root, origins)
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], calls: Sequence[Call]) -> tuple[Call, ...]:
@@ -112,10 +111,13 @@ def loss_of(loss: Callable[[Any], object], result: object) -> torch.Tensor:
     raise SubjectError(f"the loss must return a floating tensor of one element, for backward; it returned {returned}")
 
 
-def recompiled(subject: Subject, prepared: Prepared) -> tuple[Any, ...]:
-    """The blocks of a copy, compiled where the subject's are; by `torch.compile` where nothing of it is compiled."""
+def recompiled(subject: Subject, prepared: Prepared, **options: Any) -> tuple[Any, ...]:
+    """The blocks of a copy, compiled where the subject's are; by `torch.compile` where nothing of it is compiled.
+
+    options: of `torch.compile`; a subject that is compiled already has its own.
+    """
     if not is_compiled_already(subject):
-        return tuple(torch.compile(block) for block in prepared.blocks)
+        return tuple(torch.compile(block, **options) for block in prepared.blocks)
     compiler, origins = dynamo.CompiledLike(), prepared.origins
 
     def change(twin: torch.nn.Module) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -290,20 +290,8 @@ def resumed_function(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def in_compiled_region(frame: FrameType | None) -> bool:
-    """Whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
-
-    Both wrappers are in `torch/_dynamo/eval_frame.py` and close over `self`.
-    """
-    eval_frame = os.path.join("torch", "_dynamo", "eval_frame.py")
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(eval_frame) and frame.f_code.co_name in ("_fn", "compile_wrapper"):
-            return type(frame.f_locals.get("self")).__name__ not in _DISABLED
-        frame = frame.f_back
-    return False
-
-
-_DISABLED = ("DisableContext", "RunOnlyContext")
+DISABLED = ("DisableContext", "RunOnlyContext")
+"""Contexts of wrappers of `torch.compiler.disable`, by the names of their classes."""
 
 
 # Modules and functions that torch.compile wrapped ----------------------------------------------------------------
@@ -315,7 +303,7 @@ def is_compiled(part: object) -> bool:
     The result of `torch.compiler.disable` is an `OptimizedModule` too, of another context.
     """
     if _is_wrapper(part):
-        return type(getattr(part, "dynamo_ctx", None)).__name__ not in _DISABLED
+        return type(getattr(part, "dynamo_ctx", None)).__name__ not in DISABLED
     if getattr(part, "_compiled_call_impl", None) is not None or _own_forward(part) is not None:
         return True
     wrapped = hasattr(part, "_torchdynamo_orig_callable") and not getattr(part, "_torchdynamo_disable", False)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from ampcheck.torchtools.dynamo import without_autograd_cache
+from ampcheck.torchtools.dynamo import DISABLED, without_autograd_cache
 from ampcheck.torchtools.patching import once_imported, replaced
 from ampcheck.torchtools.pytree import tensors
 
@@ -58,7 +58,7 @@ class LoweredGraph:
             return copy.deepcopy(self.module)
         duplicate = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         duplicate.meta.update(self.module.meta)
-        _output(duplicate).meta.update(_output(self.module).meta)
+        duplicate.graph.output_node().meta.update(self.module.graph.output_node().meta)
         return duplicate
 
     def variant(self, module: fx.GraphModule) -> tuple[Runnable, tuple[Any, ...]]:
@@ -218,6 +218,16 @@ def is_wrapper_of_compile(code: types.CodeType) -> bool:
     return code.co_name in ("_fn", "compile_wrapper") and code.co_filename.endswith(eval_frame)
 
 
+def in_compiled_region(frame: types.FrameType | None) -> bool:
+    """Whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
+
+    The wrappers of both close over `self`.
+    """
+    while frame is not None and not is_wrapper_of_compile(frame.f_code):
+        frame = frame.f_back
+    return frame is not None and type(frame.f_locals.get("self")).__name__ not in DISABLED
+
+
 def dotted(source: str) -> str:
     """A path through modules as module stacks write it; one with a `__getattr__` of its own is read by `__dict__`."""
     containers = r"_(?:modules|parameters|buffers)"
@@ -242,11 +252,6 @@ def _without_donation() -> Iterator[None]:
     finally:
         if before:
             metadata.bw_donated_idxs = before
-
-
-def _output(module: fx.GraphModule) -> fx.Node:
-    node: fx.Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    return node
 
 
 def _sources(model: object) -> list[str]:
@@ -280,7 +285,7 @@ def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
 
 def _saved(module: fx.GraphModule) -> tuple[int, ...]:
     """Positions of the outputs that a forward graph saves for its backward, from their descriptors (2.9)."""
-    kinds = [type(descriptor).__name__ for descriptor in _output(module).meta.get("desc") or ()]
+    kinds = [type(descriptor).__name__ for descriptor in module.graph.output_node().meta.get("desc") or ()]
     return tuple(position for position, kind in enumerate(kinds) if kind == "SavedForBackwardsAOTOutput")
 
 

@@ -10,7 +10,7 @@ import itertools
 import random
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -26,10 +26,9 @@ from ampcheck.torchtools.reachable import (
     module_attributes,
     plain_attributes,
 )
+from ampcheck.torchtools.restore import Restore
 from ampcheck.torchtools.source import is_users
 from ampcheck.torchtools.storage import local
-
-Restore: TypeAlias = Callable[[], None]
 
 
 def save_tensor(tensor: torch.Tensor) -> Restore:
@@ -294,7 +293,7 @@ _FLAG = "_is_full_backward_hook"
 _Table: TypeAlias = "dict[int, Any]"
 
 
-def save_module_hooks(module: torch.nn.Module) -> Callable[[], None]:
+def save_module_hooks(module: torch.nn.Module) -> Restore:
     """Return a function that restores the hooks of one module, with their flags and in their order."""
     if is_distributed(module):
         return lambda: None
@@ -309,12 +308,12 @@ def save_module_hooks(module: torch.nn.Module) -> Callable[[], None]:
     return restore
 
 
-def save_tensor_hooks(tensor: torch.Tensor) -> Callable[[], None]:
+def save_tensor_hooks(tensor: torch.Tensor) -> Restore:
     """Return a function that restores the hooks of one tensor; a tensor without a table has none again."""
     return _save(tensor, TENSOR_TABLES)
 
 
-def _save(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Callable[[], None]:
+def _save(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Restore:
     tables = {name: _table(owner, name) for name in names}
     foreign = _foreign(tables)
     before = {name: {k: v for k, v in (table or {}).items() if k not in foreign} for name, table in tables.items()}

@@ -22,9 +22,8 @@ from ampcheck.torchtools.closures import children
 from ampcheck.torchtools.global_state import nesting
 from ampcheck.torchtools.reachable import CONTAINERS, Reached, module_attributes
 from ampcheck.torchtools.regions import abandoned_regions
-from ampcheck.torchtools.restore import save_global_state, save_random_state
+from ampcheck.torchtools.restore import Restore, save_global_state, save_random_state
 from ampcheck.torchtools.saving import (
-    Restore,
     save_cells,
     save_items,
     save_module,

@@ -473,5 +473,5 @@ def test_bad_input_is_told_in_one_sentence() -> None:
         assert_compiled(torch.compile(model), given, options=CompileOptions(mode="max-autotune"))
     with pytest.raises(UsageError, match="through its model"):
         judge_accuracy({"step": lambda i: 0.0})
-    with pytest.raises(UsageError, match="pass calls and name= to Subject"):
+    with pytest.raises(UsageError, match="pass name= to Subject"):
         assert_compiled(Subject((model, given)), name="twice")

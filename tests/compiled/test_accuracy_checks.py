@@ -38,7 +38,7 @@ def error(kind: str = "output", name: str = "", step: int = 0, **facts: Any) -> 
 
 
 def stats(*errors: ResultError, freedom: Freedom | None = None, casts: bool = False, **facts: Any) -> AccuracyStats:
-    whole = AccuracyStats("model", "bfloat16", "bfloat16", "cpu", autocast=True, graphs=1)
+    whole = AccuracyStats("model", "bfloat16", "bfloat16", autocast=True, graphs=1)
     judged = tuple(with_verdict(e, freedom or Freedom(), casts=casts) for e in errors)
     return replace(whole, errors=judged, coverage=Coverage({"outputs": len(errors)}), **facts)
 

@@ -21,7 +21,6 @@ HEALTHY = AccuracyStats(
     "model",
     "bfloat16, compiled",
     "bfloat16",
-    "cpu",
     errors=(OUTPUT, GRADIENT),
     graphs=1,
     coverage=Coverage({"graphs": 1}),

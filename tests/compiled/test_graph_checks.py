@@ -21,8 +21,7 @@ from ampcheck.compiled.graph.stats import (
 )
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 
-CODE = ("net.py", "forward", 3)
-CLEAN = GraphStats("net", graphs=(Graph("forward (net.py:3)", CODE, 4, 0.5),), ran=2, coverage=Coverage({"graphs": 1}))
+CLEAN = GraphStats("net", graphs=(Graph("forward (net.py:3)", 4, 0.5),), ran=2, coverage=Coverage({"graphs": 1}))
 
 
 def broken(line: int, times: int = 1) -> GraphBreak:

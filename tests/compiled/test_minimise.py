@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcheck import Subject, emulate
-from ampcheck.compiled.blame.cost import Cost, measure_cost
-from ampcheck.compiled.blame.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.blame.blame import measure_cost
+from ampcheck.blame.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.blame.stats import Cost
+from ampcheck.speed.steps import StepConfig
 
 TREE = [""] + [f"{a}" for a in "abc"] + [f"{a}.{b}" for a in "abc" for b in "xyz"] + [f"b.y.{c}" for c in "pq"]
 LEAVES = [name for name in TREE if not any(other.startswith(f"{name}.") for other in TREE) and name]
@@ -246,7 +248,7 @@ def test_the_interval_is_that_of_the_sign_test() -> None:
 def test_a_slower_step_is_measured_as_slower() -> None:
     small, large = nn.Linear(8, 8), nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     x, y = torch.ones(2, 8), torch.ones(256, 256)
-    cost = measure_cost(Subject((small, (x,))), Subject((large, (y,))), None)
+    cost = measure_cost(Subject((small, (x,))), Subject((large, (y,))), StepConfig())
     assert cost.median > 1
     assert cost.decided
     assert all(p.grad is None for p in small.parameters())

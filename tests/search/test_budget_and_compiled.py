@@ -63,7 +63,7 @@ def test_the_search_and_making_small_take_the_seconds_and_half_of_them_more(monk
     runner = Runner(Subject((torch.relu, (torch.ones(1),))), torch.float16)
     inputs = tensors("float16", shape=4, max_value=100)
     search = Search(Evaluator(runner))
-    search.run(inputs, examples=200, seconds=40, number=0)
+    search.run(inputs, SearchOptions(examples=200, seconds=40))
     assert set(search.smallest) == {ACCURACY, NONFINITE}
     # The first look, which fills caches, is free, and a look that began in time may end later.
     assert 40 < max(looks) <= looks[0] + 2 + 1.5 * 40

@@ -25,7 +25,7 @@ from ampcheck.speed.startup.stats import (
 from ampcheck.speed.stats import ArmTimes
 
 FX, AOT = "FX graph cache", "AOTAutograd cache"
-GRAPH = GraphStats("f", graphs=(Graph("f", ("f.py", "f", 1), 3, 1.0),), coverage=Coverage({"graphs": 1}))
+GRAPH = GraphStats("f", graphs=(Graph("f", 3, 1.0),), coverage=Coverage({"graphs": 1}))
 PARTS = {"gm": "abc", "inductor_config[max_autotune]": "False"}
 MISSES = (Lookup(AOT, "miss"), Lookup(FX, "miss", "k1", parts=PARTS))
 HITS = (Lookup(AOT, "hit"), Lookup(FX, "hit", "k1", parts=PARTS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +24,8 @@ from ampcheck.catalog.numerics import (
 from ampcheck.compiled.accuracy.checks import (
     GRADIENTS,
     VALUES,
+    Checks,
+    check_accuracy,
     check_compiled_dtype,
     check_compiled_exception,
     check_coverage,
@@ -36,14 +38,7 @@ from ampcheck.compiled.accuracy.checks import (
     who,
 )
 from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
-from ampcheck.compiled.accuracy.stats import (
-    EQUAL_STREAMS,
-    NOISE,
-    AccuracyStats,
-    Exceptions,
-    counted_errors,
-    unknown,
-)
+from ampcheck.compiled.accuracy.stats import EQUAL_STREAMS, NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
@@ -55,7 +50,7 @@ from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Measured
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
-from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE, ResultError
+from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
@@ -72,7 +67,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     """
     plan, native = eager.plan, eager.stats.native
     arm, name = arm_name(dtype, native, compiled=True), format_of(dtype).name
-    stats = AccuracyStats(subject.name, arm, name, plan.device, autocast=not native, scale=plan.scale)
+    stats = AccuracyStats(subject.name, arm, name, autocast=not native, scale=plan.scale)
     if is_scripted(subject):
         return replace(stats, unsupported=NO_SCRIPT)
     expected = eager.recorded
@@ -84,18 +79,18 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     raised, inside, error = Exceptions(), telemetry.read(), recorded.ran.error
     if error is not None and not (eager.stats.prevented and recorded.ran.phase == "backward"):
         raised = Exceptions(compiled=brief(error), missing=lacking(error), where=Where("compile"))
-    compared = compare_runs(expected, recorded, eager.freedom)
-    incomparable = "" if compared.errors else "the calls give no tensor"
-    if any(e.at_fault or e.beyond(PRECISION) for e in compared.errors):
+    errors, left_out = compare_runs(expected, recorded, eager.freedom)
+    incomparable = "" if errors else "the calls give no tensor"
+    if any(e.at_fault or e.beyond(PRECISION) for e in errors):
         incomparable = _not_repeatable(subject, eager, expected, recorded)
-    seen, noise = counted_errors(compared.errors)
-    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + compared.left_out + noise
+    seen, noise = counted_errors(errors)
+    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + left_out + noise
     seen = Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)}) + seen
     return replace(
         stats,
         incomparable=incomparable,
         steps=plan.steps * len(subject.calls),
-        errors=compared.errors,
+        errors=errors,
         exceptions=raised,
         eager_shapes=expected.ran.shapes,
         compiled_shapes=recorded.ran.shapes,
@@ -112,7 +107,8 @@ def _not_repeatable(subject: Subject, eager: Measured, expected: Recorded, recor
     if other := other_streams(expected, recorded):
         return other
     again = run_plan(eager.plan, prepare(subject, device=eager.plan.device), masked=eager.masked)
-    differs = compare_runs(expected, again, eager.freedom).at_fault
+    errors, _ = compare_runs(expected, again, eager.freedom)
+    differs = any(error.at_fault for error in errors)
     return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
 
 
@@ -124,9 +120,8 @@ def judge_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[
 
 
 def check_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """The findings of the named checks, all by default; exceptions and coverage are always among them."""
-    names = CHECKS if checks is None else {*checks, COMPILED_EXCEPTION.slug, COVERAGE.slug}
-    return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
+    """The findings of the named checks, as `check_accuracy` gives those of its own table."""
+    return check_accuracy(stats, limits, checks, CHECKS)
 
 
 def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -192,7 +187,7 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
         return [skipped]
     if any(error.nonfinite for error in stats.errors):
         return [check.skip(who(stats), "values that are inf or NaN have no error: see overflow and nonfinite-gradient")]
-    judged = [error for error in stats.of(("output", "gradient")) if _has_digits(error)]
+    judged = [e for e in stats.of(("output", "gradient")) if e.absent or (e.known and e.dtype not in INTEGERS)]
     if not judged:
         return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
     beyond = [error for error in judged if error.verdict != TIE and error.beyond(limits.precision)]
@@ -207,12 +202,7 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     return [check.fail(who(stats), message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
 
 
-def _has_digits(error: ResultError) -> bool:
-    """Whether it is a floating result that the data determine, or that is missing."""
-    return error.absent or (error.known and error.dtype not in INTEGERS)
-
-
-CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
+CHECKS: Checks = MappingProxyType(
     {
         COMPILED_EXCEPTION.slug: check_compiled_exception,
         OVERFLOW.slug: check_overflow,

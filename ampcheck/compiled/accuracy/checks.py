@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeAlias
 
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import COVERAGE
@@ -33,6 +35,7 @@ from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer", "input")
 GRADIENTS = ("gradient",)
+Checks: TypeAlias = Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]]
 LISTED = 4
 ROWS = 60
 _PHASES = {"gradient": "backward", "update": "update"}
@@ -93,18 +96,14 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     return [COMPILED_DTYPE.fail(who(stats), message, where=where, observed=count, limit=0.0, unit="outputs", hint=hint)]
 
 
-def check_compiled_error(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Outputs, loss, updated weights and buffers are as near to float64 as rounding allows."""
-    if skipped := not_comparable(stats, COMPILED_ERROR, VALUES):
+def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
+    """Results of these kinds are as near to float64 as rounding allows."""
+    if skipped := not_comparable(stats, check, kinds):
         return [skipped]
-    return [*_judged(stats, COMPILED_ERROR, VALUES, limits), *_hidden_overflow(stats), *_finer_than_eager(stats)]
-
-
-def check_compiled_gradient(stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """Gradients of weights and inputs are as near to float64 as rounding allows."""
-    if skipped := not_comparable(stats, COMPILED_GRADIENT, GRADIENTS):
-        return [skipped]
-    return _judged(stats, COMPILED_GRADIENT, GRADIENTS, limits)
+    judged = [e for e in stats.comparable if e.kind in kinds]
+    others = _unknown(stats, check, kinds)
+    findings = [compared(stats, check, kinds, judged, limits), *others] if judged or not others else others
+    return findings if kinds == GRADIENTS else [*findings, *_hidden_overflow(stats), *_finer_than_eager(stats)]
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -138,21 +137,23 @@ def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     return [COVERAGE.passed(subject, text, count, observed=count, limit=1.0, unit="tensors")]
 
 
-CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
+CHECKS: Checks = MappingProxyType(
     {
         COMPILED_EXCEPTION.slug: check_compiled_exception,
         COMPILED_DTYPE.slug: check_compiled_dtype,
-        COMPILED_ERROR.slug: check_compiled_error,
-        COMPILED_GRADIENT.slug: check_compiled_gradient,
+        COMPILED_ERROR.slug: partial(_check_results, COMPILED_ERROR, VALUES),
+        COMPILED_GRADIENT.slug: partial(_check_results, COMPILED_GRADIENT, GRADIENTS),
         COVERAGE.slug: check_coverage,
     }
 )
 
 
-def check_accuracy(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """The findings of the named checks, all by default; exceptions and coverage are always among them."""
-    names = CHECKS if checks is None else {*checks, "compiled-exception", "coverage"}
-    return [finding for slug, check in CHECKS.items() if slug in names for finding in check(stats, limits)]
+def check_accuracy(
+    stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None, table: Checks = CHECKS
+) -> list[Finding]:
+    """The findings of the named checks of a table, all by default; exceptions and coverage are always among them."""
+    names = table if checks is None else {*checks, COMPILED_EXCEPTION.slug, COVERAGE.slug}
+    return [finding for slug, check in table.items() if slug in names for finding in check(stats, limits)]
 
 
 def who(stats: AccuracyStats) -> str:
@@ -186,12 +187,6 @@ def not_comparable(stats: AccuracyStats, check: Check, kinds: Collection[str]) -
         reason = (stats.no_gradients if kinds == GRADIENTS else "") or listed(dropped) or "the calls give no tensor"
         return check.skip(who(stats), f"nothing to compare: {reason}")
     return None
-
-
-def _judged(stats: AccuracyStats, check: Check, kinds: tuple[str, ...], limits: Limits) -> list[Finding]:
-    judged = [e for e in stats.comparable if e.kind in kinds]
-    others = _unknown(stats, check, kinds)
-    return [compared(stats, check, kinds, judged, limits), *others] if judged or not others else others
 
 
 def compared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -24,23 +24,10 @@ _OF_NUMPY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The errors of a run, and what was left out of the comparison: reason and count."""
-
-    errors: tuple[ResultError, ...] = ()
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def at_fault(self) -> bool:
-        """Whether the run is at fault somewhere."""
-        return any(error.at_fault for error in self.errors)
-
-
 def compare_runs(
     eager: Recorded, other: Recorded, freedom: Freedom | None, *, own_optimizer: bool = False, casts: bool = False
-) -> Comparison:
-    """Compare a run with the shadowed eager run of the same plan.
+) -> tuple[tuple[ResultError, ...], Counter[str]]:
+    """The errors of a run beside the shadowed eager run of the same plan, and what is left out: reason and count.
 
     own_optimizer: the user's updates the weights. freedom, casts: see `compare_results`. Of a run that raised, the
     results before the exception are compared.
@@ -55,7 +42,7 @@ def compare_runs(
         results.pop(key, None)
     if own_optimizer:
         left_out += _leave_out_noise(eager, results, values)
-    return Comparison(compare_results(results, values, freedom, casts=casts), left_out)
+    return compare_results(results, values, freedom, casts=casts), left_out
 
 
 def other_streams(eager: Recorded, compiled: Recorded) -> str:

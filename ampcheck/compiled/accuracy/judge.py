@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,12 +15,11 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.comparison import Comparison, compare_runs, other_streams
+from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
-    EAGER,
     EMULATE,
     EMULATED,
     EQUAL_STREAMS,
@@ -37,7 +35,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.core.subject import MODELS, Subject, as_subject
 from ampcheck.numerics.arm_format import arm_name, native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
@@ -45,18 +43,9 @@ from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.compare import ResultError
 from ampcheck.shadow.freedom import Freedom
-from ampcheck.torchtools.copying import (
-    NO_SCRIPT,
-    Prepared,
-    is_compiled_already,
-    is_scripted,
-    prepare,
-    recompiled,
-)
+from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
 from ampcheck.torchtools.source import users_place
-
-KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 
 _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 
@@ -65,8 +54,7 @@ _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 class EagerRun:
     """The shadowed eager run of a subject, with which compiled runs are compared.
 
-    incomparable: why none can be. settings: of the compiler, in every compiled run. options: of `torch.compile`.
-    freedom, casts: see `compare_results`.
+    incomparable: why none can be. options: of `torch.compile`. freedom, casts: see `compare_results`.
     """
 
     subject: Subject
@@ -77,7 +65,6 @@ class EagerRun:
     incomparable: str = ""
     freedom: Freedom | None = None
     casts: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +99,9 @@ def measure_accuracy(
     narrow = dtype or native_format(subject) or torch.float32
     if is_scripted(subject):
         arm, name = _arm(dtype, narrow), format_of(narrow).name
-        return AccuracyStats(subject=subject.name, arm=arm, format=name, device=device, unsupported=NO_SCRIPT)
-    first, *more = (
-        _measure(run_eager(subject, plan, narrow, dict(options or {})))
-        for plan in plans(subject, device, dtype, narrow, steps, optimizer, backward=backward)
-    )
+        return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
+    asked = Plan(device, dtype, steps=steps, optimizer=optimizer, grad=backward)
+    first, *more = (_measure(run_eager(subject, plan, narrow, options)) for plan in plans(subject, asked, narrow))
     if not more or more[0].exceptions.eager:
         return first
     (second,) = more
@@ -145,7 +130,7 @@ def judge_accuracy(
     The arguments are those of `measure_accuracy`; this machine must have the device, see `ampcheck.autocast.device`.
     """
     judged = as_subject(subject)
-    if judged.kind not in KINDS:
+    if judged.kind not in MODELS:
         raise UsageError(f"{judged.name} is of kind '{judged.kind.value}': compiled code is judged through its model")
     bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
     arguments = options.arguments() if options is not None else None
@@ -164,11 +149,8 @@ def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping
     outcome = run_plan(plan, prepared, shadow=shadow, around=[in_eager_mode()])
     low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
-    run = EagerRun(subject, plan, dtype, dict(options or {}), outcome, freedom=shadow.freedom)
-    run.casts = plain and bool(low) and low <= _ROUNDINGS
-    if outcome.random:
-        run.settings[EQUAL_STREAMS] = True
-    return run
+    casts = plain and bool(low) and low <= _ROUNDINGS
+    return EagerRun(subject, plan, dtype, options or {}, outcome, freedom=shadow.freedom, casts=casts)
 
 
 def run_compiled(
@@ -184,31 +166,28 @@ def run_compiled(
     settings: more of the compiler. blocks: gives the compiled blocks in place of `torch.compile` at this stage. change:
     done to the prepared copy before.
     """
-    changed = {**eager.settings, **(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
+    changed = {**(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
+    if eager.outcome.random:
+        changed[EQUAL_STREAMS] = True
     prepared = prepare(eager.subject, device=eager.plan.device)
     if change is not None:
         change(prepared)
-    if blocks is None and stage != EAGER:
-        blocks = partial(_compiled, eager, stage)
-    with measure_graphs() as graphs, ExitStack() as stack:
-        stack.enter_context(configured(changed))
-        around = [in_eager_mode()] if stage == EAGER else []
-        outcome = run_plan(eager.plan, prepared, compiled=blocks, around=around)
-    compared = Comparison()
+    with measure_graphs() as graphs, configured(changed):
+        outcome = run_plan(eager.plan, prepared, compiled=blocks or partial(_compiled, eager, stage))
+    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error))
     eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
     if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
         own = eager.plan.optimizer is not None
-        compared = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
-    return CompiledRun(outcome, graphs, compared.errors, _describe(outcome.ran.error), compared.left_out)
+        errors, left_out = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
+        return replace(run, errors=errors, left_out=left_out)
+    return run
 
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
     """The blocks as this stage compiles them; those that the user has compiled, as they are."""
-    if is_compiled_already(eager.subject) and stage != AOT_EAGER:
-        return recompiled(eager.subject, prepared)
-    options = dict(eager.options)
-    if stage == AOT_EAGER:
-        options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
+    if stage != AOT_EAGER:
+        return recompiled(eager.subject, prepared, **eager.options)
+    options = {k: v for k, v in eager.options.items() if k not in ("mode", "options")} | {"backend": "aot_eager"}
     return [torch.compile(block, **options) for block in prepared.blocks]
 
 
@@ -231,7 +210,6 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         subject=eager.subject.name,
         arm=_arm(plan.autocast, eager.dtype),
         format=format_of(eager.dtype).name,
-        device=plan.device,
         backend=backend if isinstance(backend, str) else str(getattr(backend, "__name__", type(backend).__name__)),
         incomparable=incomparable,
         autocast=plan.autocast is not None,
@@ -244,7 +222,7 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         no_gradients=eager.outcome.ran.no_backward,
-        coverage=_coverage(eager, compiled) if compiled.errors and not incomparable else Coverage(),
+        coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
     )
 
 
@@ -295,7 +273,7 @@ def _describe(error: BaseException | None) -> str:
     return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
 
 
-def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
+def _coverage(compiled: CompiledRun) -> Coverage:
     seen, unknown = counted_errors(compiled.errors)
     seen = Counter({"compiled graphs": compiled.graphs.count}) + seen
     return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.compiled.options import Optimizer
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.numerics.record import run_plan
@@ -21,31 +20,15 @@ STRIDE = 2.0**-7
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
 
 
-def plans(
-    subject: Subject,
-    device: str,
-    autocast: torch.dtype | None,
-    narrow: torch.dtype,
-    steps: int,
-    optimizer: Optimizer | None,
-    *,
-    backward: bool = True,
-) -> list[Plan]:
-    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any."""
-    leaves = _leaves(subject, every=False)
-    asked = "" if backward else "gradients are not judged"
-    plan = Plan(
-        device,
-        autocast,
-        subject.loss,
-        steps=steps,
-        optimizer=optimizer,
-        inputs=leaves,
-        no_backward=asked,
-        grad=backward,
-    )
+def plans(subject: Subject, plan: Plan, narrow: torch.dtype) -> list[Plan]:
+    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any.
+
+    plan: device, autocast, steps, optimizer and grad mode of the runs. narrow: the narrowest format they compute in.
+    """
+    leaves, asked = _leaves(subject, every=False), "" if plan.grad else "gradients are not judged"
+    plan = replace(plan, loss=subject.loss, inputs=leaves, no_backward=asked)
     floating = any(t.is_floating_point() for c in subject.calls for _, t in tensors((c.args, dict(c.kwargs))))
-    if not backward or leaves or trains(subject) or not floating:
+    if not plan.grad or leaves or trains(subject) or not floating:
         return [_probed(subject, plan, narrow)]
     every = replace(plan, inputs=_leaves(subject, every=True), optimizer=None)
     return [replace(plan, no_backward="nothing requires a gradient"), _probed(subject, every, narrow)]

@@ -59,7 +59,6 @@ class AccuracyStats:
     subject: str
     arm: str
     format: str
-    device: str
     backend: str = "inductor"
     incomparable: str = ""
     autocast: bool = False

@@ -14,8 +14,14 @@ import torch
 from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
-from ampcheck.torchtools.dynamo import TraceRecord, in_compiled_region, is_compiled_code, resumed_function, stance
-from ampcheck.torchtools.interception import CompiledCall, is_wrapper_of_compile, leave_out, set_eval_frame
+from ampcheck.torchtools.dynamo import TraceRecord, is_compiled_code, resumed_function, stance
+from ampcheck.torchtools.interception import (
+    CompiledCall,
+    in_compiled_region,
+    is_wrapper_of_compile,
+    leave_out,
+    set_eval_frame,
+)
 from ampcheck.torchtools.source import is_users, short_path, users_line
 
 _ARTIFACTS = {

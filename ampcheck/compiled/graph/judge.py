@@ -9,6 +9,7 @@ from types import TracebackType
 
 import torch
 
+from ampcheck.compiled.graph.calls import CallProfiler
 from ampcheck.compiled.graph.checks import check_graph, tables
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.graph.recorder import GraphRecorder
@@ -76,7 +77,7 @@ def measure_graph(
                     yield recorder.log.next_call
                     return
                 recorder.log.stage = LATE
-                with recorder.profile(blocks.names(), blocks.functions) as calls:
+                with recorder.profile(CallProfiler(recorder.log, blocks.names(), blocks.functions)) as calls:
                     yield calls.next_call
 
             passes = runner.run_passes(blocks, limits.warmup, around)

@@ -42,23 +42,6 @@ def accelerator(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else device
 
 
-@dynamo_warnings_suppressed()
-def measure_own_code(subject: Subject, device: str) -> GraphStats:
-    """The graphs of the first steps of a training loop, the last of which comes after its warm-up; or of one call."""
-    training = subject.kind is Kind.TRAINING
-    steps = _steps(played(subject, STEPS) if training else subject, STEPS)
-    recorder, passes = GraphRecorder(), Passes()
-    reset()
-    try:
-        with recorder.block() as calls:
-            for number in _taken(steps, passes, []):
-                calls.next_call()
-                recorder.log.stage = LATE if training and number == STEPS - 1 else WARM
-    finally:
-        reset()
-    return recorder.stats(subject.name, passes, device=accelerator(device), warm=training)
-
-
 def reached_of(subject: Subject) -> Reached:
     """Everything that a training loop or a callable without arguments leads to."""
     if subject.kind is Kind.CALL:
@@ -69,53 +52,57 @@ def reached_of(subject: Subject) -> Reached:
 
 
 @dynamo_warnings_suppressed()
-def measure_again(
+def measure_own_code(
     subject: Subject,
-    reached: Reached,
     device: str,
-    steps: int,
-    called: Callable[[CompiledCall], None],
-    ended: Callable[[], None],
+    *,
+    steps: int = STEPS,
+    reached: Reached | None = None,
+    called: Callable[[CompiledCall], None] | None = None,
+    ended: Callable[[], None] = lambda: None,
 ) -> GraphStats:
-    """Run a training loop or a callable, which ran in eager mode before, a second time compiled; return its graphs.
+    """Run a training loop, or a callable without arguments, compiled; return its graphs.
 
-    reached: what is restored afterwards. called: gets each call of what `torch.compile` returned. ended: called
-    after the last step, before anything is restored. No step of a loop counts as late: a step that evaluates, or that
-    gets a smaller batch, may come at any time. Where the code raises, or ends with an infinity or a NaN, it runs in
-    eager mode too.
+    reached: of code that ran in eager mode before, what is restored afterwards; where the code raises, or ends with an
+    infinity or a NaN, it then runs in eager mode again. called: gets each call of what `torch.compile` returned. ended:
+    called after the last step, before anything is restored.
+
+    The last step of a loop that runs for the first time comes after its warm-up. In a second run no step counts as
+    late: a step that evaluates, or that gets a smaller batch, may come at any time.
     """
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
-    if subject.kind is Kind.TRAINING:
+    training, again = subject.kind is Kind.TRAINING, reached is not None
+    reached = Reached() if reached is None else reached
+    if training:
         subject = played(subject, steps)
-    runs, watched = _steps(subject, steps), _Watched(subject, reached)
+    runs = [partial(subject.run_step, number) for number in range(steps)] if training else [subject.run_call]
+    watched = _Watched(subject, reached)
     recorder, passes, lost = GraphRecorder(), Passes(), list[str]()
+    profiler = CallProfiler(recorder.log, watched=watched.modules, called=called)
     reset()
     try:
         with preserved(reached) as start:
-            with calls_of_compile(watched.add), recorder.block(watched.modules, called) as calls:
+            with calls_of_compile(watched.add), recorder.block(profiler):
                 for number in _taken(runs, passes, lost):
-                    calls.next_call()
-                    recorder.log.stage = WARM if number else FIRST
+                    profiler.next_call()
+                    late = training and not again and number == steps - 1
+                    recorder.log.stage = LATE if late else FIRST if again and not number else WARM
             lost += _nonfinite_weights(reached)
             if passes.error is None:
                 ended()
-            if passes.error is not None or lost:
+            if again and (passes.error is not None or lost):
                 start.restore()
                 lost = _compare_eager(runs, passes, lost, reached)
     finally:
         reset()
-    stats = recorder.stats(subject.name, passes, device=accelerator(device))
+    stats = recorder.stats(subject.name, passes, device=accelerator(device), warm=training or again)
+    if not again:
+        return stats
     stats = replace(stats, lost=tuple(dict.fromkeys(lost)))
     if stats.graphs or stats.ran or stats.fallbacks or stats.breaks or stats.error is not None:
         return stats
-    return replace(stats, fallbacks=tuple(watched.unused(calls)))
-
-
-def _steps(subject: Subject, count: int) -> list[Callable[[], object]]:
-    if subject.kind is Kind.TRAINING:
-        return [partial(subject.run_step, number) for number in range(count)]
-    return [subject.run_call]
+    return replace(stats, fallbacks=tuple(watched.unused(profiler)))
 
 
 def _taken(steps: Sequence[Callable[[], object]], passes: Passes, lost: list[str]) -> Iterator[int]:

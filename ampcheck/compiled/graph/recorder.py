@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,12 @@ from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.startup_hook import EVENTS
 from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
-from ampcheck.compiled.graph.trace import CompileLog, Failure, frame_name, is_wrapper
+from ampcheck.compiled.graph.trace import CompileLog, Failure, defined, frame_name, is_wrapper
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
+from ampcheck.numerics.measure import positive
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
-from ampcheck.torchtools.interception import CompiledCall
-from ampcheck.torchtools.source import is_users, short_path, users_place
+from ampcheck.torchtools.source import short_path, users_place
 
 _EXPECTED = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileError")
 """Exceptions that Dynamo raises where the user wants an error, as with `fullgraph=True`."""
@@ -69,28 +69,17 @@ class GraphRecorder:
             self._graphs, self._skipped = (now - old for now, old in zip(_graphs_and_skips(), before, strict=True))
 
     @contextmanager
-    def profile(
-        self,
-        names: Mapping[int, str] | None = None,
-        functions: Collection[Code] = (),
-        watched: Mapping[int, torch.nn.Module] | None = None,
-        called: Callable[[CompiledCall], None] | None = None,
-    ) -> Iterator[CallProfiler]:
-        """Record the code that runs."""
-        self._calls, self._profiled = CallProfiler(self.log, names, functions, watched, called), True
+    def profile(self, profiler: CallProfiler | None = None) -> Iterator[CallProfiler]:
+        """Record the code that runs, with a profiler of this recorder's log."""
+        self._calls, self._profiled = profiler or CallProfiler(self.log), True
         with self._calls as calls:
             yield calls
 
     @contextmanager
-    def block(
-        self,
-        watched: Mapping[int, torch.nn.Module] | None = None,
-        called: Callable[[CompiledCall], None] | None = None,
-    ) -> Iterator[CallProfiler]:
+    def block(self, profiler: CallProfiler | None = None) -> Iterator[None]:
         """Record a block of the user's own code, with the child processes that it starts."""
-        profile = self.profile(watched=watched, called=called)
-        with self.trace(), recorded_children() as self.children, profile as calls:
-            yield calls
+        with self.trace(), recorded_children() as self.children, self.profile(profiler):
+            yield
 
     def stats(
         self, name: str, passes: Passes, *, device: str = "cpu", warm: bool = True, wants_cudagraphs: str = ""
@@ -133,12 +122,7 @@ class GraphRecorder:
             error=_run_error(passes),
             compiled_before=len(before),
             coverage=Coverage(
-                {
-                    "graphs": len(log.graphs),
-                    "compiled runs": calls.ran,
-                    **{what: count for what, count in seen.items() if count},
-                },
-                {what: count for what, count in unseen.items() if count},
+                {"graphs": len(log.graphs), "compiled runs": calls.ran, **positive(seen)}, positive(unseen)
             ),
         )
 
@@ -235,12 +219,10 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
     wrapper = [f for f in log.failures if f.code and is_wrapper(f.code) and f.cause != "graph break"]
     if wrapper and outermost:
         return wrapper[-1]
-    file, _, line = run.code
-    where = Where("compile", file=short_path(file), line=line) if is_users(file) else Where("compile")
     if not fresh:
         reason = "the trace of the block has no record of it: Dynamo met it before the block, or leaves it out"
-        return Failure(run.code, "unseen", reason, where)
-    return Failure(run.code, "skipped", "Dynamo left it out and recorded no reason", where)
+        return Failure(run.code, "unseen", reason, defined(run.code))
+    return Failure(run.code, "skipped", "Dynamo left it out and recorded no reason", defined(run.code))
 
 
 def _is_of(code: Code | None, run: Code) -> bool:
@@ -287,9 +269,7 @@ def _read_events(children: Children, text: str) -> None:
         children.graphs += last["graphs"]
         for event in (event for event in events if event["event"] != "end"):
             hits, later = last["hits"] - event["hits"], last["graphs"] - event["graphs"]
-            where = Where("compile")
-            if is_users(event["file"]):
-                where = Where("compile", file=short_path(event["file"]), line=event["line"])
+            where = defined((event["file"], "", event["line"]))
             artifacts.append(
                 Artifacts(event["event"], event["keys"], event["graphs"], hits, later, where, "a child process")
             )

@@ -75,10 +75,8 @@ class Runner:
         parts = [inspect.unwrap(part) for part in prepared.blocks if not isinstance(part, torch.nn.Module)]
         codes = [code for part in parts if (code := getattr(part, "__code__", None)) is not None]
         functions = frozenset((code.co_filename, code.co_name, code.co_firstlineno) for code in codes)
-        if is_compiled_already(self.subject):
-            return Copy(recompiled(self.subject, prepared), (), prepared.root, functions)
-        compiled = [torch.compile(block, **options) for block in prepared.blocks]
-        return Copy(compiled, prepared.blocks, prepared.root, functions)
+        plain = () if is_compiled_already(self.subject) else prepared.blocks
+        return Copy(recompiled(self.subject, prepared, **options), plain, prepared.root, functions)
 
     def run_passes(
         self, blocks: Copy, warmup: int, around: Callable[[int], AbstractContextManager[Callable[[], None]]]
@@ -133,7 +131,7 @@ class Runner:
             args, kwargs = _fresh(call, self.device)
             if len(prepared.blocks) == 1:
                 reset()
-                with self._autocast():
+                with torch.autocast(torch.device(self.device).type, self.dtype, enabled=self.dtype is not None):
                     answers["torch._dynamo.explain"] = _explained(prepared.blocks[0], args, kwargs)
             reset()
             blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
@@ -177,9 +175,6 @@ class Runner:
         with seeded(self.device), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's own run shows them; as errors they would be the model's
             yield
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(torch.device(self.device).type, self.dtype, enabled=self.dtype is not None)
 
     def _guarded(self, blocks: Blocks, call: Call) -> tuple[Outcome, Changes]:
         """What happens in a call and its backward, and the global state that it changed, which is restored."""

@@ -19,7 +19,6 @@ class Graph:
     """One compilation of one frame. late: after the warm-up. seconds: of Dynamo and the backend."""
 
     frame: str
-    code: Code
     ops: int
     seconds: float
     late: bool = False

@@ -80,8 +80,8 @@ class CompileLog:
         cache, _, result = record.name.rpartition("_")
         if record.name == "dynamo_graph_break_reason":
             self._broken.add(record.compile_id)
-            if not _is_torchs_own_break(record.text):
-                self._break(read_break(record.text))
+            if (found := read_break(record.text)) is not None:
+                self._break(found)
         elif record.name == "recompile_reasons":
             file, line = users_line(_innermost_of_torch(sys._getframe()))
             self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
@@ -105,7 +105,7 @@ class CompileLog:
                 guard = read_guards(text)[0].text
                 reason = f"the limit of recompilations was reached; the last guard that failed: {guard}"
             known = self._codes.get(frame)
-            self.failures.append(Failure(known, "recompile limit", reason, _defined(known)))
+            self.failures.append(Failure(known, "recompile limit", reason, defined(known)))
             return
         if fields.get("co_name") is None:
             return
@@ -118,7 +118,7 @@ class CompileLog:
         ops = int(fields.get("graph_op_count") or 0) if fields.get("has_guarded_code") else 0
         if ops:
             seconds = int(fields.get("duration_us") or fields.get("dynamo_cumulative_compile_time_us") or 0) / 1e6
-            self.graphs.append(Graph(frame_name(code), code, ops, seconds, self.stage == LATE))
+            self.graphs.append(Graph(frame_name(code), ops, seconds, self.stage == LATE))
         elif record.compile_id not in self._broken:  # 2.9 also records functions that it gave up at a break
             self.empty.add(code)
         if fields.get("has_guarded_code"):
@@ -126,7 +126,7 @@ class CompileLog:
 
     def _failed(self, record: TraceRecord, code: Code, reason: str) -> None:
         file, line = record.fields.get("fail_user_frame_filename"), record.fields.get("fail_user_frame_lineno")
-        where = _defined(code)
+        where = defined(code)
         if file and is_users(str(file)):
             where = Where("compile", file=short_path(str(file)), line=line)
         soft = record.fields["fail_type"] in _SOFT
@@ -143,7 +143,7 @@ class CompileLog:
         if not text:
             if late and record.fields.get("graph_op_count"):
                 first = "code that had not run before"
-                self.recompiles.append(Recompile(frame_name(code), _defined(code), "new code", first, late=True))
+                self.recompiles.append(Recompile(frame_name(code), defined(code), "new code", first, late=True))
             return
         guards = read_guards(text)
         guard, repeated = closest(guards, varied)
@@ -151,7 +151,7 @@ class CompileLog:
         repeated = repeated and not (self.stage == FIRST and guard.of_tensor)
         varied |= guard.families
         users = [(file, int(line)) for file, line, _ in _FRAME.findall(guard.stack) if is_users(file)]
-        where = _defined(code) if is_users(code[0]) else caller
+        where = defined(code) if is_users(code[0]) else caller
         if users:
             where = Where("compile", file=short_path(users[-1][0]), line=users[-1][1])
         self.recompiles.append(
@@ -164,11 +164,16 @@ class CompileLog:
         self.breaks[key] = replace(new, frames=new.frames | known.frames) if known else new
 
 
-def read_break(text: str) -> GraphBreak:
-    """A graph break from the text of its record: line, reason, hints, traceback."""
+def read_break(text: str) -> GraphBreak | None:
+    """A graph break from the text of its record: line, reason, hints, traceback.
+
+    None where PyTorch's own code asks for the break, as every optimizer does around its step.
+    """
     text = text.partition("Traceback (most recent call last)")[0]
     head, _, stack = text.partition("User code traceback:")
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or head)]
+    if "Call to `torch._dynamo.graph_break()`" in head and stack and frames and not is_users(frames[-1][0]):
+        return None
     # The compiled region begins at the last wrapper of torch.compile; code further out called it.
     wrappers = [index for index, (f, _, name) in enumerate(frames) if f.endswith(_EVAL_FRAME) and name != "_fn"]
     inside = frames[wrappers[-1] + 1 if wrappers else 0 :]
@@ -182,13 +187,6 @@ def read_break(text: str) -> GraphBreak:
     title, advice = _titled(head.partition("Graph Break Reason: ")[2] or head)
     where = Where("compile", file=short_path(file), line=line or None)
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
-
-
-def _is_torchs_own_break(text: str) -> bool:
-    """Whether PyTorch's own code asks for the break, as every optimizer does around its step."""
-    text = text.partition("Traceback (most recent call last)")[0]
-    frames = _FRAME.findall(text.partition("User code traceback:")[2])
-    return "Call to `torch._dynamo.graph_break()`" in text and bool(frames) and not is_users(frames[-1][0])
 
 
 def is_wrapper(code: Code) -> bool:
@@ -232,8 +230,8 @@ def _short(text: str) -> str:
     return line if len(line) <= _LENGTH else f"{line[: _LENGTH - 3]}..."
 
 
-def _defined(code: Code | None) -> Where:
-    """The first line of a function of the user's."""
+def defined(code: Code | None) -> Where:
+    """Where a function of the user's begins; no line for any other code."""
     if code is None or not is_users(code[0]):
         return Where("compile")
     return Where("compile", file=short_path(code[0]), line=code[2])

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.blame.bisect import Backend, Bisected, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
-from ampcheck.compiled.blame.bisect import Backend, Bisected, first_failing_node
-from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import Measured, NumericsStats, arm_name, check_numerics, measure_numerics
+from ampcheck.numerics.run import Plan
 from ampcheck.shadow import Fault
 from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import Prepared
@@ -63,8 +63,8 @@ class Case:
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
         """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
-        autocast = None if self.native else self.low
-        for plan in plans(subject, self.device, autocast, self.low, self.steps, None):
+        asked = Plan(self.device, None if self.native else self.low, steps=self.steps)
+        for plan in plans(subject, asked, self.low):
             yield run_eager(subject, plan, self.low)
 
 
@@ -74,14 +74,6 @@ def run_stage(eager: EagerRun, stage: str, **options: Any) -> tuple[CompiledRun,
     if run.raised:
         return run, None if run.outcome.ran.error is not None and lacking(run.outcome.ran.error) else ()
     return run, stats_of(eager, run).failures() or None
-
-
-def passes_with(eager: EagerRun, stage: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the stage passes under these settings of the compiler."""
-    try:
-        return run_stage(eager, stage, settings=settings)[1] is None
-    except UsageError:  # this release has no such setting
-        return False
 
 
 def bisect(eager: EagerRun, stage: str, failing: Sequence[ResultError]) -> Bisected:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
+import numpy as np
+
+from ampcheck.blame.bisect import Bisected
+from ampcheck.blame.minimise import Minimised
 from ampcheck.catalog.compiled import BLAME
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATE, EMULATED, INDUCTOR
-from ampcheck.compiled.blame.bisect import Bisected
-from ampcheck.compiled.blame.cost import Cost
-from ampcheck.compiled.blame.minimise import Minimised
 from ampcheck.core.run import Coverage, Finding, Table, Where
 from ampcheck.shadow import Fault
+from ampcheck.speed.verdict import CONFIDENCE, median_bounds
 
 CODE = "Code that keeps these modules in float32"
 """Title of the table whose rows are the lines to paste."""
@@ -31,6 +34,41 @@ class StageResult:
     gradient: float | None
     failed: bool
     verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Ratios of step times, with the change over without, one for each pair that was measured in turns.
+
+    plain: median seconds of the step without the change.
+    """
+
+    plain: float
+    ratios: tuple[float, ...]
+    step: str
+
+    @property
+    def median(self) -> float:
+        """Of the ratios."""
+        return median(self.ratios)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the true median lies in at least 95 of 100 such measurements, by order statistics (the sign test)."""
+        return median_bounds(np.asarray(self.ratios), CONFIDENCE)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves out 1."""
+        low, high = self.interval
+        return not low <= 1 <= high
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        plain = f"the time of a plain {self.step} of {self.plain * 1e3:.3g} ms"
+        if not self.decided:
+            return f"undecided, {low:.2f} to {high:.2f}x {plain} (95 % confidence)"
+        return f"{self.median:.2f}x {plain} (95 % confidence {low:.2f} to {high:.2f})"
 
 
 @dataclass(frozen=True, slots=True)

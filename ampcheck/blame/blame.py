@@ -4,50 +4,59 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ampcheck.autocast.device import place
-from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
-from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
-from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
-from ampcheck.compiled.blame.case import (
+from ampcheck.blame.case import (
     Case,
     bisect,
     faults_to_blame,
     first_cause,
-    passes_with,
     passes_without,
     run_stage,
 )
-from ampcheck.compiled.blame.cost import measure_cost
-from ampcheck.compiled.blame.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.compiled.blame.stats import BlameStats, StageResult, check_blame, tables
+from ampcheck.blame.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.blame.stats import BlameStats, Cost, StageResult, check_blame, tables
+from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
+from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
+from ampcheck.compiled.accuracy.plans import trains
+from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
-from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.core.subject import MODELS, Kind, Subject, as_subject
 from ampcheck.numerics import Measured, NumericsStats, native_format
-from ampcheck.numerics.compiled import Graphs
+from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
 from ampcheck.shadow.compare import ResultError
+from ampcheck.speed.paired import PairedMeasurement
+from ampcheck.speed.steps import StepConfig, step_of
+from ampcheck.speed.threads import Threads
 from ampcheck.torchtools.copying import is_compiled_already, prepare
 from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.torchtools.unsupported import cannot_run
 
-KINDS = (Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL)
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
+_AUTOCAST_OFF = {BACKWARD_AUTOCAST: "off"}
+
+_PAIRS = 15
+"""Ratios of step times that are measured, each from two blocks of either version."""
 
 
 @restoring
@@ -76,7 +85,7 @@ def blame(
     subjects, and as `audit` does.
     """
     judged, search = as_subject(subject, name or "subject"), search or BlameOptions()
-    if judged.kind not in KINDS:
+    if judged.kind not in MODELS:
         raise UsageError(
             "blame takes (module, args), (module, args, kwargs), (callable, [args, args, ...]) and ([module, ...], "
             f"[args]); {judged.name} is a {judged.kind.value} subject"
@@ -93,7 +102,7 @@ def blame(
             def report(stage: str, title: str = title, done: int = done) -> None:
                 progress(f"{title}, {stage}", done, len(dtypes))
 
-            stats = Search(case, placement.emulated, compile, search.time, search.runs, report).measure()
+            stats = Search(case, placement.emulated, compile, search, report).measure()
             runs.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))
     facts = environment(placement.device)
     if placement.emulated:
@@ -116,9 +125,9 @@ class Search:
     case: Case
     emulated: str
     compile: bool
-    time: bool
-    runs: int
+    options: BlameOptions
     report: Callable[[str], None]
+    differentiates: bool = field(init=False, default=False)
     stats: BlameStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +146,7 @@ class Search:
         if self.case.judges_eager:
             self.report("eager")
             eager, failures = self.case.eager(self.case.subject)
+            self.differentiates = trains(self.case.subject) and not eager.stats.no_backward
             self._count(eager_runs=1, ops=eager.stats.ops)
             if eager.stats.raised is not None and eager.stats.raised.missing:
                 self._add(unjudged=cannot_run(eager.stats.raised.message))
@@ -168,7 +178,7 @@ class Search:
             _, left = self.case.eager(changed)
             return f"{left[0].check} fails still, at {left[0].where}" if left else ""
 
-        self._search(judge, modules, self.runs, compiled=False)
+        self._search(judge, modules, compiled=False)
         if self.stats.code and self.compile:
             self._try_compiled()
 
@@ -183,17 +193,13 @@ class Search:
         if not result.failed:
             return
         note = "# Passes in eager mode; compiled the model still fails with these modules in float32"
-        if not case.native and self._passes_compiled({BACKWARD_AUTOCAST: "off"}, changed, eager):
-            self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
-            note += f", and passes with\n# {self.stats.compiled_setting}"
+        if not case.native and has_setting(BACKWARD_AUTOCAST):
+            with configured(_AUTOCAST_OFF):
+                result = self._compiled_stage(changed, eager)
+            if result.verdict == "within":
+                self._add(compiled_setting=f'{BACKWARD_AUTOCAST} = "off"')
+                note += f", and passes with\n# {self.stats.compiled_setting}"
         self._add(code=f"{note}\n{self.stats.code}")
-
-    def _passes_compiled(self, settings: Mapping[str, Any], subject: Subject, eager: Measured) -> bool:
-        try:
-            with configured(settings):
-                return self._compiled_stage(subject, eager).verdict == "within"
-        except UsageError:  # this release has no such setting
-            return False
 
     def _compiled_stage(self, subject: Subject, eager: Measured) -> StageResult:
         """The compiled run of a subject that is to blame in eager mode already, judged by itself."""
@@ -213,12 +219,10 @@ class Search:
         self.report("compiled")
         for eager in self.case.shadowed(self.case.subject):
             run, failing = run_stage(eager, INDUCTOR)
-            if eager.outcome.ran.error is not None or eager.incomparable:
-                raised = (
-                    f"eager mode raised {brief(eager.outcome.ran.error)}" if eager.outcome.ran.error is not None else ""
-                )
-                why = StageResult(INDUCTOR, None, None, False, f"not judged: {eager.incomparable or raised}")
-                self._add(stages=(*before, why))
+            error = eager.outcome.ran.error
+            why = eager.incomparable or (f"eager mode raised {brief(error)}" if error is not None else "")
+            if why:
+                self._add(stages=(*before, StageResult(INDUCTOR, None, None, False, f"not judged: {why}")))
                 continue
             results = {INDUCTOR: (run, failing)}
             if failing is not None:
@@ -249,7 +253,7 @@ class Search:
         self._add(cause=cause, source=node.code if node is not None else "", bisected=bisected)
         self._count(compiled_runs=bisected.runs, graph_nodes=bisected.nodes)
         by_setting = phase == "backward" and not case.native and has_setting(BACKWARD_AUTOCAST)
-        if by_setting and passes_with(eager, stage, {BACKWARD_AUTOCAST: "off"}):
+        if by_setting and run_stage(eager, stage, settings=_AUTOCAST_OFF)[1] is None:
             self._add(setting=f'{BACKWARD_AUTOCAST} = "off"')
         elif cause.module and stage != INDUCTOR and passes_without(eager, stage, cause.module):
             self._add(left_out=True)
@@ -258,20 +262,19 @@ class Search:
             return
 
         def judge(changed: Subject) -> str:
-            plan = eager.plan
-            again = run_eager(changed, plan, case.low)
+            again = run_eager(changed, eager.plan, case.low)
             if again.outcome.ran.error is not None:
                 return f"eager mode raises {brief(again.outcome.ran.error)}"
             return "" if run_stage(again, stage)[1] is None else f"{stage} fails still"
 
-        self._search(judge, [[cause.module], *_parents(cause.module)], min(self.runs, COMPILED_RUNS), compiled=True)
+        self._search(judge, [[cause.module], *_parents(cause.module)], compiled=True)
 
     # What avoids it ---------------------------------------------------------------------------------------------------
 
-    def _search(
-        self, judge: Callable[[Subject], str], guesses: Sequence[Sequence[str]], runs: int, *, compiled: bool
-    ) -> None:
-        case = self.case
+    def _search(self, judge: Callable[[Subject], str], guesses: Sequence[Sequence[str]], *, compiled: bool) -> None:
+        case, runs = self.case, self.options.runs
+        if compiled:
+            runs = min(runs, COMPILED_RUNS)
         root = prepare(case.subject, device=case.device).root
         if root is None:
             self._add(unsought="the subject is a function without modules")
@@ -283,7 +286,7 @@ class Search:
             reasons[names] = judge(subject_in_float32(case.subject, self._code(names), device=case.device))
             return not reasons[names]
 
-        modules = [name for name, module in root.named_modules() if not _only_holds(module)]
+        modules = [name for name, module in root.named_modules() if not isinstance(module, _CONTAINERS)]
         minimised = smallest_set(modules, passes, guesses=guesses, budget=runs)
         self._count(sets_of_modules_tried=minimised.runs)
         self._add(minimised=minimised, rest=list(reasons.values())[-1] if minimised.names is None and reasons else "")
@@ -299,20 +302,37 @@ class Search:
 
     def _time(self, compiled: bool) -> None:
         case = self.case
-        if not self.time:
+        if not self.options.time:
             self._add(uncosted="Its cost was not asked for.")
         elif self.emulated:
             self._add(uncosted=f"Its cost is not known: {self.emulated} is emulated, and its time cannot be measured.")
         else:
             self.report("timing the step")
             changed = subject_in_float32(case.subject, self.stats.code, device=case.device)
-            dtype = None if case.native else case.low
+            precision = "float32" if case.native else format_of(case.low).name
+            config = StepConfig("default" if compiled else EAGER, precision)
+            subjects = case.subject, changed
             try:
-                self._add(cost=measure_cost(case.subject, changed, dtype, device=case.device, compile=compiled))
-            except UsageError:
-                raise
-            except BaseException as error:  # noqa: BLE001  # the user's model, as it fails without the change
-                self._add(uncosted=f"Its cost is not known: the timed step raises {brief(as_result(error))}.")
+                self._add(cost=measure_cost(*subjects, config, device=case.device, backward=self.differentiates))
+            except UsageError as error:  # the user's model, as it fails without the change
+                self._add(uncosted=f"Its cost is not known: the timed step raises {brief(error.__cause__ or error)}.")
+
+
+def measure_cost(
+    plain: Subject, changed: Subject, config: StepConfig, *, device: str = "cpu", backward: bool = True
+) -> Cost:
+    """Time a step of two versions of a subject in turns. Raises `UsageError` where one of them raises."""
+    subjects, threads = {"plain": plain, "changed": changed}, torch.get_num_threads()
+    steps = {name: step_of(subject, config, device=device, backward=backward) for name, subject in subjects.items()}
+    measurement = PairedMeasurement(steps, device=device, threads=Threads(threads, threads))
+    with seeded(device), warnings.catch_warnings(), dynamo_warnings_suppressed():
+        warnings.simplefilter("ignore")  # shown when the subject was judged
+        measurement.warm_up()
+        for _ in range(_PAIRS):
+            measurement.run(0.0)
+    without, _, with_change = measurement.stats().arms
+    ratios = (b / a for a, b in zip(without.seconds, with_change.seconds, strict=True))
+    return Cost(without.median, tuple(ratios), "eager step" if config.mode == EAGER else "compiled step")
 
 
 def _stage_result(
@@ -351,9 +371,3 @@ def _parents(module: str) -> list[list[str]]:
     """What holds a module, from the inside out."""
     parts = module.split(".")
     return [[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1)]
-
-
-def _only_holds(module: torch.nn.Module) -> bool:
-    return isinstance(
-        module, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
-    )

@@ -26,39 +26,33 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in .*\n?\s*(.*)')
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One call of the user's in a graph: where it stands, its source text, its place in the order of all graphs."""
+    """One call of the user's in a graph: where it stands, and its source text."""
 
     where: Where
     code: str
-    index: int
-    graph: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bisected:
     """The first node that brings the failure once it is compiled.
 
-    node: None where the failure did not follow the cut (`why` says so). nodes, graphs: how many there are; runs: how
-    often the subject ran. whole: graphs that could not be cut, so that `node` is the last of its graph.
+    node: None where the failure did not follow the cut: it did not come back, or came with nothing compiled. nodes: how
+    many there are in all graphs. runs: how often the subject ran.
     """
 
     node: Node | None
     nodes: int
-    graphs: int
     runs: int
-    why: str = ""
-    whole: int = 0
 
 
 class BisectBackend:
     """A backend of `torch.compile` that compiles the first `limit` nodes with `lower` and runs the others eagerly.
 
-    names: paths of the modules by `id`.
+    names: paths of the modules by `id`. whole: how many graphs could not be cut.
     """
 
     def __init__(self, lower: Backend, limit: float, names: dict[int, str] | None = None) -> None:
         self.nodes: list[Node] = []
-        self.graphs = 0
         self.whole = 0
         self._lower = lower
         self._limit = limit
@@ -68,8 +62,7 @@ class BisectBackend:
         """Compile one graph, or the part of it that lies before the limit."""
         calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
         start, base = len(self.nodes), self._running()
-        self.nodes += [self._named(node, start + place, base) for place, node in enumerate(calls)]
-        self.graphs += 1
+        self.nodes += [self._named(node, base) for node in calls]
         inside = self._limit - start
         if inside <= 0:
             return graph.forward
@@ -85,7 +78,7 @@ class BisectBackend:
         parts: Any = split_module(graph, graph, lambda node: 0 if node in first else 1, keep_original_order=True)
         part: Any = parts.get_submodule("submod_0")
         call = next(node for node in parts.graph.nodes if node.op == "call_module" and node.target == "submod_0")
-        output = next(node for node in reversed(part.graph.nodes) if node.op == "output")
+        output = part.graph.output_node()
         alone = isinstance(output.args[0], fx.Node)
         if alone:  # AOTAutograd asks for a tuple
             output.args = ((output.args[0],),)
@@ -105,12 +98,12 @@ class BisectBackend:
             frame = frame.f_back
         return ""
 
-    def _named(self, node: fx.Node, index: int, base: str) -> Node:
+    def _named(self, node: fx.Node, base: str) -> Node:
         stack = node.meta.get("nn_module_stack") or {}
         paths = [self._names[int(key)] for key in stack if str(key).isdigit() and int(key) in self._names]
         file, line, code = _users_frame(node.meta.get("stack_trace") or "")
         where = Where(module=paths[-1] if paths else base, op=_op(node), file=file, line=line)
-        return Node(where, code, index, self.graphs)
+        return Node(where, code)
 
 
 class _Part(torch.nn.Module):
@@ -150,11 +143,10 @@ def first_failing_node(
     """
     everything = BisectBackend(lower, float("inf"), names)
     if not fails(everything):
-        return Bisected(None, len(everything.nodes), everything.graphs, 1, "compiled once more, it passes")
-    total, runs, whole = len(everything.nodes), 2, 0
+        return Bisected(None, len(everything.nodes), 1)
+    total, runs = len(everything.nodes), 2
     if fails(BisectBackend(lower, 0, names)):
-        why = "it fails with every graph run as Dynamo traced it, with nothing compiled"
-        return Bisected(None, total, everything.graphs, runs, why)
+        return Bisected(None, total, runs)
     good, bad, found = 0, total, everything.nodes
     while bad - good > 1 and runs < budget:
         middle = (good + bad) // 2
@@ -164,6 +156,5 @@ def first_failing_node(
             bad, found = middle, backend.nodes
         else:
             good = middle
-        whole += backend.whole
     node = found[min(bad, len(found)) - 1] if found else None
-    return Bisected(node, total, everything.graphs, runs, whole=whole)
+    return Bisected(node, total, runs)

@@ -1,1 +1,0 @@
-"""Which stage, which op, which modules a failure goes back to, and with which change it is gone; see `blame`."""
