@@ -188,10 +188,6 @@ class Call:
                 return argument.default_value if argument.has_default_value() else default
         return default
 
-    def outputs(self) -> list[torch.Tensor]:
-        """Every tensor that the op returned, in order."""
-        return list(leaves(self.out))
-
 
 class Side:
     """One side of the companions: `exact` in float64 or `moved` in float32."""
