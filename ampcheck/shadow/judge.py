@@ -30,7 +30,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, Step, extended
-from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
+from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, finite, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
@@ -248,7 +248,7 @@ class Judge:
         self.low += low
         self.whole += low and companions.whole
         if companions.whole:
-            self._integers(call, tensor, companions, where, index)
+            self._integers(tensor, companions, where, index)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
@@ -363,14 +363,12 @@ class Judge:
         fault = replace(fault, amax_in=largest_of(call.inputs[0]), note=note)
         self._add(fault, "the decision")
 
-    def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
+    def _integers(self, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
         """Let different whole numbers that became equal travel on, until something takes them for ids."""
-        lost = examine_integers(call, tensor, self._store)
-        if lost is None or COLLIDED in companions.suspects:
+        if COLLIDED in companions.suspects or (fault := collisions_in(tensor, self._store, where, index)) is None:
             return
-        fault = lost.fault(tensor, where, index)
         self._suspects.add(companions, COLLIDED, fault)
-        if lost.consecutive:
+        if fault.note == CONSECUTIVE:
             self._add(fault)
 
     def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
