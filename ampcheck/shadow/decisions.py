@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
+from ampcheck.core.run import Where
+from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
 from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.draws import with_low_digits
+from ampcheck.shadow.faults import COLLISION, DECISION, Fault
 from ampcheck.shadow.integers import IDENTITIES
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Decisions of one op that exact would have taken otherwise. margin: how far the worst lies beyond a tie, relative
-    to the values that were compared; limit: the margin that an honest error may turn. integers: the format skips the
-    integers that exact decides for. blurred: too many to be near ties."""
-
-    elements: int
-    numel: int
-    margin: float
-    limit: float
-    integers: bool = False
-    blurred: bool = False
-
+from ampcheck.shadow.suspects import place_of
 
 _FLOAT32 = 2.0**-20
 """What float32, in which moved is computed, may add by itself."""
@@ -110,10 +99,13 @@ def tests_finiteness(call: Call) -> bool:
     return first is second or (isinstance(second, (int, float)) and math.isinf(second))
 
 
-def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False) -> Decided | None:
-    """Compare the decisions of an op that ran with those of its exact inputs; None where all are honest.
+def examine_decision(
+    call: Call, store: CompanionStore, where: Where, index: int, blurred: Fault | None
+) -> Fault | None:
+    """The decisions of an op that ran and that its exact inputs would have taken otherwise; None where all are honest.
 
-    blurred: an op before it rounded away the differences between the values.
+    The error is how far the worst lies beyond a tie, relative to the values that were compared; the limit is what an
+    honest error may turn. blurred: what rounded away the differences between the values before.
     """
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:
@@ -127,7 +119,7 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
     else:
         limit = SLACK * sum(doubt(t, store, unit, floor_of(store.of(t).depth)) for t in call.inputs)
     wrong, many = margins.margin > (0.0 if margins.sure else limit * margins.scale), False
-    if blurred and margins.width is not None and margins.margin.numel() >= _FEWEST:
+    if blurred is not None and margins.width is not None and margins.margin.numel() >= _FEWEST:
         clearly = margins.margin > _CLEARLY * margins.width
         if margins.tied is not None:
             clearly |= margins.tied & (margins.margin > 0)
@@ -136,8 +128,11 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
     if not bool(wrong.any()):
         return None
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
-    integers = bool((wrong & (margins.scale == 0)).any())
-    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit, integers, many)
+    skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
+    seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
+    fault = fault_at(COLLISION if skipped else DECISION, call.inputs[0], seen, where, index)
+    note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
+    return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=note)
 
 
 def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:

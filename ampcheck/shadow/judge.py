@@ -50,7 +50,6 @@ from ampcheck.shadow.suspects import (
     emptied_rows,
     missing_terms,
     pass_on,
-    place_of,
     rescues,
     vanished,
 )
@@ -346,7 +345,7 @@ class Judge:
         self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
     ) -> None:
         blurred = next(self._suspects.of(before, BLURRED, ILL), None)
-        if (decided := examine_decision(call, self._store, blurred=blurred is not None)) is None:
+        if (fault := examine_decision(call, self._store, where, index, blurred)) is None:
             return
         name = f"a decision of {where.op}"
         for key in inherited:
@@ -354,14 +353,8 @@ class Judge:
         causes = list(self._suspects.of(before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)
-        if inherited or causes:
-            return
-        seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
-        kind = faults.COLLISION if decided.integers else faults.DECISION
-        fault = replace(fault_at(kind, call.inputs[0], seen, where, index), elements=decided.elements)
-        note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred and decided.blurred else ""
-        fault = replace(fault, amax_in=largest_of(call.inputs[0]), note=note)
-        self._add(fault, "the decision")
+        if not (inherited or causes):
+            self._add(fault, "the decision")
 
     def _integers(self, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
         """Let different whole numbers that became equal travel on, until something takes them for ids."""
