@@ -19,7 +19,7 @@ from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
-from ampcheck.shadow.increments import follow_rounding, taken_up
+from ampcheck.shadow.increments import take_up
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.suspects import ERROR, TAKEN
 
@@ -41,11 +41,7 @@ def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: S
     if measures_error(call, tensor, store, before):
         undetermine(tensor, store, store.of(tensor))
         return ERROR
-    taken = taken_up(call, tensor, store)
-    if taken is None:
-        return ""
-    follow_rounding(taken, tensor, store)
-    return TAKEN
+    return TAKEN if take_up(call, tensor, store) else ""
 
 
 def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:

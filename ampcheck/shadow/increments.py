@@ -33,14 +33,6 @@ class Lineage(NamedTuple):
     terms: frozenset[int]
 
 
-class Taken(NamedTuple):
-    """A sum, one of its terms, and the sign of the sum in their difference."""
-
-    sum: torch.Tensor
-    term: torch.Tensor
-    sign: int
-
-
 def follow_lineage(call: Call, store: CompanionStore) -> None:
     """Give results the names of the values that they copy, or add up."""
     name, outputs = _name(call), call.written or call.fresh
@@ -62,16 +54,19 @@ def follow_lineage(call: Call, store: CompanionStore) -> None:
         store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, name, number, result, store)))
 
 
-def taken_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Taken | None:
-    """The operands of a difference between a sum and one of its terms, off by roundings of the sum; else None."""
+def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether a result is the difference between a sum and one of its terms, off by roundings of the sum.
+
+    Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
+    """
     name = _name(call)
     if name not in ("add", "sub", "rsub"):
-        return None
+        return False
     number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
     values = list(_values(call, number))
     alpha = call.argument("alpha", 1)
     if len(values) != 2 or alpha != (-1 if name == "add" else 1):
-        return None
+        return False
     if name == "rsub":
         values.reverse()
     for (new, old), sign in ((values, 1), (values[::-1], -1)):
@@ -81,21 +76,23 @@ def taken_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Taken |
         exact = store.exact(tensor)
         error = torch.linalg.vector_norm(tensor.to(exact.dtype) - exact)
         size = torch.linalg.vector_norm(store.exact(old if new is tensor else new))
-        return Taken(new, old, sign) if bool(error <= FLOOR * whole.unit * size) else None
-    return None
+        if honest := bool(error <= FLOOR * whole.unit * size):
+            _follow_rounding(new, sign, tensor, store)
+        return honest
+    return False
 
 
-def follow_rounding(taken: Taken, tensor: torch.Tensor, store: CompanionStore) -> None:
-    """Let moved round the sum as the run did, as far as that is honest, and take up as much."""
-    companions, whole = store.of(tensor), store.of(taken.sum)
+def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store: CompanionStore) -> None:
+    """sign: that of the sum in the difference."""
+    companions, whole = store.of(tensor), store.of(sum_)
     exact, before = store.exact(tensor), store.moved(tensor).clone()
     companions.own()
     store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * (MOVE / companions.unit))
-    if taken.sum is tensor:
+    if sum_ is tensor:
         return
     whole.own()
-    sums, moved = store.exact(taken.sum), store.moved(taken.sum)
-    apart = moved - sums + taken.sign * (store.moved(tensor) - before)
+    sums, moved = store.exact(sum_), store.moved(sum_)
+    apart = moved - sums + sign * (store.moved(tensor) - before)
     most = _MOST * MOVE * sums.abs()
     moved.copy_(sums + torch.minimum(torch.maximum(apart, -most), most))
 
