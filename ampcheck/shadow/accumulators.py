@@ -136,7 +136,7 @@ def _gain(
 
     read: another op has read it since the last write: what is added may be made of it.
     """
-    name = call.name.removeprefix("_foreach_").removesuffix("_")
+    name = call.schema.base
     if "batch_norm" in name:
         return 1.0 - float(call.argument("momentum", 0.0)) if call.argument("training", True) else 1.0
     share = kept(call, tensor, companions, store)

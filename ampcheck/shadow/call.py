@@ -78,9 +78,10 @@ class OpSchema:
     `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
     the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
     pivots. composed: its kernel calls other ops, on which autocast acts. promotes: it computes with integers as with
-    floating numbers. title: as `op_name` has it."""
+    floating numbers. base: the name of the op without lists and not in place. title: as `op_name` has it."""
 
     name: str
+    base: str
     namespace: str
     title: str
     view: bool
@@ -110,6 +111,7 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
     return OpSchema(
         name=short,
+        base=short.removeprefix("_foreach_").removesuffix("_"),
         namespace=namespace,
         title=op_name(op),
         view=view,
@@ -303,6 +305,11 @@ def floating_values(value: object) -> list[torch.Tensor]:
             if isinstance(item, (torch.Tensor, list, tuple)):
                 tensors += floating_values(item)
     return tensors
+
+
+def item_of(value: Any, number: int) -> Any:
+    """The argument that belongs to one result of an op, which may take lists."""
+    return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:

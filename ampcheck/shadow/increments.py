@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ampcheck.shadow.bounds import FLOOR
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.call import Call, item_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 
 _COPIES = frozenset("clone _to_copy copy".split())
@@ -35,7 +35,7 @@ class Lineage(NamedTuple):
 
 def follow_lineage(call: Call, store: CompanionStore) -> None:
     """Give results the names of the values that they copy, or add up."""
-    name, outputs = _name(call), call.written or call.fresh
+    name, outputs = call.schema.base, call.written or call.fresh
     if name not in _COPIES and name not in _SUMS:
         for tensor in call.written:
             store.of(tensor).lineage = None
@@ -51,7 +51,7 @@ def follow_lineage(call: Call, store: CompanionStore) -> None:
                 own = _name_of(source, copied)
                 store.of(result).lineage = Lineage(own, copied.lineage.terms if copied.lineage else frozenset())
             continue
-        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, name, number, result, store)))
+        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, number, result, store)))
 
 
 def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -59,7 +59,7 @@ def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
 
     Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
     """
-    name = _name(call)
+    name = call.schema.base
     if name not in ("add", "sub", "rsub"):
         return False
     number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
@@ -97,9 +97,9 @@ def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store:
     moved.copy_(sums + torch.minimum(torch.maximum(apart, -most), most))
 
 
-def _terms(call: Call, name: str, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
+def _terms(call: Call, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
     """The names of the terms that a sum adds without a factor."""
-    values = list(_values(call, number))
+    name, values = call.schema.base, list(_values(call, number))
     if name == "rsub":
         values.reverse()
     both = name == "add" and call.argument("alpha", 1) == 1
@@ -119,13 +119,8 @@ def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
     return hash((name, tensor.storage_offset(), tensor.shape, tensor.stride()))
 
 
-def _name(call: Call) -> str:
-    return call.name.removeprefix("_foreach_").removesuffix("_")
-
-
 def _values(call: Call, number: int) -> Iterator[torch.Tensor]:
     """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
     for value in call.args:
-        item = value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
-        if has_companions(item):
+        if has_companions(item := item_of(value, number)):
             yield item
