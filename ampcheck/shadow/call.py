@@ -285,6 +285,18 @@ class Side:
         return [self._widened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+class SideOf(Side):
+    """A side with other values for the tensors of an op: what a function makes of each."""
+
+    def __init__(self, store: CompanionStore, values: Callable[[torch.Tensor], torch.Tensor], name: str = "exact"):
+        super().__init__(store, name)
+        self._values = values
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value for a floating tensor."""
+        return self._values(tensor)
+
+
 def _scratch(value: Any) -> Any:
     """An argument that the op writes, without the integers of the run, which only the run itself writes."""
     if isinstance(value, torch.Tensor):

@@ -12,7 +12,7 @@ from ampcheck.core.errors import OP_ERRORS
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, leaves
+from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, SideOf, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
@@ -113,7 +113,7 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
-    results = alone(call, tensor, store, Mended(store, mended))
+    results = alone(call, tensor, store, mended_side(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
@@ -132,7 +132,8 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
     exact = store.exact(tensor)
     if not bool(exact.any()):
         return False
-    for result in alone(call, tensor, store, _Float32(store, "moved")):
+    rounded = SideOf(store, lambda t: store.exact(t).to(torch.complex64 if t.is_complex() else torch.float32), "moved")
+    for result in alone(call, tensor, store, rounded):
         both = result.isfinite() & exact.isfinite()
         error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))
         if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
@@ -149,12 +150,18 @@ def makes_nonfinite(call: Call, seen: Examination, store: CompanionStore) -> boo
     return made_nan or bool(seen.exact_inf and all(bool(t.isfinite().all()) for t in sources))
 
 
+def mended_side(store: CompanionStore, mended: Collection[Companions]) -> SideOf:
+    """The real inputs of one op in float64, and the exact ones in place of those that are `mended`."""
+    exact, side = {id(companions) for companions in mended}, Side(store, "exact")
+    return SideOf(store, lambda t: store.exact(t) if id(store.of(t)) in exact else side.convert(t))
+
+
 def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:
     """The results of the op that may be this one, in float64 on the same inputs; none where it does not run."""
     if call.written:  # an input is overwritten
         return []
     try:
-        result = (side or _Alone(store, "exact")).run(call)
+        result = (side or mended_side(store, ())).run(call)
     except OP_ERRORS:
         return []
     return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
@@ -169,29 +176,3 @@ def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: Companio
     own = min(float(torch.linalg.vector_norm(wide - r)) for r in same)
     size = min(float(torch.linalg.vector_norm(r)) for r in same)
     return not own <= 0.3 * seen.impact * size
-
-
-class _Float32(Side):
-    """The exact inputs of one op, rounded to float32."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
-
-
-class Mended(Side):
-    """The real inputs of one op in float64, and the exact ones in place of some."""
-
-    def __init__(self, store: CompanionStore, mended: Collection[Companions]) -> None:
-        super().__init__(store, "exact")
-        self._mended = {id(companions) for companions in mended}
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The exact companion of a tensor that is mended; the present values of any other."""
-        return self.store.exact(tensor) if id(self.store.of(tensor)) in self._mended else self.convert(tensor)
-
-
-class _Alone(Side):
-    """The real inputs of one op, converted to float64."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.convert(tensor)

@@ -335,8 +335,7 @@ class Judge:
     ) -> None:
         if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
             return  # elements that are zero were seen by `look`; the place where they began is known
-        plain = fault_at(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
-        if (suspect := vanished(call, tensor, exact, plain)) is None:
+        if (suspect := vanished(call, tensor, exact, where, index)) is None:
             drop(companions, VANISHED)
         elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
             self._suspects.add(companions, VANISHED, suspect)

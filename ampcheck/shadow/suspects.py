@@ -23,8 +23,8 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination
-from ampcheck.shadow.call import Call, Side
-from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of, survives
+from ampcheck.shadow.call import Call, Side, SideOf
+from ampcheck.shadow.cause import fault_at, follows_from_inputs, largest_input, largest_of, survives
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
@@ -87,24 +87,17 @@ def drop(companions: Companions, *sorts: str) -> None:
         companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
 
 
-def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault) -> Fault | None:
-    """The elements that are zero here and not in exact, as a suspect; None without any. fault: without examination."""
+def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, where: Where, index: int) -> Fault | None:
+    """The elements that are zero here and not in exact, as a suspect; None without any."""
     gone = exact[tensor == 0]
-    gone = gone[gone != 0]
-    gone = gone[gone.isfinite()]
+    gone = gone[(gone != 0) & gone.isfinite()]
     count = gone.numel()
     if not count:
         return None
     seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
-    return replace(
-        fault,
-        kind=faults.ZERO,
-        examination=seen,
-        amax_in=largest_input(call),
-        amax_out=largest_of(tensor),
-        exact_amax=largest_of(gone),
-        elements=count,
-    )
+    fault = fault_at(faults.ZERO, tensor, seen, where, index)
+    largest = largest_input(call), largest_of(tensor)
+    return replace(fault, amax_in=largest[0], amax_out=largest[1], exact_amax=largest_of(gone), elements=count)
 
 
 def missing_terms(
@@ -125,23 +118,17 @@ def missing_terms(
         if call.written:
             part = store.exact(term).expand(total.shape) * (call.argument("alpha", 1) if term is call.args[1] else 1)
         else:
-            part = total - _Without(store, term).run(call)
+            part = total - _without(store, term).run(call)
         share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
         if FLOOR * companions.unit < share < _CANCELS:
             missing.append(companions)
     return missing
 
 
-class _Without(Side):
+def _without(store: CompanionStore, term: torch.Tensor) -> SideOf:
     """The exact inputs of a sum, zeros in place of one of them."""
-
-    def __init__(self, store: CompanionStore, term: torch.Tensor) -> None:
-        super().__init__(store, "exact")
-        self._term = term
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        exact = super().of(tensor)
-        return torch.zeros_like(exact) if tensor is self._term else exact
+    side = Side(store, "exact")
+    return SideOf(store, lambda t: torch.zeros_like(side.of(t)) if t is term else side.of(t))
 
 
 def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor) -> int:
