@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.memory import PARTS, part_of, values_in, write_view
 from ampcheck.shadow.memory import has_companions as has_companions
 from ampcheck.shadow.memory import roundoff as roundoff
+from ampcheck.shadow.memory import values_in, write_view
 from ampcheck.shadow.memory import view_of as view_of
 from ampcheck.shadow.moves import MOVE as MOVE
 from ampcheck.shadow.moves import Moves
@@ -185,7 +185,7 @@ class CompanionStore:
             _resize(companions, storage)
         if companions.bytes is not None:
             _reread(companions, storage)
-        if dtype is not tensor.dtype and dtype is not PARTS.get(tensor.dtype):
+        if dtype is not tensor.dtype.to_real():
             return self._lifted(tensor, storage, moves=False)
         return companions
 
@@ -237,7 +237,7 @@ class CompanionStore:
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""
         storage = tensor.untyped_storage()
-        dtype = part_of(tensor.dtype)
+        dtype = tensor.dtype.to_real()
         size = storage.nbytes() // dtype.itemsize
         companions = self._by_storage.get(storage._cdata)
         if companions is not None and companions.dtype is dtype and companions.numel == size:
@@ -260,7 +260,7 @@ class CompanionStore:
 
     def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
         """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
-        storage, dtype = tensor.untyped_storage(), part_of(tensor.dtype)
+        storage, dtype = tensor.untyped_storage(), tensor.dtype.to_real()
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
             return None
@@ -327,7 +327,7 @@ class CompanionStore:
 
     def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
         """Companions with the present values of a storage."""
-        dtype = part_of(tensor.dtype)
+        dtype = tensor.dtype.to_real()
         values = values_in(storage, dtype, tensor.device)
         exact = values.to(torch.float64, copy=True)
         unit = roundoff(dtype)

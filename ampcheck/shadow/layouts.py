@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ampcheck.shadow.memory import values_in
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -12,9 +14,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_nested:
         if tensor.layout is not torch.strided or tensor.is_meta:
             return None
-        storage = tensor.untyped_storage()
-        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return flat.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
+        return values_in(tensor.untyped_storage(), tensor.dtype, tensor.device)
     if tensor.is_meta:
         return None
     if tensor.layout is torch.sparse_coo:

@@ -8,11 +8,6 @@ import torch
 
 from ampcheck.core.formats import format_of
 
-_ROUNDOFF: dict[torch.dtype, float] = {}
-
-PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""The dtype of the two parts of a complex element."""
-
 
 def finite(tensor: torch.Tensor) -> torch.Tensor:
     """Which elements are finite; PyTorch has no kernel for 8 bits."""
@@ -53,17 +48,10 @@ def has_companions(value: object) -> bool:
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
 
+@cache
 def roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff of a floating or complex dtype."""
-    unit = _ROUNDOFF.get(dtype)
-    if unit is None:
-        unit = _ROUNDOFF[dtype] = format_of(part_of(dtype)).unit_roundoff
-    return unit
-
-
-def part_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the numbers in a storage: that of the parts of complex elements."""
-    return PARTS.get(dtype, dtype)
+    return format_of(dtype.to_real()).unit_roundoff
 
 
 def values_in(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
