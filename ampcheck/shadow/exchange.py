@@ -84,7 +84,7 @@ class Exchange:
         if begun is not None:
             collective, key = begun
             wait_for(call.out)
-            results = list(floating_values(call.out)) if collective.gets is None else collective.gets
+            results = floating_values(call.out) if collective.gets is None else collective.gets
             received = self._received(call, collective, key, results)
         if received is None:
             for tensor in leaves((call.args, tuple(call.kwargs.values()), call.out)):
@@ -135,24 +135,24 @@ class Exchange:
         """The posts of all ranks that the results depend on, and both sides of the results."""
         store = _store_of(collective.group)
         try:
-            posts = {rank: _read(store, f"{key}/{rank}") for rank in collective.sources}
+            posts = [_read(store, f"{key}/{rank}") for rank in collective.sources]
             if collective.full:
                 self._delete(collective, store, int(key.rpartition("/")[2]))
         except RuntimeError:  # the process of the store has ended
             return None
-        known = {rank: post for rank, post in posts.items() if post is not None and post.op == call.name}
+        known = [post for post in posts if post is not None and post.op == call.name]
         if len(known) < len(posts):
             return None
         if not results:  # a rank that only contributes
-            return list(known.values()), [], []
+            return known, [], []
         device = results[0].device
         exact, moved = (
-            collective.combine({rank: _tensors(getattr(post, side), device) for rank, post in known.items()}, results)
+            collective.combine([_tensors(getattr(post, side), device) for post in known], results)
             for side in ("exact", "moved")
         )
         if any([t.shape for t in side] != [t.shape for t in results] for side in (exact, moved)):
             return None
-        return list(known.values()), exact, moved
+        return known, exact, moved
 
     def _delete(self, collective: Collective, store: Any, number: int) -> None:
         """Delete the posts of earlier collectives: whoever takes part in this one has read them."""
