@@ -1,4 +1,4 @@
-"""Ops whose floating results are decisions: companions take those of the run."""
+"""Ops whose floating results are decisions, or follow those of a `GradScaler`: companions take those of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ rule(
     "sign_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
     "_foreach_sign", "_foreach_round", "_foreach_floor", "_foreach_ceil", "_foreach_trunc",
     "_foreach_sign_", "_foreach_round_", "_foreach_floor_", "_foreach_ceil_", "_foreach_trunc_",
-    "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
+    "_amp_update_scale_", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
 )(restart)  # fmt: skip
 
 
@@ -77,3 +77,21 @@ def _sampled(call: Call, side: Side) -> Any:
         return side.run(call)
     image, grid = call.args[:2]
     return call.op(side.of(image), side.convert(grid), *call.args[2:])
+
+
+@rule("_amp_foreach_non_finite_check_and_unscale_")
+def _unscale(call: Call, side: Side) -> Any:
+    """Gradients are unscaled; whether one is infinite is a decision."""
+    gradients, found_inf, inverse = call.args[:3]
+    factor = side.of(inverse)
+    for gradient in gradients:
+        side.of(gradient).mul_(factor)
+    side.of(found_inf).copy_(found_inf)
+    return None
+
+
+@rule("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+def _fused_step(call: Call, side: Side) -> Any:
+    """The kernels read the scale and the decision of a `GradScaler` as float32: those of the run."""
+    scaler: dict[str, Any] = {name: call.kwargs[name] for name in ("grad_scale", "found_inf") if name in call.kwargs}
+    return side.run(call, lambda *args, **kwargs: call.op(*args, **(kwargs | scaler)))
