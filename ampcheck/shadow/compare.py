@@ -20,7 +20,6 @@ from ampcheck.shadow.companions import has_companions, roundoff
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.mode import Shadow
-from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.result import BEYOND as BEYOND
 from ampcheck.shadow.result import CAST as CAST
 from ampcheck.shadow.result import EDGE as EDGE
@@ -32,6 +31,7 @@ from ampcheck.shadow.result import TIE as TIE
 from ampcheck.shadow.result import WHOLE as WHOLE
 from ampcheck.shadow.result import WITHIN as WITHIN
 from ampcheck.shadow.result import Key as Key
+from ampcheck.shadow.result import Reference as Reference
 from ampcheck.shadow.result import Result as Result
 from ampcheck.shadow.result import ResultError as ResultError
 

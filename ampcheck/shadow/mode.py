@@ -28,7 +28,7 @@ from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.literals import literals_by_ops
-from ampcheck.shadow.reference import Reference
+from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of

@@ -20,4 +20,3 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
 )
 from ampcheck.shadow.rules.higher import HIGHER as HIGHER
 from ampcheck.shadow.rules.registry import RULES as RULES
-from ampcheck.shadow.rules.registry import Rule as Rule
