@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -322,6 +322,11 @@ def floating_values(value: object) -> list[torch.Tensor]:
 def item_of(value: Any, number: int) -> Any:
     """The argument that belongs to one result of an op, which may take lists."""
     return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
+
+
+def written_by(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an op writes: tensors, lists of them, or None."""
+    return [args[position] if position < len(args) else kwargs.get(name) for position, name in schema.writes]
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:

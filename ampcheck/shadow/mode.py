@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
 from ampcheck.shadow.draws import follow_draws
@@ -244,12 +244,11 @@ class Shadow(DispatchMode):
             for tensor, companions in zip(call.inputs, before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        for position, name in schema.writes:
-            value = args[position] if position < len(args) else kwargs.get(name)
-            call.written += floating_values(value)
-            for tensor in leaves(value):
-                if not tensor.is_floating_point() and not tensor.is_complex():
-                    self._write_integers(call, tensor)
+        written = written_by(schema, args, kwargs) if schema.writes else []
+        call.written = floating_values(written)
+        for tensor in leaves(written):
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
         decides = bool(before) and self.judge is not None and looks_at(call)

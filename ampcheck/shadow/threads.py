@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from ampcheck.shadow.call import floating_values, op_schema
+from ampcheck.shadow.call import floating_values, op_schema, written_by
 from ampcheck.shadow.companions import CompanionStore
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.threads import Function, wrapped_threads
@@ -74,9 +74,8 @@ class _Threads:
         infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
         if finite and not infinite and not all(map(_is_finite, values)):
             self._counts[OTHER_INFINITIES] += 1
-        for position, name in op_schema(op).writes:
-            for tensor in floating_values(args[position] if position < len(args) else kwargs.get(name)):
-                self._store.forget(tensor)
+        for tensor in floating_values(written_by(op_schema(op), args, kwargs)):
+            self._store.forget(tensor)
 
     def followed(self, run: Function) -> Function:
         @functools.wraps(run)
