@@ -10,16 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from ampcheck.shadow.call import floating_values, op_schema, written_by
 from ampcheck.shadow.companions import CompanionStore
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.modes import DispatchMode, in_this_thread
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 OTHER_THREADS = "ops of other threads"
@@ -80,14 +75,8 @@ class _Threads:
     def followed(self, run: Function) -> Function:
         @functools.wraps(run)
         def follow(*args: object, **kwargs: object) -> object:
-            # The stack of modes belongs to the thread; `__enter__` also sets flags of the process, which a thread that
-            # outlives the block would set back wrongly.
-            mode = OtherThread(self)
-            _push_mode(mode)
-            try:
+            with in_this_thread(OtherThread(self)):
                 return run(*args, **kwargs)
-            finally:
-                _pop_mode()
 
         return follow
 
