@@ -17,6 +17,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.memory import dtype_name, finite
+from ampcheck.shadow.norms import difference
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
@@ -134,9 +135,8 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
         return False
     rounded = SideOf(store, lambda t: store.exact(t).to(torch.complex64 if t.is_complex() else torch.float32), "moved")
     for result in alone(call, tensor, store, rounded):
-        both = result.isfinite() & exact.isfinite()
-        error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))
-        if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
+        error, size = difference(result, exact)
+        if error <= _KEPT * size:
             return True
     return False
 

@@ -20,6 +20,7 @@ from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, rou
 from ampcheck.shadow.draws import with_low_digits
 from ampcheck.shadow.faults import COLLISION, DECISION, Fault
 from ampcheck.shadow.integers import IDENTITIES
+from ampcheck.shadow.norms import difference
 from ampcheck.shadow.suspects import place_of
 
 _FLOAT32 = 2.0**-20
@@ -144,10 +145,7 @@ def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
 
 def doubt(tensor: torch.Tensor, store: CompanionStore, unit: float, floor: float) -> float:
     """The honest error of an element of a tensor, relative to the larger of its magnitude and the typical one."""
-    exact, moved = store.exact(tensor), store.moved(tensor)
-    known = exact.isfinite() & moved.isfinite()
-    size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
-    spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
+    spread, size = difference(store.moved(tensor), store.exact(tensor))
     return (spread / max(size, 1e-300) / MOVE + floor) * unit
 
 

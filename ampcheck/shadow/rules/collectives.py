@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.shadow.call import Call, floating_values
+from ampcheck.shadow.norms import difference
 from ampcheck.torchtools.process_groups import reduction_around
 
 _FITS, _MISFITS = 0.02, 0.1
@@ -53,10 +54,8 @@ def _reduced(call: Call, addends: Parts, real: torch.Tensor) -> torch.Tensor:
 
 
 def _deviation(real: torch.Tensor, expected: torch.Tensor) -> float:
-    both = real.isfinite() & expected.isfinite()
-    apart = torch.linalg.vector_norm(torch.where(both, real.to(expected.dtype) - expected, 0))
-    size = torch.linalg.vector_norm(torch.where(both, expected, 0))
-    return float(apart / size) if float(size) else float(apart)
+    apart, size = difference(real, expected)
+    return apart / size if size else apart
 
 
 _REDUCTIONS: dict[str, Callable[[Parts], torch.Tensor]] = {
