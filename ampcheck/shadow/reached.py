@@ -42,7 +42,7 @@ class Reached:
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
-        self._in_a_row: dict[Gradients, int] = {}
+        self._in_a_row = Counter[Gradients]()
 
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
@@ -73,27 +73,22 @@ class Reached:
                 self.note(key, "a tensor that no later op read", discarded=True)
 
     def unscale(self, call: Call, keys: Collection[Key]) -> float:
-        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale."""
-        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale.
+
+        Whatever the faults of a skipped step reach counts if no such step is made later.
+        """
+        gradients = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
         if bool(call.written[-1]):
-            self.skip(shapes, keys)
+            self._in_a_row[gradients] += 1
+            skipped = self._skipped.setdefault(gradients, {})
+            for key in keys:
+                skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
         else:
-            self.make(shapes)
+            self._retried.update(self._skipped.pop(gradients, ()))
+            self._made.add(gradients)
+            self._in_a_row[gradients] = 0
         inverse = float(call.args[2])
         return 1 / inverse if inverse else float("inf")
-
-    def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
-        """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""
-        self._in_a_row[gradients] = self._in_a_row.get(gradients, 0) + 1
-        skipped = self._skipped.setdefault(gradients, {})
-        for key in keys:
-            skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
-
-    def make(self, gradients: Gradients) -> None:
-        """Record a step that a scaler made."""
-        self._retried.update(self._skipped.pop(gradients, ()))
-        self._made.add(gradients)
-        self._in_a_row[gradients] = 0
 
     def retried(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps that were, or would next be, made at a lower scale."""
