@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -101,17 +100,17 @@ def _share(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
 
 
-def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_accumulators(call: Call, store: CompanionStore) -> None:
     """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
 
     Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
     """
-    follow_slopes(call, before, store)
+    follow_slopes(call, store)
     result = call.fresh[0]
     if result.dtype.itemsize > 2:
         return
-    line = where.file, where.line
-    pairs = [(c, t) for t, c in zip(call.inputs, before, strict=True) if t.shape == result.shape]
+    where, line = call.where, (call.where.file, call.where.line)
+    pairs = [(c, t) for t, c in zip(call.inputs, call.before, strict=True) if t.shape == result.shape]
     found = [(c, t, _past(c, t)) for c, t in pairs]
     sources = [it for it in found if any(line == (site.file, site.line) for site in it[2][1])]
     companions = store.of(result)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
+from ampcheck.core.run import Where
+from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.layouts import values_of, with_values
 from ampcheck.torchtools.source import op_name
@@ -129,17 +130,21 @@ def op_schema(op: torch._ops.OpOverload) -> OpSchema:
     )
 
 
+_NOWHERE = Where()
+
+
 @dataclass(slots=True)
 class Call:
     """An op with its arguments, and its results once it ran.
 
-    inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
-    those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
-    before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
-    sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
-    whose values another has read since they were written. constants: numbers that it takes from its format, and those
-    that float32 has instead. depths: how often the inputs were rounded before, see `Companions.depth`. drawn: the draw
-    of which it makes infinities, see `ampcheck.shadow.draws`.
+    inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
+    faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
+    tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
+    argument as it was before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule
+    returned them. Of a sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes,
+    by id, the companions whose values another has read since they were written. constants: numbers that it takes from
+    its format, and those that float32 has instead. depths: how often the inputs were rounded before, see
+    `Companions.depth`. drawn: the draw of which it makes infinities, see `ampcheck.shadow.draws`.
     """
 
     op: torch._ops.OpOverload
@@ -148,6 +153,10 @@ class Call:
     kwargs: dict[str, Any]
     out: Any = None
     inputs: list[torch.Tensor] = field(default_factory=list)
+    before: list[Companions] = field(default_factory=list)
+    inherited: frozenset[Key] = frozenset()
+    where: Where = _NOWHERE
+    index: int = 0
     results: list[torch.Tensor | None] = field(default_factory=list)
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
-from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, SideOf, leaves
@@ -29,9 +28,9 @@ _WRITES = frozenset(
 """Ops that write a constant."""
 
 
-def fault_at(kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int) -> Fault:
-    """A fault of a result. index: the number of the op in the run."""
-    return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
+def fault_at(kind: str, call: Call, tensor: torch.Tensor, seen: Examination) -> Fault:
+    """A fault of a result."""
+    return Fault(kind, call.where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=call.index)
 
 
 def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
@@ -42,17 +41,14 @@ def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionS
     return replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1], elements=elements)
 
 
-def fault_of(
-    call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, where: Where, index: int, *,
-    accumulates: bool,
-) -> Fault:  # fmt: skip
+def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> Fault:
     """The fault of an op whose result is beyond its bound. accumulates: the result adds up what was written to it."""
     accumulates = accumulates or bool(call.schema.writes and call.written)
     sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
-    masks = where.phase != "backward" and not sums
+    masks = call.where.phase != "backward" and not sums
     kind = _kind_of(call, tensor, seen, store, accumulates=accumulates, masks=masks)
-    coarse = kind == faults.ROUNDING and where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
-    fault = with_sizes(fault_at(kind, tensor, seen, where, index), call, tensor, store)
+    coarse = kind == faults.ROUNDING and call.where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
+    fault = with_sizes(fault_at(kind, call, tensor, seen), call, tensor, store)
     if kind == faults.CONSTANT:
         number, wide = next(iter(call.constants.items()))
         return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
@@ -118,11 +114,11 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
-def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
+def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
     if call.written or not all(bool(finite(t).all()) for t in call.inputs):
         return False
-    return not survives(call, tensor, store, [c for c in before if c.faults])
+    return not survives(call, tensor, store, [c for c in call.before if c.faults])
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:

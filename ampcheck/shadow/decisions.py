@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
@@ -100,9 +99,7 @@ def tests_finiteness(call: Call) -> bool:
     return first is second or (isinstance(second, (int, float)) and math.isinf(second))
 
 
-def examine_decision(
-    call: Call, store: CompanionStore, where: Where, index: int, blurred: Fault | None
-) -> Fault | None:
+def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -> Fault | None:
     """The decisions of an op that ran and that its exact inputs would have taken otherwise; None where all are honest.
 
     The error is how far the worst lies beyond a tie, relative to the values that were compared; the limit is what an
@@ -131,7 +128,7 @@ def examine_decision(
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
     skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
     seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
-    fault = fault_at(COLLISION if skipped else DECISION, call.inputs[0], seen, where, index)
+    fault = fault_at(COLLISION if skipped else DECISION, call, call.inputs[0], seen)
     note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
     return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=note)
 

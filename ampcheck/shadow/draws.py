@@ -11,14 +11,13 @@ exact companion goes on with the second. What stays finite is left alone: dropou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.faults import DRAWS
 from ampcheck.shadow.memory import dtype_name, finite
 
@@ -52,13 +51,13 @@ class Draw(NamedTuple):
         return f"{self.format} {DRAWS} {self.number:,} different numbers, and one in {self.number:,} is the lower end"
 
 
-def follow_draws(call: Call, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_draws(call: Call, store: CompanionStore) -> None:
     """Follow the ends of a draw through an op that ran, and its companions; mend what is infinite in exact as well."""
     if call.name in _UNIFORM:
         for tensor in call.written + call.fresh:
             store.of(tensor).draw = _drawn(call, tensor, store)
         return
-    draw = next((companions.draw for companions in before if companions.draw is not None), None)
+    draw = next((companions.draw for companions in call.before if companions.draw is not None), None)
     if draw is None:
         return
     made = _made(call, draw)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import CompanionStore, roundoff
 from ampcheck.shadow.faults import COLLISION, Fault
@@ -33,8 +33,8 @@ _COUNTED = 1 << 22
 """Elements among which collisions are counted, at the most."""
 
 
-def collisions_in(tensor: torch.Tensor, store: CompanionStore, where: Where, index: int) -> Fault | None:
-    """The numbers that became equal in a result of whole numbers, as a fault; None without any. index: of the op."""
+def collisions_in(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault | None:
+    """The numbers that became equal in a result of whole numbers, as a fault; None without any."""
     if not 1 < tensor.numel() <= _COUNTED:
         return None
     exact = store.exact(tensor)
@@ -46,6 +46,6 @@ def collisions_in(tensor: torch.Tensor, store: CompanionStore, where: Where, ind
     if collided <= 0:
         return None
     consecutive = numbers.numel() == float(numbers.amax() - numbers.amin()) + 1
-    fault = fault_at(COLLISION, tensor, Examination(tensor.numel()), where, index)
+    fault = fault_at(COLLISION, call, tensor, Examination(tensor.numel()))
     fault = replace(fault, amax_in=largest, amax_out=largest_of(tensor), exact_amax=largest, elements=collided)
     return replace(fault, note=CONSECUTIVE) if consecutive else fault

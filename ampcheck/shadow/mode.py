@@ -226,18 +226,19 @@ class Shadow(DispatchMode):
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
-        before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
+        before = call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
         rows = None
         if self.store.by_rows or schema.name == "embedding_dense_backward":
             with _aside():
-                rows = row_call(call, before, self.store)
+                rows = row_call(call, self.store)
         out = call.out = self._call(func, args, kwargs)
         if rows is not None:
             with _aside():
-                call, before = rows.ran(out), rows.before
+                call = rows.ran(out)
+            before = call.before
             args, kwargs = call.args, call.kwargs
             storages = {t.untyped_storage()._cdata for t in call.inputs}
         if self.store.watches:
@@ -266,19 +267,19 @@ class Shadow(DispatchMode):
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
-            where = origin.where(schema.title)
+            call.where, call.index = origin.where(schema.title), self.ops
             if origin.phase == "backward":
                 self._steps.due = self._steps.stepping
-            inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
-            ruled = self._follower.follow(call, before) if call.fresh or call.written else True
-            follow_draws(call, before, self.store)
+            call.inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
+            ruled = self._follower.follow(call) if call.fresh or call.written else True
+            follow_draws(call, self.store)
             if ruled and call.fresh:
-                follow_accumulators(call, where, before, self.store)
+                follow_accumulators(call, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 try:
-                    self.judge.judge(call, where, before, inherited, ruled, self.ops)
+                    self.judge.judge(call, ruled)
                     if self.freedom is not None:
                         self.freedom = with_call(self.freedom, call, self.store)
                 except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
@@ -320,8 +321,8 @@ class Shadow(DispatchMode):
             return self._call(call.op, call.args, call.kwargs)
         with _aside():
             begun = self._exchange.begin(call)
-            before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
-            for companions in before:
+            call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
+            for companions in call.before:
                 companions.used = companions.consumed = True
         call.out = self._call(call.op, call.args, call.kwargs)
         with _aside():
@@ -331,8 +332,9 @@ class Shadow(DispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                where = self._origins.current(sys._getframe(1)).where(call.schema.title)
-                self.judge.judge(call, where, before, inherited, True, self.ops)
+                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.schema.title), self.ops
+                call.inherited = inherited
+                self.judge.judge(call, True)
         return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ The slopes of linear ops add up to what a write keeps of the value before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +28,12 @@ class Slope(NamedTuple):
     share: float
 
 
-def follow_slopes(call: Call, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_slopes(call: Call, store: CompanionStore) -> None:
     """Give the results of a linear op the slope of what they are made of."""
     if call.schema.base not in _LINEAR:
         return
-    written = [Slope(id(c), c.writes, 1.0) for c in before if c.writes]
-    sources = {source[:2]: source for source in (*written, *(slope for c in before for slope in c.slopes))}
+    written = [Slope(id(c), c.writes, 1.0) for c in call.before if c.writes]
+    sources = {source[:2]: source for source in (*written, *(slope for c in call.before for slope in c.slopes))}
     for number, result in enumerate(call.fresh if sources else ()):
         shares = ((source, _share(call, number, source, store)) for source in sources.values())
         slopes = [source._replace(share=share) for source, share in shares if share]

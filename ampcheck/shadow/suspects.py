@@ -57,16 +57,14 @@ class Suspects:
             for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
                 yield self._by_key[key]
 
-    def origin_of(
-        self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions], store: CompanionStore
-    ) -> Fault:
+    def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
-        masked = next(self.of(before, MASKED), None)
+        masked = next(self.of(call.before, MASKED), None)
         if masked is not None:
             return caused(fault, masked)
         if not fault.examination.lost or not follows_from_inputs(call, tensor, store):
             return fault
-        carriers = [c for c in before if VANISHED in c.suspects]
+        carriers = [c for c in call.before if VANISHED in c.suspects]
         carriers.sort(key=lambda c: not survives(call, tensor, store, [c]))  # of 0 / 0, the denominator
         zero = next(self.of(carriers, VANISHED), None)
         return caused(fault, zero) if zero is not None else fault
@@ -87,7 +85,7 @@ def drop(companions: Companions, *sorts: str) -> None:
         companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
 
 
-def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, where: Where, index: int) -> Fault | None:
+def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> Fault | None:
     """The elements that are zero here and not in exact, as a suspect; None without any."""
     gone = exact[tensor == 0]
     gone = gone[(gone != 0) & gone.isfinite()]
@@ -95,14 +93,12 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, where: Where
     if not count:
         return None
     seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
-    fault = fault_at(faults.ZERO, tensor, seen, where, index)
+    fault = fault_at(faults.ZERO, call, tensor, seen)
     largest = largest_input(call), largest_of(tensor)
     return replace(fault, amax_in=largest[0], amax_out=largest[1], exact_amax=largest_of(gone), elements=count)
 
 
-def missing_terms(
-    call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], store: CompanionStore
-) -> list[Companions]:
+def missing_terms(call: Call, results: Sequence[torch.Tensor], store: CompanionStore) -> list[Companions]:
     """The terms of a sum that are zero throughout, and in float64 are more than the roundings of the sum.
 
     The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
@@ -111,7 +107,7 @@ def missing_terms(
     if call.name not in _ADDITIONS or results[0].numel() == 1:
         return []
     missing, total = [], store.exact(results[0])
-    for term, companions in zip(call.inputs, before, strict=True):
+    for term, companions in zip(call.inputs, call.before, strict=True):
         suspect = companions.faults or {ILL, VANISHED} & companions.suspects.keys()
         if not suspect or bool(term.any()) or any(term is t for t in call.written):
             continue
