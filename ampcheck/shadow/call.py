@@ -12,7 +12,7 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
-from ampcheck.shadow.layouts import values_of, with_values
+from ampcheck.shadow.memory import values_of, with_values
 from ampcheck.torchtools.source import op_name
 
 MOVES = frozenset(

@@ -20,14 +20,13 @@ from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema,
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
 from ampcheck.shadow.draws import follow_draws
-from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
+from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, literals_by_ops, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
-from ampcheck.shadow.literals import literals_by_ops
 from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER

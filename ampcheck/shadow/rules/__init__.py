@@ -11,7 +11,6 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     convolution,
     decisions,
     indices,
-    kinks,
     matrices,
     normalisation,
     quantized,
