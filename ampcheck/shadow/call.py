@@ -73,7 +73,6 @@ _UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
 """Arguments that ops write although their schemas do not say so."""
 
 
-@dataclass(frozen=True, slots=True)
 class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
     `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
@@ -81,53 +80,33 @@ class OpSchema:
     pivots. composed: its kernel calls other ops, on which autocast acts. promotes: it computes with integers as with
     floating numbers. base: the name of the op without lists and not in place. title: as `op_name` has it."""
 
-    name: str
-    base: str
-    namespace: str
-    title: str
-    view: bool
-    writes: tuple[tuple[int, str], ...]
-    random: bool
-    moves: bool
-    adds: bool
-    unset: bool
-    resets: bool
-    exact: bool
-    keeps: bool
-    checks: bool
-    composed: bool
-    promotes: bool
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        schema = op._schema
+        self.namespace, _, name = schema.name.partition("::")
+        short = self.name = name if self.namespace == "aten" else schema.name
+        self.base = short.removeprefix("_foreach_").removesuffix("_")
+        self.title = op_name(op)
+        returns_view = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+        self.view = returns_view or torch.Tag.inplace_view in op.tags
+        writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+        self.writes = (*writes, *_UNSAID.get(name, ()))
+        self.random = torch.Tag.nondeterministic_seeded in op.tags
+        self.moves = short in MOVES
+        self.adds = any(a.name in ("accumulate", "reduce") for a in schema.arguments)
+        self.unset = short in _UNSET
+        self.resets = short in _RESETS
+        self.exact = self.moves or short in _EXACT
+        self.keeps = short in _KEEPS
+        several = self.namespace != "aten" and len(schema.returns) > 1
+        self.checks = several or short.lstrip("_").startswith("linalg_")
+        overload: str = op.name()  # type: ignore[no-untyped-call]
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
+        self.composed = bool(composite) and not (self.view or self.moves or self.unset)
+        self.promotes = torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES
 
 
-@cache
-def op_schema(op: torch._ops.OpOverload) -> OpSchema:
-    """The facts of one overload."""
-    schema = op._schema
-    namespace, _, name = schema.name.partition("::")
-    writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    writes += _UNSAID.get(name, ())
-    short = name if namespace == "aten" else schema.name
-    view = torch.Tag.inplace_view in op.tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-    overload: str = op.name()  # type: ignore[no-untyped-call]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
-    return OpSchema(
-        name=short,
-        base=short.removeprefix("_foreach_").removesuffix("_"),
-        namespace=namespace,
-        title=op_name(op),
-        view=view,
-        writes=tuple(writes),
-        random=torch.Tag.nondeterministic_seeded in op.tags,
-        moves=short in MOVES,
-        adds=any(a.name in ("accumulate", "reduce") for a in schema.arguments),
-        unset=short in _UNSET,
-        resets=short in _RESETS,
-        exact=short in MOVES or short in _EXACT,
-        keeps=short in _KEEPS,
-        checks=short.lstrip("_").startswith("linalg_") or (namespace != "aten" and len(schema.returns) > 1),
-        composed=composite and not view and short not in MOVES and short not in _UNSET,
-        promotes=torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES,
-    )
+op_schema = cache(OpSchema)
+"""The facts of one overload."""
 
 
 _NOWHERE = Where()
