@@ -6,21 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.jit import _builtins
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from ampcheck.torchtools.patching import once_imported, replaced
-
-
-class Escaped(Protocol):
-    """What is called with a tensor that leaves, before it leaves. shared: its memory leaves with it."""
-
-    def __call__(self, tensor: torch.Tensor, *, shared: bool) -> None:
-        """Note a tensor that leaves."""
-
 
 _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
@@ -30,13 +22,16 @@ _MAKERS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.T
 
 
 @contextmanager
-def watched_escapes(escaped: Escaped, entered: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call `escaped` for every tensor that leaves, and `entered` for every one that `torch.from_numpy` makes."""
+def watched_escapes(
+    escaped: Callable[[torch.Tensor, bool], None], entered: Callable[[torch.Tensor], None]
+) -> Iterator[None]:
+    """Call `escaped` for every tensor that leaves, before it does, and with whether its memory leaves with it; and
+    `entered` for every one that `torch.from_numpy` makes."""
 
     def leaving(original: Callable[..., Any], shared: bool) -> Callable[..., Any]:
         def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if _is_followed(tensor):
-                escaped(tensor, shared=shared)
+                escaped(tensor, shared)
             return original(tensor, *args, **kwargs)
 
         return leave

@@ -347,7 +347,7 @@ class Shadow(DispatchMode):
             if source is None or not self.store.copy_memory(tensor, source):
                 self.store.reread(tensor)
 
-    def _escaped(self, tensor: torch.Tensor, *, shared: bool) -> None:
+    def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
         with _aside():
             for values in floating_values(tensor):
