@@ -195,7 +195,7 @@ class Side:
             if not has_companions(tensor):
                 return self._of_layout(tensor)
             companions = self.store.of(tensor)
-        return view_of(tensor, companions.exact.values if self.name == "exact" else companions.moved.values)
+        return view_of(tensor, companions.values.exact if self.name == "exact" else companions.values.moved)
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_zerotensor():

@@ -226,8 +226,8 @@ class Judge:
 
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
-        values = companions.exact.values, companions.moved.values
-        exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values[0]), view_of(tensor, values[1]))
+        values = companions.values
+        exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values.exact), view_of(tensor, values.moved))
         whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
