@@ -111,20 +111,16 @@ class Shadow(DispatchMode):
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
-        for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
-            self._open.enter_context(context)
-        try:
+        with ExitStack() as opening:
+            for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
+                opening.enter_context(context)
             super().__enter__()
-        except BaseException:
-            self._open.close()
-            raise
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
+        with self._open:
             super().__exit__(*exc)
-        finally:
-            self._open.close()
         self._left()
 
     @property
