@@ -59,7 +59,11 @@ class Decay:
 def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: CompanionStore) -> None:
     """Book a write to a tensor: `total += x`, or a copy of what was made of it, as in `totals[i] = totals[i] + x`."""
     source = call.args[1] if call.name == "copy_" and has_companions(call.args[1]) else None
-    if source is not None and _part(source, companions) == _part(tensor, companions) and _share(source, tensor):
+    if (
+        source is not None
+        and source.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        and _part(source, companions) == _part(tensor, companions)
+    ):
         return  # `totals[i] += x` copies the part to itself once it is written
     low = tensor.dtype.itemsize <= 2
     gain = _gain(call, tensor, companions, store, read=id(companions) in call.read) if low else None
@@ -94,10 +98,6 @@ def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
     if tensor.numel() >= companions.numel:
         return None
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
-
-
-def _share(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
 
 
 def follow_accumulators(call: Call, store: CompanionStore) -> None:

@@ -244,20 +244,21 @@ class CompanionStore:
             if result.untyped_storage()._cdata != flat.untyped_storage()._cdata:
                 write_view(tensor, flat, result)
 
-    def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
-        """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
+    def share(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
+        """Make the companions of `source` those of `tensor` as well; False where their layouts in memory differ."""
         storage, dtype = tensor.untyped_storage(), tensor.dtype.to_real()
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
-            return None
+            return False
         if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
-            return None
+            return False
         size = storage.nbytes() // dtype.itemsize
         if not size == companions.numel == tensor.numel() * (2 if tensor.is_complex() else 1):
-            return None
+            return False
         if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
-            return None
-        return self._shared(storage, companions, dtype)
+            return False
+        self._shared(storage, companions, dtype)
+        return True
 
     def copy_memory(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
         """Follow a copy of all bytes of one storage to another, as `copy.deepcopy` does; False where it is none."""
@@ -324,10 +325,10 @@ class CompanionStore:
             moved = values.to(torch.float32, copy=True)
         return Companions(Values(exact, moved), dtype, unit, written=not moves)
 
-    def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
+    def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> None:
         companions.values.owners += 1
         unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
-        return self._keep(storage, Companions(companions.values, dtype, unit, whole=whole, written=True))
+        self._keep(storage, Companions(companions.values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata

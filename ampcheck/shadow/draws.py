@@ -118,17 +118,13 @@ def _made(call: Call, draw: Draw) -> Draw | None:
     if torch.Tag.pointwise not in call.op.tags or call.schema.random or call.schema.resets:
         return None
     try:
-        ends = [_alone(call, end) for end in (draw.low, draw.above)]
+        low, above = (
+            call.op(*(end.clone() if a is call.inputs[0] else a for a in call.args), **call.kwargs)
+            for end in (draw.low, draw.above)
+        )
     except OP_ERRORS:
         return None
-    return draw._replace(low=ends[0], above=ends[1], plain=None)
-
-
-def _alone(call: Call, end: torch.Tensor) -> torch.Tensor:
-    """The op on one end in place of the tensor."""
-    alone = end.clone()
-    result: torch.Tensor = call.op(*(alone if a is call.inputs[0] else a for a in call.args), **call.kwargs)
-    return result
+    return draw._replace(low=low, above=above, plain=None)
 
 
 def _mend(tensor: torch.Tensor, above: torch.Tensor, store: CompanionStore) -> None:

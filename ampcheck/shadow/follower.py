@@ -44,7 +44,8 @@ class Follower:
         if is_constant(schema, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
             return True
-        if schema.name in ("_to_copy", "clone") and self._share(call):
+        copies = schema.name in ("_to_copy", "clone") and call.fresh and has_companions(call.args[0])
+        if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
         for side in self._sides:
             side.now = now
@@ -77,12 +78,6 @@ class Follower:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)
         return True
-
-    def _share(self, call: Call) -> bool:
-        source, result = call.args[0], call.fresh[0] if call.fresh else None
-        if result is None or not has_companions(source):
-            return False
-        return self._store.share(result, source) is not None
 
     def _restart(self, call: Call, *, moves: bool = False) -> None:
         """Let the companions of all results restart from the real results.
