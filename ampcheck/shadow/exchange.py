@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, OpSchema, Side, floating_values, leaves
+from ampcheck.shadow.call import Call, OpSchema, floating_values, leaves
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective, Parts
 from ampcheck.torchtools.process_groups import group_among, wait_for
@@ -55,7 +55,6 @@ class Exchange:
 
     def __init__(self, store: CompanionStore) -> None:
         self._companions = store
-        self._sides = (Side(store, "exact"), Side(store, "moved"))
         self._settles = False
         self._posted: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
 
@@ -118,7 +117,8 @@ class Exchange:
         if not collective.gives:
             return
         companions = [self._companions.of(t) for t in collective.gives]
-        exact, moved = (tuple(side.of(t).contiguous().cpu().numpy() for t in collective.gives) for side in self._sides)
+        sides = self._companions.exact, self._companions.moved
+        exact, moved = (tuple(of(t).contiguous().cpu().numpy() for t in collective.gives) for of in sides)
         faults = frozenset[Key]().union(*(c.faults for c in companions))
         unit, depth = max(c.unit for c in companions), max(c.depth for c in companions)
         post = Post(call.name, exact, moved, unit, depth, faults)
