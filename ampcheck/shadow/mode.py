@@ -56,7 +56,7 @@ class Shadow(DispatchMode):
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. freedom: also measure which
     decisions other roundings may turn. renews: without a model, let weights of 32 bits begin each step of an optimizer
-    with their real values. seed: of the moves of data.
+    with their real values.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
@@ -79,10 +79,9 @@ class Shadow(DispatchMode):
         judge: bool = True,
         freedom: bool = False,
         renews: bool = True,
-        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
+        self.store = CompanionStore(process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
