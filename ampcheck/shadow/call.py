@@ -119,11 +119,11 @@ class Call:
     inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
     faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
-    argument as it was before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule
-    returned them. Of a sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes,
-    by id, the companions whose values another has read since they were written. constants: numbers that it takes from
-    its format, and those that float32 has instead. depths: how often the inputs were rounded before, see
-    `Companions.depth`. drawn: the draw of which it makes infinities, see `ampcheck.shadow.draws`.
+    argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
+    values. read: of an op that writes, by id, the companions whose values another has read since they were written.
+    constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the inputs
+    were rounded before, see `Companions.depth`. drawn: the draw of which it makes infinities, see
+    `ampcheck.shadow.draws`.
     """
 
     op: torch._ops.OpOverload
@@ -144,7 +144,6 @@ class Call:
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
     drawn: str = ""
-    sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

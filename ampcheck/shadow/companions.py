@@ -43,16 +43,16 @@ class Values:
 class Companions:
     """The companions of one storage, flat, in units of its elements; a complex element counts as two.
 
-    dtype: the format in which the run reads the memory. unit: the unit roundoff of the
-    coarsest format in the history of the values. whole: every element is a whole number that came from integers.
-    faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
-    build on the previous value; writes: all of them; slopes: by what the values are made of. sites: the ops that write
-    an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are written by
-    themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
-    written: an op of this run wrote the values; else they are data. depth: roundings to 16 bits on the longest way from
-    data. suspects: by sort, keys, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory
-    NumPy may write. settled: a collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16
-    bits they are made. alive: the storage; None for companions of one use, of memory read in another format.
+    dtype: the format in which the run reads the memory. unit: the unit roundoff of the coarsest format in the history
+    of the values. whole: every element is a whole number that came from integers. faults: keys of the faults that the
+    values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; writes:
+    all of them; slopes: by what the values are made of. sites: the ops that write an accumulator which is no single
+    tensor (`total = total + x`); parts: both, of parts that are written by themselves; decay: what the writes kept of
+    it. used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
+    values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys, see
+    `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
+    collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16 bits they are made. alive:
+    the storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (

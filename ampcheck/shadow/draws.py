@@ -68,7 +68,6 @@ def follow_draws(call: Call, store: CompanionStore) -> None:
         if whole and made is not None and bool(made.above.isfinite()) and not bool(finite(made.low)):
             call.drawn = str(draw)
             _mend(tensor, made.above, store)
-            call.sides.pop(id(tensor), None)
             companions.draw = None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from ampcheck.core.errors import brief
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
@@ -72,8 +70,6 @@ class Follower:
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self._store.assign(tensor, exact, moved, own).whole = whole and schema.exact
-                if exact.dtype is torch.float64 and moved.dtype is torch.float32:
-                    call.sides[id(tensor)] = exact, moved
         for tensor in call.written:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)

@@ -226,8 +226,7 @@ class Judge:
 
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
-        values = companions.values
-        exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values.exact), view_of(tensor, values.moved))
+        exact, moved = view_of(tensor, companions.values.exact), view_of(tensor, companions.values.moved)
         whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
