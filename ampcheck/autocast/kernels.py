@@ -198,11 +198,7 @@ def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCa
 def _restored(out: object, args: tuple[object, ...]) -> object:
     """A result cast back to the dtype of the first floating argument."""
     first = next((value.dtype for value in args if eligible(value)), None)
-    if first is None:
-        return out
-    if isinstance(out, torch.Tensor):
-        return out.to(first) if eligible(out) else out
-    return type(out)(_restored(item, args) for item in out) if isinstance(out, (list, tuple)) else out
+    return out if first is None else map_tensors(lambda t: t.to(first) if eligible(t) else t, out)
 
 
 def _dtype_setter(

@@ -7,7 +7,6 @@ import math
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.faults import Step
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.norms import relative_error
@@ -32,11 +31,8 @@ def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
 
 def _step(step: Step, mark: str) -> list[str]:
     error = "not finite" if math.isinf(step.error) else f"error {step.error:.2g}"
-    head = f"  {step.where.file or '?'}:{step.where.line or '?'}, {_place(step.where)}: {error}"
-    source = linecache.getline(step.where.file, step.where.line or 0).strip()
-    return [head, f"    {source}{'   <- ' + mark if mark else ''}"] if source else [head]
-
-
-def _place(where: Where) -> str:
+    where = step.where
     inside = f" in {where.module}" if where.module else ""
-    return f"{where.phase}, {where.op}{inside}"
+    head = f"  {where.file or '?'}:{where.line or '?'}, {where.phase}, {where.op}{inside}: {error}"
+    source = linecache.getline(where.file, where.line or 0).strip()
+    return [head, f"    {source}{'   <- ' + mark if mark else ''}"] if source else [head]
