@@ -7,7 +7,7 @@ values differ by less than the error that each may have, the format cannot tell 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,18 +67,6 @@ class Margins:
     width: torch.Tensor | None = None
     tied: torch.Tensor | None = None
     sure: bool = False
-
-
-_Measure = Callable[[Call, CompanionStore], "Margins | None"]
-_MARGINS: dict[str, _Measure] = {}
-
-
-def _decides(*names: str) -> Callable[[_Measure], _Measure]:
-    def register(function: _Measure) -> _Measure:
-        _MARGINS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
 
 
 def decides(call: Call, *, faulty: bool) -> bool:
@@ -152,7 +140,6 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
     return magnitude.clamp_min(float(magnitude.square().mean().sqrt())) if exact.numel() else magnitude
 
 
-@_decides("lt", "le", "gt", "ge", *_EQUAL)
 def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
@@ -191,7 +178,6 @@ def _loses_exceptions(
     return int((call.op(*sides) != expected).sum()) <= _DETERMINED * turned
 
 
-@_decides("argmax", "argmin")
 def _best(call: Call, store: CompanionStore) -> Margins:
     """Margin: what exact loses by the choice of the run."""
     exact, dim = store.exact(call.args[0]), call.argument("dim")
@@ -205,7 +191,6 @@ def _best(call: Call, store: CompanionStore) -> Margins:
     return _lost(exact.gather(dim, own), exact.gather(dim, index), exact, dim, tied)
 
 
-@_decides("topk", "sort", "kthvalue", "median", "max", "min")
 def _selected(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far the values at the indices of the run are from those that exact selects."""
     if not isinstance(call.out, (list, tuple)) or len(call.out) != 2 or not has_companions(call.args[0]):
@@ -222,7 +207,6 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     return _lost(own, picked, exact, dim, real[0] == real[1])
 
 
-@_decides("nonzero")
 def _supported(call: Call, store: CompanionStore) -> Margins:
     """Margin: the size of elements that became zero, where they are as many as half of those that are left."""
     real, exact = call.args[0], store.exact(call.args[0])
@@ -232,7 +216,6 @@ def _supported(call: Call, store: CompanionStore) -> Margins:
     return Margins(margin if many else torch.zeros_like(margin), margin, sure=many)
 
 
-@_decides("searchsorted", "bucketize")
 def _placed(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far outside of its interval exact puts a value."""
     first, second = (
@@ -252,7 +235,6 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     return Margins(margin, _scale(values), sure=sure)
 
 
-@_decides("round", "floor", "ceil", "trunc")
 def _rounded(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how many integers off the run is, where the format skips integers; elsewhere the next one is near."""
     if not isinstance(call.out, torch.Tensor) or len(call.args) > 1 or call.kwargs:
@@ -263,7 +245,6 @@ def _rounded(call: Call, store: CompanionStore) -> Margins | None:
     return Margins(torch.where(margin >= 1, margin, 0.0), torch.zeros_like(margin))
 
 
-@_decides("_to_copy")
 def _truncated(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far exact lies outside of the values that truncate to the integer of the run."""
     dtype = call.kwargs.get("dtype")
@@ -286,3 +267,14 @@ def _lost(
     scale = torch.maximum(best.abs(), picked.abs()).nan_to_num(0.0, 0.0, 0.0).clamp_min(typical)
     width = known.std(dim, correction=0, keepdim=True) if dim is not None and exact.dim() else known.std(correction=0)
     return Margins(margin, scale, width, tied)
+
+
+_MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {
+    **dict.fromkeys(("lt", "le", "gt", "ge", *_EQUAL), _compared),
+    **dict.fromkeys(("argmax", "argmin"), _best),
+    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "max", "min"), _selected),
+    "nonzero": _supported,
+    **dict.fromkeys(("searchsorted", "bucketize"), _placed),
+    **dict.fromkeys(("round", "floor", "ceil", "trunc"), _rounded),
+    "_to_copy": _truncated,
+}
