@@ -7,7 +7,7 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -24,11 +24,12 @@ from ampcheck.shadow.rows import Rows, is_large
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
     from ampcheck.shadow.draws import Draw
+    from ampcheck.shadow.faults import Step
     from ampcheck.shadow.increments import Lineage
     from ampcheck.shadow.slopes import Slope
 
-Key: TypeAlias = Hashable
-"""Of a fault, see `ampcheck.shadow.faults`."""
+Key: TypeAlias = tuple[str, Where, str]
+"""Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
 
 
 class Values:
@@ -75,7 +76,7 @@ class Companions:
         self.numel = rows.numel if rows is not None else self.values.exact.numel()
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
-        self.trail: object = None
+        self.trail: Step | None = None
         self.updates = self.writes = 0
         self.slopes: tuple[Slope, ...] = ()
         self.sites: frozenset[Where] = frozenset()

@@ -29,7 +29,7 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
-from ampcheck.shadow.faults import Fault, Step, extended
+from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, finite, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
@@ -297,7 +297,7 @@ class Judge:
         result = fault_of(call, tensor, seen, self._store, accumulates=accumulates) if own else None
         if result is None or (inherited and result.kind == faults.MASK):
             companions.faults = inherited
-            earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
+            earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
         if result.kind == faults.MASK:

@@ -187,7 +187,7 @@ class Shadow(DispatchMode):
         companions = self.store.known(tensor)
         step = companions.trail if companions is not None else None
         steps: list[Step] = []
-        while isinstance(step, Step):
+        while step is not None:
             steps.append(step)
             step = step.before
         return tuple(reversed(steps))

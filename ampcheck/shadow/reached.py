@@ -56,7 +56,7 @@ class Reached:
 
         reported: a number that leaves the run, such as the norm of all gradients. discarded: what nothing has read.
         """
-        unused = isinstance(key, tuple) and key[0] == OVERFLOW and (discarded or (reported and _is_backward(key)))
+        unused = key[0] == OVERFLOW and (discarded or (reported and _is_backward(key)))
         places = [keys[key] for keys in self._skipped.values() if key in keys]
         for place in places or [self._unused[key] if unused else self._by_key[key]]:
             place[name] = max(share, place.get(name, 0.0))
@@ -118,7 +118,7 @@ class Reached:
         """Note a result that is within its bound: what an op lost elsewhere if it is the same in float64."""
         lost = self._lost.get((where.op, exact.shape)) if self._lost else None
         key = lost.get(_sums(exact)) if lost else None
-        if lost and isinstance(key, tuple) and key[1] != where:
+        if lost and key is not None and key[1] != where:
             del lost[_sums(exact)]
             self._missing[key] -= 1
 
@@ -128,7 +128,7 @@ class Reached:
 
 
 def _is_backward(key: Key) -> bool:
-    return isinstance(key, tuple) and key[1].phase == "backward"
+    return key[1].phase == "backward"
 
 
 def _sums(exact: torch.Tensor) -> tuple[float, float]:

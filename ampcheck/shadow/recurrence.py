@@ -66,4 +66,4 @@ class Recurrence:
         return runs > latest or runs > 2 * times
 
     def _executions(self, key: Key) -> int:
-        return sum(runs for (where, _), runs in self._runs.items() if isinstance(key, tuple) and where == key[1])
+        return sum(runs for (where, _), runs in self._runs.items() if where == key[1])
