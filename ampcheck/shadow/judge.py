@@ -114,7 +114,7 @@ class Judge:
         elif call.name == "_local_scalar_dense":
             self._reach(call.before, f"a number that left the run at {where.file}:{where.line}", reported=True)
         elif call.name == UNSCALES:
-            self.scale = self._reached.unscale(call, inherited)
+            self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):

@@ -72,7 +72,7 @@ class Reached:
             if not ((key in large and key in self._tested) or (scaled and _is_backward(key))):
                 self.note(key, "a tensor that no later op read", discarded=True)
 
-    def unscale(self, call: Call, keys: Collection[Key]) -> float:
+    def unscale(self, call: Call) -> float:
         """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale.
 
         Whatever the faults of a skipped step reach counts if no such step is made later.
@@ -81,7 +81,7 @@ class Reached:
         if bool(call.written[-1]):
             self._in_a_row[gradients] += 1
             skipped = self._skipped.setdefault(gradients, {})
-            for key in keys:
+            for key in call.inherited:
                 skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
         else:
             self._retried.update(self._skipped.pop(gradients, ()))
