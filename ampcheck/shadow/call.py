@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ampcheck.core.run import Where
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.memory import values_of, with_values
+from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
 
 MOVES = frozenset(
@@ -245,9 +246,9 @@ class Side:
         kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
         for position, name in call.schema.writes:
             if position < len(args):
-                args[position] = _scratch(args[position])
+                args[position] = map_tensors(_scratch, args[position])
             elif name in kwargs:
-                kwargs[name] = _scratch(kwargs[name])
+                kwargs[name] = map_tensors(_scratch, kwargs[name])
         if not call.inputs:
             self._set_dtype(call, args, kwargs)
         return (op or call.op)(*args, **kwargs)
@@ -262,14 +263,9 @@ class Side:
         if "dtype" in names[len(args) :] and kwargs.get("dtype") is None:
             kwargs["dtype"] = self.lift_dtype(made.dtype)
         if call.schema.promotes:
-            args[:] = [v if n in _MASKS else self._widened(v) for n, v in zip(names, args, strict=False)]
-            kwargs.update({n: v if n in _MASKS else self._widened(v) for n, v in kwargs.items()})
-
-    def _widened(self, value: Any) -> Any:
-        """Tensors of integers in the format of this side; all else unchanged."""
-        if isinstance(value, torch.Tensor):
-            return value.to(self.dtype)
-        return [self._widened(item) for item in value] if isinstance(value, (list, tuple)) else value
+            widened = partial(map_tensors, lambda integers: integers.to(self.dtype))
+            args[:] = [v if n in _MASKS else widened(v) for n, v in zip(names, args, strict=False)]
+            kwargs.update({n: v if n in _MASKS else widened(v) for n, v in kwargs.items()})
 
 
 class SideOf(Side):
@@ -284,11 +280,9 @@ class SideOf(Side):
         return self._values(tensor)
 
 
-def _scratch(value: Any) -> Any:
-    """An argument that the op writes, without the integers of the run, which only the run itself writes."""
-    if isinstance(value, torch.Tensor):
-        return value if value.is_floating_point() or value.is_complex() else value.clone()
-    return [_scratch(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _scratch(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for the op to write, which is none of integers of the run: only the run itself writes those."""
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
 
 
 def floating_values(value: object) -> list[torch.Tensor]:
