@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +146,8 @@ class Exchange:
             return known, [], []
         device = results[0].device
         exact, moved = (
-            collective.combine([_tensors(getattr(post, side), device) for post in known], results)
-            for side in ("exact", "moved")
+            collective.combine([[torch.from_numpy(a).to(device) for a in part] for part in parts], results)
+            for parts in ([post.exact for post in known], [post.moved for post in known])
         )
         if any([t.shape for t in side] != [t.shape for t in results] for side in (exact, moved)):
             return None
@@ -175,7 +174,3 @@ def _read(store: Any, key: str) -> Post | None:
     size = int(store.get(key))
     post: Post = pickle.loads(b"".join(store.get(f"{key}/{start}") for start in range(0, size, _PIECE)))
     return post
-
-
-def _tensors(arrays: Sequence[Any], device: torch.device) -> Parts:
-    return [torch.from_numpy(array).to(device) for array in arrays]
