@@ -151,9 +151,6 @@ class CompanionStore:
         self.by_rows = False
         self.moves = Moves(seed)
 
-    def __len__(self) -> int:
-        return len(self._by_storage)
-
     def __iter__(self) -> Iterator[Companions]:
         return iter(list(self._by_storage.values()))
 
