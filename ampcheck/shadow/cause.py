@@ -157,7 +157,7 @@ def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | 
     if call.written:  # an input is overwritten
         return []
     try:
-        result = (side or mended_side(store, ())).run(call)
+        result = (side or SideOf(store, Side(store, "exact").convert)).run(call)
     except OP_ERRORS:
         return []
     return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
