@@ -6,6 +6,7 @@ run inside another op's autocast kernel nor ops outside a region.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 import warnings
@@ -13,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from types import FrameType
 
 import torch
 
@@ -31,7 +31,7 @@ from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.torchtools.source import Scopes, is_users, naming_users_errors, short_path, users_place
+from ampcheck.torchtools.source import Scopes, naming_users_errors, users_line, users_place
 
 PYTORCHS_OWN = frozenset(
     """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d
@@ -256,19 +256,14 @@ class CallRecorder:
             passed = "raises"
         elif rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]):
             passed += "" if any(isinstance(value, torch.dtype) for value in values) else " dtype=float32"
-        call = OpCall(op, rule, inputs, passed, self._scopes.current, *_users_line(sys._getframe()))
+        call = OpCall(op, rule, inputs, passed, self._scopes.current, *users_line(sys._getframe(), inside=_MEASURED))
         self._counts.setdefault(torch.get_autocast_dtype("cpu"), Counter())[call] += 1
         if rule == BANNED:
             self.banned = call
 
 
-def _users_line(frame: FrameType | None) -> tuple[str, int | None]:
-    """The innermost line of the model's code, never one of the code that called `measure_calls`."""
-    while frame is not None and frame.f_code not in (_forward.__code__, _backward.__code__):
-        if is_users(frame.f_code.co_filename):
-            return short_path(frame.f_code.co_filename), frame.f_lineno
-        frame = frame.f_back
-    return "", None
+_MEASURED = inspect.unwrap(measure_calls).__code__
+"""The code whose callers are not the model's."""
 
 
 def _dtypes(value: object, cast: torch.dtype | None) -> str:

@@ -50,4 +50,5 @@ def place(device: str) -> Placement:
 def is_present(kind: str) -> bool:
     """Whether this machine has a device of a type."""
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
-    return backend is not None and bool(backend.is_available())
+    is_available = getattr(backend, "is_available", None)  # a backend of another package may have none
+    return is_available is not None and bool(is_available())

@@ -30,14 +30,10 @@ class Change:
     before: OpPolicy | None
     after: OpPolicy | None
 
-    @property
-    def same_rule(self) -> bool:
-        """Whether only the facts behind the rule differ."""
-        return self.before is not None and self.after is not None and self.before.rule == self.after.rule
-
     def describe(self, op: OpPolicy | None) -> str:
         """How one of the two policies treats it, with the facts where the rule is the same."""
-        return "left alone" if op is None else op.describe(facts=self.same_rule)
+        same_rule = self.before is not None and self.after is not None and self.before.rule == self.after.rule
+        return "left alone" if op is None else op.describe(facts=same_rule)
 
 
 @dataclass(frozen=True, slots=True)

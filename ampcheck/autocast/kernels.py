@@ -72,22 +72,22 @@ def _casts_with_grad() -> bool:
             return torch.mm(weight, plain).requires_grad
 
 
-def eligible(value: object, device: str = "cpu") -> TypeGuard[torch.Tensor]:
-    """Whether autocast may cast it: a floating tensor of the device that is not float64."""
+def eligible(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether autocast may cast it: a floating tensor of the CPU that is not float64."""
     return (
         isinstance(value, torch.Tensor)
-        and value.device.type == device
+        and value.device.type == "cpu"
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )
 
 
-def _promoted(values: tuple[object, ...], low: torch.dtype, device: str) -> torch.dtype:
+def _promoted(values: tuple[object, ...], low: torch.dtype) -> torch.dtype:
     """What `promote` casts to. Raises `RuntimeError` as PyTorch does for a 16-bit dtype that is not autocast's."""
     current = low
     for value in values:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if not eligible(tensor, device):
+            if not eligible(tensor):
                 continue
             if torch.float32 in (current, tensor.dtype):
                 current = torch.float32
@@ -96,10 +96,10 @@ def _promoted(values: tuple[object, ...], low: torch.dtype, device: str) -> torc
     return current
 
 
-def target_dtype(rule: str, values: tuple[object, ...], low: torch.dtype, device: str) -> torch.dtype | None:
+def target_dtype(rule: str, values: tuple[object, ...], low: torch.dtype) -> torch.dtype | None:
     """What the rule casts eligible tensors among `values` to; None where it casts none."""
     if rule == PROMOTE:
-        return _promoted(values, low, device)
+        return _promoted(values, low)
     if rule.startswith(FIXED):
         dtype: torch.dtype = getattr(torch, rule.removeprefix(FIXED))
         return dtype
@@ -160,7 +160,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     def cast(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         low = torch.get_autocast_dtype("cpu")
-        dtype = target_dtype(rule, (*args, *kwargs.values()), low, "cpu")
+        dtype = target_dtype(rule, (*args, *kwargs.values()), low)
         report(args, kwargs, dtype)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             positional = [_cast(value, dtype, low, cache) for value in args]
@@ -198,11 +198,7 @@ def _cast(value: Any, dtype: torch.dtype | None, low: torch.dtype, cache: CastCa
 def _restored(out: object, args: tuple[object, ...]) -> object:
     """A result cast back to the dtype of the first floating argument."""
     first = next((value.dtype for value in args if eligible(value)), None)
-    if first is None:
-        return out
-    if isinstance(out, torch.Tensor):
-        return out.to(first) if eligible(out) else out
-    return type(out)(_restored(item, args) for item in out) if isinstance(out, (list, tuple)) else out
+    return out if first is None else map_tensors(lambda t: t.to(first) if eligible(t) else t, out)
 
 
 def _dtype_setter(

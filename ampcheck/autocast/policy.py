@@ -120,10 +120,6 @@ class Policy:
             unprobed={name: why for name, why in self.unprobed.items() if name.startswith(f"{namespace}::")},
         )
 
-    def _to_json(self) -> dict[str, object]:
-        ops = {name: op.to_json() for name, op in self.ops.items()}
-        return {"ops": ops, "unprobed": dict(self.unprobed)}
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -159,7 +155,10 @@ class Snapshot:
         """As data for `json.dumps`. A policy that two dtypes share is written once."""
         devices: dict[str, dict[str, object]] = {}
         for device, by_dtype in self.policies.items():
-            first, *others = (policy._to_json() for policy in by_dtype.values())
+            first, *others = (
+                {"ops": {name: op.to_json() for name, op in policy.ops.items()}, "unprobed": dict(policy.unprobed)}
+                for policy in by_dtype.values()
+            )
             devices[device] = {"dtypes": list(by_dtype), **first}
             if any(other != first for other in others):
                 devices[device]["differing"] = dict(zip(list(by_dtype)[1:], others, strict=True))

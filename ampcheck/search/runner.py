@@ -181,7 +181,7 @@ class Runner:
             if has_companions(tensor):
                 companions = shadow.store.of(tensor)
                 companions.unit = min(companions.unit, form.unit_roundoff)
-                exact, moved = companions.exact.values, companions.moved.values  # flat: a view may overlap itself
+                exact, moved = companions.values.exact, companions.values.moved  # flat: a view may overlap itself
                 small = (exact != 0) & (exact.abs() < form.smallest_normal)
                 if bool(small.any()):
                     off = exact + (moved - exact).sign() * MOVE * form.smallest_normal if keeps else exact * 0

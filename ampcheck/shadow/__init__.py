@@ -5,4 +5,4 @@ from ampcheck.shadow.explain import explain_error as explain_error
 from ampcheck.shadow.faults import Fault as Fault
 from ampcheck.shadow.faults import Step as Step
 from ampcheck.shadow.mode import Shadow as Shadow
-from ampcheck.shadow.reference import Reference as Reference
+from ampcheck.shadow.result import Reference as Reference

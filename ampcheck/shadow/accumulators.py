@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -60,7 +59,11 @@ class Decay:
 def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: CompanionStore) -> None:
     """Book a write to a tensor: `total += x`, or a copy of what was made of it, as in `totals[i] = totals[i] + x`."""
     source = call.args[1] if call.name == "copy_" and has_companions(call.args[1]) else None
-    if source is not None and _part(source, companions) == _part(tensor, companions) and _share(source, tensor):
+    if (
+        source is not None
+        and source.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        and _part(source, companions) == _part(tensor, companions)
+    ):
         return  # `totals[i] += x` copies the part to itself once it is written
     low = tensor.dtype.itemsize <= 2
     gain = _gain(call, tensor, companions, store, read=id(companions) in call.read) if low else None
@@ -97,21 +100,17 @@ def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
-def _share(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(left.untyped_storage()._cdata == right.untyped_storage()._cdata)
-
-
-def follow_accumulators(call: Call, where: Where, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_accumulators(call: Call, store: CompanionStore) -> None:
     """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
 
     Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
     """
-    follow_slopes(call, before, store)
+    follow_slopes(call, store)
     result = call.fresh[0]
     if result.dtype.itemsize > 2:
         return
-    line = where.file, where.line
-    pairs = [(c, t) for t, c in zip(call.inputs, before, strict=True) if t.shape == result.shape]
+    where, line = call.where, (call.where.file, call.where.line)
+    pairs = [(c, t) for t, c in zip(call.inputs, call.before, strict=True) if t.shape == result.shape]
     found = [(c, t, _past(c, t)) for c, t in pairs]
     sources = [it for it in found if any(line == (site.file, site.line) for site in it[2][1])]
     companions = store.of(result)
@@ -136,7 +135,7 @@ def _gain(
 
     read: another op has read it since the last write: what is added may be made of it.
     """
-    name = call.name.removeprefix("_foreach_").removesuffix("_")
+    name = call.schema.base
     if "batch_norm" in name:
         return 1.0 - float(call.argument("momentum", 0.0)) if call.argument("training", True) else 1.0
     share = kept(call, tensor, companions, store)

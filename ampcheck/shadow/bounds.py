@@ -302,11 +302,12 @@ def examine(
     total = float(torch.linalg.vector_norm(size))
     flagged = int(flags.sum())
     nan = int(wide.isnan().sum())
-    unknown = (int(exact.isnan().sum()), int(exact.isinf().sum())) if not bool(known.all()) else (0, 0)
+    result = Examination(value.numel(), lost, nan, masked, saturated, flagged, size.numel())
+    if not bool(known.all()):
+        result = replace(result, exact_nan=int(exact.isnan().sum()), exact_inf=int(exact.isinf().sum()))
     if not flagged:
         spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
-        result = Examination(value.numel(), lost, nan, masked, saturated, 0, size.numel(), spans[0], spans[1])
-        return replace(result, exact_nan=unknown[0], exact_inf=unknown[1])
+        return replace(result, error=spans[0], spread=spans[1])
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
     worst_size = max(float(size[worst]), 1e-300)
     shape = [1 if d in dims and not single else n for d, n in enumerate(value.shape)]
@@ -315,20 +316,14 @@ def examine(
     gone = below & (wide == 0)
     wrong = float(torch.linalg.vector_norm(torch.where(in_flagged, difference, 0.0)))
     flushed = float(torch.linalg.vector_norm(torch.where(below, difference, 0.0)))
-    return Examination(
-        value.numel(),
-        lost,
-        nan,
-        masked,
-        saturated,
-        flagged,
-        size.numel(),
-        float(error[worst]) / worst_size,
-        float(spread[worst]) / worst_size,
-        float(bound[worst]) / worst_size,
-        wrong / max(total, 1e-300),
-        flushed / max(wrong, 1e-300),
-        int(gone.sum()),
-        not bool(wide.any()),
-        *unknown,
+    at_worst = [float(norms[worst]) / worst_size for norms in (error, spread, bound)]
+    return replace(
+        result,
+        error=at_worst[0],
+        spread=at_worst[1],
+        limit=at_worst[2],
+        impact=wrong / max(total, 1e-300),
+        flushed=flushed / max(wrong, 1e-300),
+        zeroed=int(gone.sum()),
+        emptied=not bool(wide.any()),
     )

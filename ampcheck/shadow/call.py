@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, view_of
+from ampcheck.core.run import Where
+from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
-from ampcheck.shadow.layouts import values_of, with_values
+from ampcheck.shadow.memory import values_of, with_values
+from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
 
 MOVES = frozenset(
@@ -72,72 +74,57 @@ _UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
 """Arguments that ops write although their schemas do not say so."""
 
 
-@dataclass(frozen=True, slots=True)
 class OpSchema:
     """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
     `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
     the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
     pivots. composed: its kernel calls other ops, on which autocast acts. promotes: it computes with integers as with
-    floating numbers. title: as `op_name` has it."""
+    floating numbers. base: the name of the op without lists and not in place. title: as `op_name` has it."""
 
-    name: str
-    namespace: str
-    title: str
-    view: bool
-    writes: tuple[tuple[int, str], ...]
-    random: bool
-    moves: bool
-    adds: bool
-    unset: bool
-    resets: bool
-    exact: bool
-    keeps: bool
-    checks: bool
-    composed: bool
-    promotes: bool
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        schema = op._schema
+        self.namespace, _, name = schema.name.partition("::")
+        short = self.name = name if self.namespace == "aten" else schema.name
+        self.base = short.removeprefix("_foreach_").removesuffix("_")
+        self.title = op_name(op)
+        returns_view = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+        self.view = returns_view or torch.Tag.inplace_view in op.tags
+        writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+        self.writes = (*writes, *_UNSAID.get(name, ()))
+        self.random = torch.Tag.nondeterministic_seeded in op.tags
+        self.moves = short in MOVES
+        self.adds = any(a.name in ("accumulate", "reduce") for a in schema.arguments)
+        self.unset = short in _UNSET
+        self.resets = short in _RESETS
+        self.exact = self.moves or short in _EXACT
+        self.keeps = short in _KEEPS
+        several = self.namespace != "aten" and len(schema.returns) > 1
+        self.checks = several or short.lstrip("_").startswith("linalg_")
+        overload: str = op.name()  # type: ignore[no-untyped-call]
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
+        self.composed = bool(composite) and not (self.view or self.moves or self.unset)
+        self.promotes = torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES
 
 
-@cache
-def op_schema(op: torch._ops.OpOverload) -> OpSchema:
-    """The facts of one overload."""
-    schema = op._schema
-    namespace, _, name = schema.name.partition("::")
-    writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    writes += _UNSAID.get(name, ())
-    short = name if namespace == "aten" else schema.name
-    view = torch.Tag.inplace_view in op.tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-    overload: str = op.name()  # type: ignore[no-untyped-call]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
-    return OpSchema(
-        name=short,
-        namespace=namespace,
-        title=op_name(op),
-        view=view,
-        writes=tuple(writes),
-        random=torch.Tag.nondeterministic_seeded in op.tags,
-        moves=short in MOVES,
-        adds=any(a.name in ("accumulate", "reduce") for a in schema.arguments),
-        unset=short in _UNSET,
-        resets=short in _RESETS,
-        exact=short in MOVES or short in _EXACT,
-        keeps=short in _KEEPS,
-        checks=short.lstrip("_").startswith("linalg_") or (namespace != "aten" and len(schema.returns) > 1),
-        composed=composite and not view and short not in MOVES and short not in _UNSET,
-        promotes=torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES,
-    )
+op_schema = cache(OpSchema)
+"""The facts of one overload."""
+
+
+_NOWHERE = Where()
 
 
 @dataclass(slots=True)
 class Call:
     """An op with its arguments, and its results once it ran.
 
-    inputs: the floating tensors among the arguments; results: every result, None where it is no floating tensor; fresh:
-    those in memory of their own; written: the floating arguments that the op writes; kept: the first argument as it was
-    before, where the rule needs it. sides: by id of a fresh result, exact and moved as a rule returned them. Of a
-    sparse or nested tensor all of them hold the tensor of its values. read: of an op that writes, by id, the companions
-    whose values another has read since they were written. constants: numbers that it takes from its format, and those
-    that float32 has instead. depths: how often the inputs were rounded before, see `Companions.depth`. drawn: the draw
-    of which it makes infinities, see `ampcheck.shadow.draws`.
+    inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
+    faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
+    tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
+    argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
+    values. read: of an op that writes, by id, the companions whose values another has read since they were written.
+    constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the inputs
+    were rounded before, see `Companions.depth`. drawn: the draw of which it makes infinities, see
+    `ampcheck.shadow.draws`.
     """
 
     op: torch._ops.OpOverload
@@ -146,6 +133,10 @@ class Call:
     kwargs: dict[str, Any]
     out: Any = None
     inputs: list[torch.Tensor] = field(default_factory=list)
+    before: list[Companions] = field(default_factory=list)
+    inherited: frozenset[Key] = frozenset()
+    where: Where = _NOWHERE
+    index: int = 0
     results: list[torch.Tensor | None] = field(default_factory=list)
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
@@ -154,7 +145,6 @@ class Call:
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
     drawn: str = ""
-    sides: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -188,10 +178,6 @@ class Call:
                 return argument.default_value if argument.has_default_value() else default
         return default
 
-    def outputs(self) -> list[torch.Tensor]:
-        """Every tensor that the op returned, in order."""
-        return list(leaves(self.out))
-
 
 class Side:
     """One side of the companions: `exact` in float64 or `moved` in float32."""
@@ -209,7 +195,7 @@ class Side:
             if not has_companions(tensor):
                 return self._of_layout(tensor)
             companions = self.store.of(tensor)
-        return view_of(tensor, companions.exact.values if self.name == "exact" else companions.moved.values)
+        return view_of(tensor, companions.values.exact if self.name == "exact" else companions.values.moved)
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_zerotensor():
@@ -260,9 +246,9 @@ class Side:
         kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
         for position, name in call.schema.writes:
             if position < len(args):
-                args[position] = _scratch(args[position])
+                args[position] = map_tensors(_scratch, args[position])
             elif name in kwargs:
-                kwargs[name] = _scratch(kwargs[name])
+                kwargs[name] = map_tensors(_scratch, kwargs[name])
         if not call.inputs:
             self._set_dtype(call, args, kwargs)
         return (op or call.op)(*args, **kwargs)
@@ -277,21 +263,26 @@ class Side:
         if "dtype" in names[len(args) :] and kwargs.get("dtype") is None:
             kwargs["dtype"] = self.lift_dtype(made.dtype)
         if call.schema.promotes:
-            args[:] = [v if n in _MASKS else self._widened(v) for n, v in zip(names, args, strict=False)]
-            kwargs.update({n: v if n in _MASKS else self._widened(v) for n, v in kwargs.items()})
-
-    def _widened(self, value: Any) -> Any:
-        """Tensors of integers in the format of this side; all else unchanged."""
-        if isinstance(value, torch.Tensor):
-            return value.to(self.dtype)
-        return [self._widened(item) for item in value] if isinstance(value, (list, tuple)) else value
+            widened = partial(map_tensors, lambda integers: integers.to(self.dtype))
+            args[:] = [v if n in _MASKS else widened(v) for n, v in zip(names, args, strict=False)]
+            kwargs.update({n: v if n in _MASKS else widened(v) for n, v in kwargs.items()})
 
 
-def _scratch(value: Any) -> Any:
-    """An argument that the op writes, without the integers of the run, which only the run itself writes."""
-    if isinstance(value, torch.Tensor):
-        return value if value.is_floating_point() or value.is_complex() else value.clone()
-    return [_scratch(item) for item in value] if isinstance(value, (list, tuple)) else value
+class SideOf(Side):
+    """A side with other values for the tensors of an op: what a function makes of each."""
+
+    def __init__(self, store: CompanionStore, values: Callable[[torch.Tensor], torch.Tensor], name: str = "exact"):
+        super().__init__(store, name)
+        self._values = values
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value for a floating tensor."""
+        return self._values(tensor)
+
+
+def _scratch(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for the op to write, which is none of integers of the run: only the run itself writes those."""
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
 
 
 def floating_values(value: object) -> list[torch.Tensor]:
@@ -307,6 +298,16 @@ def floating_values(value: object) -> list[torch.Tensor]:
             if isinstance(item, (torch.Tensor, list, tuple)):
                 tensors += floating_values(item)
     return tensors
+
+
+def item_of(value: Any, number: int) -> Any:
+    """The argument that belongs to one result of an op, which may take lists."""
+    return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
+
+
+def written_by(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an op writes: tensors, lists of them, or None."""
+    return [args[position] if position < len(args) else kwargs.get(name) for position, name in schema.writes]
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:

@@ -9,14 +9,14 @@ from functools import lru_cache
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call
 
 _WRITTEN = re.compile(r"\.\s*(half|bfloat16|to|type|type_as)\s*\(")
 
 
-def is_own_cast(call: Call, where: Where) -> bool:
+def is_own_cast(call: Call) -> bool:
     """Whether an op that ran in forward or in an update is such a cast. Under autocast the source line decides."""
+    where = call.where
     if call.name != "_to_copy" or not call.fresh or not where.file or where.phase == "backward":
         return False
     widest = max((t.dtype.itemsize for t in call.inputs), default=0)

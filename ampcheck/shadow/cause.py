@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
-from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, leaves
+from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, SideOf, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.memory import dtype_name, finite
+from ampcheck.shadow.norms import difference
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
@@ -28,9 +28,9 @@ _WRITES = frozenset(
 """Ops that write a constant."""
 
 
-def fault_at(kind: str, tensor: torch.Tensor, seen: Examination, where: Where, index: int) -> Fault:
-    """A fault of a result. index: the number of the op in the run."""
-    return Fault(kind, where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=index)
+def fault_at(kind: str, call: Call, tensor: torch.Tensor, seen: Examination) -> Fault:
+    """A fault of a result."""
+    return Fault(kind, call.where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=call.index)
 
 
 def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
@@ -41,17 +41,14 @@ def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionS
     return replace(fault, amax_in=largest_input(call), amax_out=largest[0], exact_amax=largest[1], elements=elements)
 
 
-def fault_of(
-    call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, where: Where, index: int, *,
-    accumulates: bool,
-) -> Fault:  # fmt: skip
+def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> Fault:
     """The fault of an op whose result is beyond its bound. accumulates: the result adds up what was written to it."""
     accumulates = accumulates or bool(call.schema.writes and call.written)
     sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
-    masks = where.phase != "backward" and not sums
+    masks = call.where.phase != "backward" and not sums
     kind = _kind_of(call, tensor, seen, store, accumulates=accumulates, masks=masks)
-    coarse = kind == faults.ROUNDING and where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
-    fault = with_sizes(fault_at(kind, tensor, seen, where, index), call, tensor, store)
+    coarse = kind == faults.ROUNDING and call.where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
+    fault = with_sizes(fault_at(kind, call, tensor, seen), call, tensor, store)
     if kind == faults.CONSTANT:
         number, wide = next(iter(call.constants.items()))
         return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
@@ -113,15 +110,15 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
     for what is not finite."""
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
-    results = alone(call, tensor, store, Mended(store, mended))
+    results = alone(call, tensor, store, mended_side(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
-def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
+def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
     if call.written or not all(bool(finite(t).all()) for t in call.inputs):
         return False
-    return not survives(call, tensor, store, [c for c in before if c.faults])
+    return not survives(call, tensor, store, [c for c in call.before if c.faults])
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -132,10 +129,10 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
     exact = store.exact(tensor)
     if not bool(exact.any()):
         return False
-    for result in alone(call, tensor, store, _Float32(store, "moved")):
-        both = result.isfinite() & exact.isfinite()
-        error = torch.linalg.vector_norm(torch.where(both, result - exact, 0.0))
-        if float(error) <= _KEPT * float(torch.linalg.vector_norm(torch.where(both, exact, 0.0))):
+    rounded = SideOf(store, lambda t: store.exact(t).to(torch.complex64 if t.is_complex() else torch.float32), "moved")
+    for result in alone(call, tensor, store, rounded):
+        error, size = difference(result, exact)
+        if error <= _KEPT * size:
             return True
     return False
 
@@ -149,12 +146,18 @@ def makes_nonfinite(call: Call, seen: Examination, store: CompanionStore) -> boo
     return made_nan or bool(seen.exact_inf and all(bool(t.isfinite().all()) for t in sources))
 
 
+def mended_side(store: CompanionStore, mended: Collection[Companions]) -> SideOf:
+    """The real inputs of one op in float64, and the exact ones in place of those that are `mended`."""
+    exact, side = {id(companions) for companions in mended}, Side(store, "exact")
+    return SideOf(store, lambda t: store.exact(t) if id(store.of(t)) in exact else side.convert(t))
+
+
 def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | None = None) -> list[torch.Tensor]:
     """The results of the op that may be this one, in float64 on the same inputs; none where it does not run."""
     if call.written:  # an input is overwritten
         return []
     try:
-        result = (side or _Alone(store, "exact")).run(call)
+        result = (side or SideOf(store, Side(store, "exact").convert)).run(call)
     except OP_ERRORS:
         return []
     return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
@@ -169,29 +172,3 @@ def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: Companio
     own = min(float(torch.linalg.vector_norm(wide - r)) for r in same)
     size = min(float(torch.linalg.vector_norm(r)) for r in same)
     return not own <= 0.3 * seen.impact * size
-
-
-class _Float32(Side):
-    """The exact inputs of one op, rounded to float32."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.store.exact(tensor).to(torch.complex64 if tensor.is_complex() else torch.float32)
-
-
-class Mended(Side):
-    """The real inputs of one op in float64, and the exact ones in place of some."""
-
-    def __init__(self, store: CompanionStore, mended: Collection[Companions]) -> None:
-        super().__init__(store, "exact")
-        self._mended = {id(companions) for companions in mended}
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The exact companion of a tensor that is mended; the present values of any other."""
-        return self.store.exact(tensor) if id(self.store.of(tensor)) in self._mended else self.convert(tensor)
-
-
-class _Alone(Side):
-    """The real inputs of one op, converted to float64."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.convert(tensor)

@@ -7,15 +7,15 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.memory import PARTS, part_of, values_in, write_view
 from ampcheck.shadow.memory import has_companions as has_companions
 from ampcheck.shadow.memory import roundoff as roundoff
+from ampcheck.shadow.memory import values_in, write_view
 from ampcheck.shadow.memory import view_of as view_of
 from ampcheck.shadow.moves import MOVE as MOVE
 from ampcheck.shadow.moves import Moves
@@ -24,48 +24,47 @@ from ampcheck.shadow.rows import Rows, is_large
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
     from ampcheck.shadow.draws import Draw
+    from ampcheck.shadow.faults import Step
     from ampcheck.shadow.increments import Lineage
     from ampcheck.shadow.slopes import Slope
 
-Key: TypeAlias = Hashable
-"""Of a fault, see `ampcheck.shadow.faults`."""
+Key: TypeAlias = tuple[str, Where, str]
+"""Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
 
 
-class Flat:
-    """The values of one side (exact or moved) of a storage, which several companions share until one writes."""
+class Values:
+    """Both sides of a storage, flat, which several companions share until one writes: exact float64, moved float32."""
 
-    __slots__ = ("owners", "values")
+    __slots__ = ("exact", "moved", "owners")
 
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-        self.owners = 1
+    def __init__(self, exact: torch.Tensor, moved: torch.Tensor) -> None:
+        self.exact, self.moved, self.owners = exact, moved, 1
 
 
 class Companions:
     """The companions of one storage, flat, in units of its elements; a complex element counts as two.
 
-    exact: float64. moved: float32. dtype: the format in which the run reads the memory. unit: the unit roundoff of the
-    coarsest format in the history of the values. whole: every element is a whole number that came from integers.
-    faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a row that
-    build on the previous value; writes: all of them; slopes: by what the values are made of. sites: the ops that write
-    an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are written by
-    themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
-    written: an op of this run wrote the values; else they are data. depth: roundings to 16 bits on the longest way from
-    data. suspects: by sort, keys, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory
-    NumPy may write. settled: a collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16
-    bits they are made. alive: the storage; None for companions of one use, of memory read in another format.
+    dtype: the format in which the run reads the memory. unit: the unit roundoff of the coarsest format in the history
+    of the values. whole: every element is a whole number that came from integers. faults: keys of the faults that the
+    values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; writes:
+    all of them; slopes: by what the values are made of. sites: the ops that write an accumulator which is no single
+    tensor (`total = total + x`); parts: both, of parts that are written by themselves; decay: what the writes kept of
+    it. used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
+    values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys, see
+    `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
+    collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16 bits they are made. alive:
+    the storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (
-        "_exact", "_moved", "alive", "bytes", "consumed", "decay", "depth", "draw", "dtype", "faults", "lineage",
+        "_values", "alive", "bytes", "consumed", "decay", "depth", "draw", "dtype", "faults", "lineage",
         "numel", "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole",
         "writes", "written",
     )  # fmt: skip
 
     def __init__(
         self,
-        exact: Flat | None,
-        moved: Flat | None,
+        values: Values | None,
         dtype: torch.dtype,
         unit: float,
         *,
@@ -73,11 +72,11 @@ class Companions:
         written: bool = False,
         rows: Rows | None = None,
     ) -> None:
-        self._exact, self._moved, self.dtype, self.rows = exact, moved, dtype, rows
-        self.numel = rows.numel if exact is None and rows is not None else self.exact.values.numel()
+        self._values, self.dtype, self.rows = values, dtype, rows
+        self.numel = rows.numel if rows is not None else self.values.exact.numel()
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
-        self.trail: object = None
+        self.trail: Step | None = None
         self.updates = self.writes = 0
         self.slopes: tuple[Slope, ...] = ()
         self.sites: frozenset[Where] = frozenset()
@@ -92,20 +91,12 @@ class Companions:
         self.bytes: torch.Tensor | None = None
 
     @property
-    def exact(self) -> Flat:
-        """The exact companions of all elements."""
-        if self._exact is None:
+    def values(self) -> Values:
+        """The companions of all elements."""
+        if self._values is None:
             self.fill()
-        assert self._exact is not None
-        return self._exact
-
-    @property
-    def moved(self) -> Flat:
-        """The moved companions of all elements."""
-        if self._moved is None:
-            self.fill()
-        assert self._moved is not None
-        return self._moved
+        assert self._values is not None
+        return self._values
 
     def fill(self) -> None:
         """Let all rows of a large matrix have companions: they enter with their present values."""
@@ -118,11 +109,11 @@ class Companions:
         sides = sides if rows.move is None else (sides[0], rows.move(sides[1]))
         for side, known in zip(sides, (rows.exact, rows.moved), strict=True):
             side.view(rows.shape)[rows.index] = known
-        self._exact, self._moved = Flat(sides[0]), Flat(sides[1])
+        self._values = Values(*sides)
 
     def known_values(self) -> torch.Tensor:
         """The exact companions, of a large matrix those of the rows that have any."""
-        return self.exact.values if self.rows is None else self.rows.exact
+        return self.values.exact if self.rows is None else self.rows.exact
 
     def inherit(self, other: Companions) -> None:
         """Take over what is known of another's values, and what happened to them."""
@@ -131,19 +122,15 @@ class Companions:
 
     def own(self) -> None:
         """Stop sharing values with other companions, before a write."""
-        exact, moved = self.exact, self.moved
-        if exact.owners > 1:
-            exact.owners -= 1
-            self._exact = Flat(exact.values.clone())
-        if moved.owners > 1:
-            moved.owners -= 1
-            self._moved = Flat(moved.values.clone())
+        values = self.values
+        if values.owners > 1:
+            values.owners -= 1
+            self._values = Values(values.exact.clone(), values.moved.clone())
 
     def release(self) -> None:
         """Forget the values."""
-        for flat in (self._exact, self._moved):
-            if flat is not None:
-                flat.owners -= 1
+        if self._values is not None:
+            self._values.owners -= 1
 
 
 _HISTORY = (
@@ -164,9 +151,6 @@ class CompanionStore:
         self.by_rows = False
         self.moves = Moves(seed)
 
-    def __len__(self) -> int:
-        return len(self._by_storage)
-
     def __iter__(self) -> Iterator[Companions]:
         return iter(list(self._by_storage.values()))
 
@@ -185,7 +169,7 @@ class CompanionStore:
             _resize(companions, storage)
         if companions.bytes is not None:
             _reread(companions, storage)
-        if dtype is not tensor.dtype and dtype is not PARTS.get(tensor.dtype):
+        if dtype is not tensor.dtype.to_real():
             return self._lifted(tensor, storage, moves=False)
         return companions
 
@@ -207,7 +191,7 @@ class CompanionStore:
         """Follow a large matrix by rows: none of them has companions as yet."""
         self.by_rows = True
         rows = Rows((tensor.shape[0], tensor.shape[1]), tensor.device, self.moves.move if moves else None)
-        companions = Companions(None, None, tensor.dtype, roundoff(tensor.dtype), written=not moves, rows=rows)
+        companions = Companions(None, tensor.dtype, roundoff(tensor.dtype), written=not moves, rows=rows)
         return self._keep(tensor.untyped_storage(), companions)
 
     def to_write(self, tensor: torch.Tensor) -> Companions:
@@ -228,50 +212,51 @@ class CompanionStore:
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
-        return view_of(tensor, self.of(tensor).exact.values)
+        return view_of(tensor, self.of(tensor).values.exact)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The moved companion of a tensor: float32, same shape."""
-        return view_of(tensor, self.of(tensor).moved.values)
+        return view_of(tensor, self.of(tensor).values.moved)
 
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""
         storage = tensor.untyped_storage()
-        dtype = part_of(tensor.dtype)
+        dtype = tensor.dtype.to_real()
         size = storage.nbytes() // dtype.itemsize
         companions = self._by_storage.get(storage._cdata)
         if companions is not None and companions.dtype is dtype and companions.numel == size:
             companions.own()  # the second result in one storage
-            write_view(tensor, companions.exact.values, exact)
-            write_view(tensor, companions.moved.values, moved)
+            write_view(tensor, companions.values.exact, exact)
+            write_view(tensor, companions.values.moved, moved)
             companions.unit = max(companions.unit, unit)
             return companions
         sides = [
             _adopted(tensor, result, size, side) for result, side in ((exact, torch.float64), (moved, torch.float32))
         ]
-        return self._keep(storage, Companions(Flat(sides[0]), Flat(sides[1]), dtype, unit, written=True))
+        return self._keep(storage, Companions(Values(*sides), dtype, unit, written=True))
 
     def write(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> None:
         """Write two results into the companions of a tensor that an op has written; results that are in them stay."""
-        companions = self.of(tensor)
-        for flat, result in ((companions.exact.values, exact), (companions.moved.values, moved)):
+        values = self.of(tensor).values
+        for flat, result in ((values.exact, exact), (values.moved, moved)):
             if result.untyped_storage()._cdata != flat.untyped_storage()._cdata:
                 write_view(tensor, flat, result)
 
-    def share(self, tensor: torch.Tensor, source: torch.Tensor) -> Companions | None:
-        """Make the companions of `source` those of `tensor` as well; None where their layouts in memory differ."""
-        storage, dtype = tensor.untyped_storage(), part_of(tensor.dtype)
+    def share(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
+        """Make the companions of `source` those of `tensor` as well; False where their layouts in memory differ."""
+        storage, dtype = tensor.untyped_storage(), tensor.dtype.to_real()
         companions = self.of(source)
         if tensor.is_complex() != source.is_complex() or tensor.stride() != source.stride():
-            return None
+            return False
         if source.is_conj() or source.is_neg() or tensor.is_conj() or tensor.is_neg():
-            return None
+            return False
         size = storage.nbytes() // dtype.itemsize
         if not size == companions.numel == tensor.numel() * (2 if tensor.is_complex() else 1):
-            return None
+            return False
         if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
-            return None
-        return self._shared(storage, companions, dtype)
+            return False
+        self._shared(storage, companions, dtype)
+        return True
 
     def copy_memory(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
         """Follow a copy of all bytes of one storage to another, as `copy.deepcopy` does; False where it is none."""
@@ -296,8 +281,8 @@ class CompanionStore:
         )
         first, end = tensor.storage_offset() * step // size, -(-(last + 1) * step // size)
         values = values_in(storage, companions.dtype, tensor.device)[first:end]
-        for flat in (companions.exact, companions.moved):
-            flat.values[first:end].copy_(values)
+        for flat in (companions.values.exact, companions.values.moved):
+            flat[first:end].copy_(values)
 
     def lift(self, tensor: torch.Tensor, *, moves: bool = False) -> None:
         """Replace the companions of a tensor by its present values."""
@@ -307,11 +292,12 @@ class CompanionStore:
             self.enter_rows(tensor, moves=moves).inherit(history)
             return
         companions.own()
-        write_view(tensor, companions.exact.values, tensor)
-        write_view(tensor, companions.moved.values, view_of(tensor, companions.exact.values))
+        values = companions.values
+        write_view(tensor, values.exact, tensor)
+        write_view(tensor, values.moved, view_of(tensor, values.exact))
         if moves and not tensor.is_complex():
             moved = self.moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
-            write_view(tensor, companions.moved.values, moved)
+            write_view(tensor, values.moved, moved)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
@@ -321,13 +307,13 @@ class CompanionStore:
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
-        flats = {id(flat): flat.values for c in self if c.rows is None for flat in (c.exact, c.moved)}
+        shared = {id(c.values): c.values for c in self if c.rows is None}
         rows = sum(c.rows.nbytes for c in self if c.rows is not None)
-        return sum(values.nbytes for values in flats.values()) + rows
+        return sum(values.exact.nbytes + values.moved.nbytes for values in shared.values()) + rows
 
     def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
         """Companions with the present values of a storage."""
-        dtype = part_of(tensor.dtype)
+        dtype = tensor.dtype.to_real()
         values = values_in(storage, dtype, tensor.device)
         exact = values.to(torch.float64, copy=True)
         unit = roundoff(dtype)
@@ -335,13 +321,12 @@ class CompanionStore:
             moved = self.moves.move(values.to(torch.float32))
         else:
             moved = values.to(torch.float32, copy=True)
-        return Companions(Flat(exact), Flat(moved), dtype, unit, written=not moves)
+        return Companions(Values(exact, moved), dtype, unit, written=not moves)
 
-    def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> Companions:
-        companions.exact.owners += 1
-        companions.moved.owners += 1
-        sides, unit = (companions.exact, companions.moved), max(companions.unit, roundoff(dtype))
-        return self._keep(storage, Companions(*sides, dtype, unit, whole=companions.whole, written=True))
+    def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> None:
+        companions.values.owners += 1
+        unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
+        self._keep(storage, Companions(companions.values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata
@@ -363,11 +348,10 @@ class CompanionStore:
 
 def _resize(companions: Companions, storage: torch.UntypedStorage) -> None:
     """Follow a storage that was resized: what remains keeps its companions, what is new starts with its values."""
-    values = values_in(storage, companions.dtype, companions.exact.values.device)
+    values = values_in(storage, companions.dtype, companions.values.exact.device)
     companions.own()
-    for flat in (companions.exact, companions.moved):
-        kept = min(flat.values.numel(), values.numel())
-        flat.values = torch.cat([flat.values[:kept], values[kept:].to(flat.values.dtype)])
+    own, kept = companions.values, min(companions.numel, values.numel())
+    own.exact, own.moved = (torch.cat([t[:kept], values[kept:].to(t.dtype)]) for t in (own.exact, own.moved))
     companions.numel = values.numel()
     if companions.bytes is not None:
         companions.bytes = values.clone()
@@ -375,15 +359,15 @@ def _resize(companions: Companions, storage: torch.UntypedStorage) -> None:
 
 def _reread(companions: Companions, storage: torch.UntypedStorage) -> None:
     """Restart the values that something outside of the run has written."""
-    values = values_in(storage, companions.dtype, companions.exact.values.device)
+    values = values_in(storage, companions.dtype, companions.values.exact.device)
     before = companions.bytes
     assert before is not None
     integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[companions.dtype.itemsize]
     changed = values.view(integer) != before.view(integer)
     if bool(changed.any()):
         companions.own()
-        for flat in (companions.exact, companions.moved):
-            flat.values = torch.where(changed, values.to(flat.values.dtype), flat.values)
+        own = companions.values
+        own.exact, own.moved = (torch.where(changed, values.to(t.dtype), t) for t in (own.exact, own.moved))
         companions.bytes = values.clone()
 
 

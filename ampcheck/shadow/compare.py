@@ -18,8 +18,8 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, Examination, examine
 from ampcheck.shadow.companions import has_companions, roundoff
 from ampcheck.shadow.freedom import Freedom
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.mode import Shadow
-from ampcheck.shadow.reference import Reference
 from ampcheck.shadow.result import BEYOND as BEYOND
 from ampcheck.shadow.result import CAST as CAST
 from ampcheck.shadow.result import EDGE as EDGE
@@ -31,6 +31,7 @@ from ampcheck.shadow.result import TIE as TIE
 from ampcheck.shadow.result import WHOLE as WHOLE
 from ampcheck.shadow.result import WITHIN as WITHIN
 from ampcheck.shadow.result import Key as Key
+from ampcheck.shadow.result import Reference as Reference
 from ampcheck.shadow.result import Result as Result
 from ampcheck.shadow.result import ResultError as ResultError
 
@@ -73,7 +74,7 @@ def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> Res
         exact, own = _real(reference.exact), _real(value).double()
         norm, size = _norm(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), _norm(exact)
         misplaced = _misplaced(key, own, exact, seen)
-    return ResultError(key, _name(value), seen, unit, norm, size, misplaced=misplaced)
+    return ResultError(key, dtype_name(value.dtype), seen, unit, norm, size, misplaced=misplaced)
 
 
 def compare_results(
@@ -167,7 +168,7 @@ def _is_worse(error: ResultError) -> bool:
 def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultError:
     eager, reference = result.value, result.reference
     nothing = Examination(eager.numel())
-    plain = ResultError(key, _name(eager), nothing, judged=eager.numel())
+    plain = ResultError(key, dtype_name(eager.dtype), nothing, judged=eager.numel())
     if reference is not None:
         plain = replace(plain, unit=reference.unit, size=_norm(reference.exact), eager=nothing)
     if value is None or value.shape != eager.shape or (reference is None) == has_companions(value):
@@ -233,7 +234,3 @@ def _norm(tensor: torch.Tensor) -> float:
     """The Euclidean norm of what is finite."""
     real = _real(tensor).double()
     return float(torch.linalg.vector_norm(torch.where(real.isfinite(), real, 0.0)))
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ all that is made of it: a norm, a mean of squares, a decision whether it is smal
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, Side, floating_values, results_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore
 from ampcheck.shadow.decisions import doubt
-from ampcheck.shadow.increments import follow_rounding, taken_up
+from ampcheck.shadow.increments import take_up
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.suspects import ERROR, TAKEN
 
@@ -33,22 +33,18 @@ _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
 
 
-def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> str:
+def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> str:
     """The sort of suspect that a result is, if it is off by roundings that it measures; they move what is made of it.
 
     Empty for any other result.
     """
-    if measures_error(call, tensor, store, before):
+    if measures_error(call, tensor, store):
         undetermine(tensor, store, store.of(tensor))
         return ERROR
-    taken = taken_up(call, tensor, store)
-    if taken is None:
-        return ""
-    follow_rounding(taken, tensor, store)
-    return TAKEN
+    return TAKEN if take_up(call, tensor, store) else ""
 
 
-def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, before: Sequence[Companions]) -> bool:
+def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether a result is zero in float64, and in the run an error of the size that its operands have.
 
     They are equal in float64, and one was rounded more often than the other; or one is such an error itself. Or the
@@ -60,16 +56,18 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore, befo
     if call.schema.random or not size <= ZERO * error < torch.inf:
         return False
     if call.name.startswith("_foreach_"):
-        call, before = _one_of(call, tensor, before)
-    if not before:
+        call = _one_of(call, tensor)
+    if not call.before:
         return False
     written = {id(t) for t in call.written}  # of which nothing is left
     errors = {id(t) for t in call.inputs if bool(t.any()) and not bool(store.exact(t).any())}
     errors |= {
-        id(t) for t, companions in zip(call.inputs, before, strict=True) if {ERROR, TAKEN} & companions.suspects.keys()
+        id(t)
+        for t, companions in zip(call.inputs, call.before, strict=True)
+        if {ERROR, TAKEN} & companions.suspects.keys()
     }
     errors -= written
-    unit, floor = max(companions.unit for companions in before), floor_of(max(call.depths))
+    unit, floor = max(companions.unit for companions in call.before), floor_of(max(call.depths))
     honest = largest = 0.0
     for operand in call.inputs:
         if not operand.numel() or id(operand) in written:
@@ -103,7 +101,7 @@ def _moved_by(call: Call, tensor: torch.Tensor, side: _Perturbed) -> float | Non
     return float(torch.linalg.vector_norm(moved - still))
 
 
-def _one_of(call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> tuple[Call, Sequence[Companions]]:
+def _one_of(call: Call, tensor: torch.Tensor) -> Call:
     """An op on lists, of which it takes the items of one result: the others have no part in it."""
     number = next((i for i, result in enumerate(call.results or call.written) if result is tensor), 0)
 
@@ -112,12 +110,13 @@ def _one_of(call: Call, tensor: torch.Tensor, before: Sequence[Companions]) -> t
 
     args, kwargs = tuple(map(item, call.args)), {name: item(value) for name, value in call.kwargs.items()}
     kept = {id(t) for t in floating_values((*args, *kwargs.values()))}
-    pairs = [(t, companions) for t, companions in zip(call.inputs, before, strict=True) if id(t) in kept]
-    alone = replace(
-        call, args=args, kwargs=kwargs, inputs=[t for t, _ in pairs], depths=tuple(c.depth for _, c in pairs),
-        results=item(call.results), written=item(call.written), out=item(call.out),
+    pairs = [(t, companions) for t, companions in zip(call.inputs, call.before, strict=True) if id(t) in kept]
+    before = [companions for _, companions in pairs]
+    return replace(
+        call, args=args, kwargs=kwargs, inputs=[t for t, _ in pairs], before=before,
+        depths=tuple(c.depth for c in before), results=item(call.results), written=item(call.written),
+        out=item(call.out),
     )  # fmt: skip
-    return alone, [companions for _, companions in pairs]
 
 
 def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> None:

@@ -7,31 +7,20 @@ values differ by less than the error that each may have, the format cannot tell 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
-from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, floor_of
+from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
 from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.draws import with_low_digits
+from ampcheck.shadow.faults import COLLISION, DECISION, Fault
 from ampcheck.shadow.integers import IDENTITIES
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Decisions of one op that exact would have taken otherwise. margin: how far the worst lies beyond a tie, relative
-    to the values that were compared; limit: the margin that an honest error may turn. integers: the format skips the
-    integers that exact decides for. blurred: too many to be near ties."""
-
-    elements: int
-    numel: int
-    margin: float
-    limit: float
-    integers: bool = False
-    blurred: bool = False
-
+from ampcheck.shadow.norms import difference
+from ampcheck.shadow.suspects import place_of
 
 _FLOAT32 = 2.0**-20
 """What float32, in which moved is computed, may add by itself."""
@@ -80,18 +69,6 @@ class Margins:
     sure: bool = False
 
 
-_Measure = Callable[[Call, CompanionStore], "Margins | None"]
-_MARGINS: dict[str, _Measure] = {}
-
-
-def _decides(*names: str) -> Callable[[_Measure], _Measure]:
-    def register(function: _Measure) -> _Measure:
-        _MARGINS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
 def decides(call: Call, *, faulty: bool) -> bool:
     """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault."""
     return call.name in _MARGINS and (faulty or call.name not in _EQUAL)
@@ -110,10 +87,11 @@ def tests_finiteness(call: Call) -> bool:
     return first is second or (isinstance(second, (int, float)) and math.isinf(second))
 
 
-def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False) -> Decided | None:
-    """Compare the decisions of an op that ran with those of its exact inputs; None where all are honest.
+def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -> Fault | None:
+    """The decisions of an op that ran and that its exact inputs would have taken otherwise; None where all are honest.
 
-    blurred: an op before it rounded away the differences between the values.
+    The error is how far the worst lies beyond a tie, relative to the values that were compared; the limit is what an
+    honest error may turn. blurred: what rounded away the differences between the values before.
     """
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:
@@ -127,7 +105,7 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
     else:
         limit = SLACK * sum(doubt(t, store, unit, floor_of(store.of(t).depth)) for t in call.inputs)
     wrong, many = margins.margin > (0.0 if margins.sure else limit * margins.scale), False
-    if blurred and margins.width is not None and margins.margin.numel() >= _FEWEST:
+    if blurred is not None and margins.width is not None and margins.margin.numel() >= _FEWEST:
         clearly = margins.margin > _CLEARLY * margins.width
         if margins.tied is not None:
             clearly |= margins.tied & (margins.margin > 0)
@@ -136,8 +114,11 @@ def examine_decision(call: Call, store: CompanionStore, *, blurred: bool = False
     if not bool(wrong.any()):
         return None
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
-    integers = bool((wrong & (margins.scale == 0)).any())
-    return Decided(int(wrong.sum()), margins.margin.numel(), float(worst.max()), limit, integers, many)
+    skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
+    seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
+    fault = fault_at(COLLISION if skipped else DECISION, call, call.inputs[0], seen)
+    note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
+    return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=note)
 
 
 def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -149,10 +130,7 @@ def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
 
 def doubt(tensor: torch.Tensor, store: CompanionStore, unit: float, floor: float) -> float:
     """The honest error of an element of a tensor, relative to the larger of its magnitude and the typical one."""
-    exact, moved = store.exact(tensor), store.moved(tensor)
-    known = exact.isfinite() & moved.isfinite()
-    size = float(torch.linalg.vector_norm(torch.where(known, exact, 0.0)))
-    spread = float(torch.linalg.vector_norm(torch.where(known, moved - exact, 0.0)))
+    spread, size = difference(store.moved(tensor), store.exact(tensor))
     return (spread / max(size, 1e-300) / MOVE + floor) * unit
 
 
@@ -162,7 +140,6 @@ def _scale(exact: torch.Tensor) -> torch.Tensor:
     return magnitude.clamp_min(float(magnitude.square().mean().sqrt())) if exact.numel() else magnitude
 
 
-@_decides("lt", "le", "gt", "ge", *_EQUAL)
 def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
@@ -201,7 +178,6 @@ def _loses_exceptions(
     return int((call.op(*sides) != expected).sum()) <= _DETERMINED * turned
 
 
-@_decides("argmax", "argmin")
 def _best(call: Call, store: CompanionStore) -> Margins:
     """Margin: what exact loses by the choice of the run."""
     exact, dim = store.exact(call.args[0]), call.argument("dim")
@@ -215,7 +191,6 @@ def _best(call: Call, store: CompanionStore) -> Margins:
     return _lost(exact.gather(dim, own), exact.gather(dim, index), exact, dim, tied)
 
 
-@_decides("topk", "sort", "kthvalue", "median", "max", "min")
 def _selected(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far the values at the indices of the run are from those that exact selects."""
     if not isinstance(call.out, (list, tuple)) or len(call.out) != 2 or not has_companions(call.args[0]):
@@ -232,7 +207,6 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     return _lost(own, picked, exact, dim, real[0] == real[1])
 
 
-@_decides("nonzero")
 def _supported(call: Call, store: CompanionStore) -> Margins:
     """Margin: the size of elements that became zero, where they are as many as half of those that are left."""
     real, exact = call.args[0], store.exact(call.args[0])
@@ -242,7 +216,6 @@ def _supported(call: Call, store: CompanionStore) -> Margins:
     return Margins(margin if many else torch.zeros_like(margin), margin, sure=many)
 
 
-@_decides("searchsorted", "bucketize")
 def _placed(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far outside of its interval exact puts a value."""
     first, second = (
@@ -262,7 +235,6 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
     return Margins(margin, _scale(values), sure=sure)
 
 
-@_decides("round", "floor", "ceil", "trunc")
 def _rounded(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how many integers off the run is, where the format skips integers; elsewhere the next one is near."""
     if not isinstance(call.out, torch.Tensor) or len(call.args) > 1 or call.kwargs:
@@ -273,7 +245,6 @@ def _rounded(call: Call, store: CompanionStore) -> Margins | None:
     return Margins(torch.where(margin >= 1, margin, 0.0), torch.zeros_like(margin))
 
 
-@_decides("_to_copy")
 def _truncated(call: Call, store: CompanionStore) -> Margins | None:
     """Margin: how far exact lies outside of the values that truncate to the integer of the run."""
     dtype = call.kwargs.get("dtype")
@@ -296,3 +267,14 @@ def _lost(
     scale = torch.maximum(best.abs(), picked.abs()).nan_to_num(0.0, 0.0, 0.0).clamp_min(typical)
     width = known.std(dim, correction=0, keepdim=True) if dim is not None and exact.dim() else known.std(correction=0)
     return Margins(margin, scale, width, tied)
+
+
+_MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {
+    **dict.fromkeys(("lt", "le", "gt", "ge", *_EQUAL), _compared),
+    **dict.fromkeys(("argmax", "argmin"), _best),
+    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "max", "min"), _selected),
+    "nonzero": _supported,
+    **dict.fromkeys(("searchsorted", "bucketize"), _placed),
+    **dict.fromkeys(("round", "floor", "ceil", "trunc"), _rounded),
+    "_to_copy": _truncated,
+}

@@ -11,14 +11,13 @@ exact companion goes on with the second. What stays finite is left alone: dropou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.faults import DRAWS
 from ampcheck.shadow.memory import dtype_name, finite
 
@@ -52,13 +51,13 @@ class Draw(NamedTuple):
         return f"{self.format} {DRAWS} {self.number:,} different numbers, and one in {self.number:,} is the lower end"
 
 
-def follow_draws(call: Call, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_draws(call: Call, store: CompanionStore) -> None:
     """Follow the ends of a draw through an op that ran, and its companions; mend what is infinite in exact as well."""
     if call.name in _UNIFORM:
         for tensor in call.written + call.fresh:
             store.of(tensor).draw = _drawn(call, tensor, store)
         return
-    draw = next((companions.draw for companions in before if companions.draw is not None), None)
+    draw = next((companions.draw for companions in call.before if companions.draw is not None), None)
     if draw is None:
         return
     made = _made(call, draw)
@@ -69,7 +68,6 @@ def follow_draws(call: Call, before: Sequence[Companions], store: CompanionStore
         if whole and made is not None and bool(made.above.isfinite()) and not bool(finite(made.low)):
             call.drawn = str(draw)
             _mend(tensor, made.above, store)
-            call.sides.pop(id(tensor), None)
             companions.draw = None
 
 
@@ -119,17 +117,13 @@ def _made(call: Call, draw: Draw) -> Draw | None:
     if torch.Tag.pointwise not in call.op.tags or call.schema.random or call.schema.resets:
         return None
     try:
-        ends = [_alone(call, end) for end in (draw.low, draw.above)]
+        low, above = (
+            call.op(*(end.clone() if a is call.inputs[0] else a for a in call.args), **call.kwargs)
+            for end in (draw.low, draw.above)
+        )
     except OP_ERRORS:
         return None
-    return draw._replace(low=ends[0], above=ends[1], plain=None)
-
-
-def _alone(call: Call, end: torch.Tensor) -> torch.Tensor:
-    """The op on one end in place of the tensor."""
-    alone = end.clone()
-    result: torch.Tensor = call.op(*(alone if a is call.inputs[0] else a for a in call.args), **call.kwargs)
-    return result
+    return draw._replace(low=low, above=above, plain=None)
 
 
 def _mend(tensor: torch.Tensor, above: torch.Tensor, store: CompanionStore) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, OpSchema, Side, floating_values, leaves
+from ampcheck.shadow.call import Call, OpSchema, floating_values, leaves
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective, Parts
 from ampcheck.torchtools.process_groups import group_among, wait_for
@@ -55,7 +54,6 @@ class Exchange:
 
     def __init__(self, store: CompanionStore) -> None:
         self._companions = store
-        self._sides = (Side(store, "exact"), Side(store, "moved"))
         self._settles = False
         self._posted: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
 
@@ -84,7 +82,7 @@ class Exchange:
         if begun is not None:
             collective, key = begun
             wait_for(call.out)
-            results = list(floating_values(call.out)) if collective.gets is None else collective.gets
+            results = floating_values(call.out) if collective.gets is None else collective.gets
             received = self._received(call, collective, key, results)
         if received is None:
             for tensor in leaves((call.args, tuple(call.kwargs.values()), call.out)):
@@ -118,7 +116,8 @@ class Exchange:
         if not collective.gives:
             return
         companions = [self._companions.of(t) for t in collective.gives]
-        exact, moved = (tuple(side.of(t).contiguous().cpu().numpy() for t in collective.gives) for side in self._sides)
+        sides = self._companions.exact, self._companions.moved
+        exact, moved = (tuple(of(t).contiguous().cpu().numpy() for t in collective.gives) for of in sides)
         faults = frozenset[Key]().union(*(c.faults for c in companions))
         unit, depth = max(c.unit for c in companions), max(c.depth for c in companions)
         post = Post(call.name, exact, moved, unit, depth, faults)
@@ -135,24 +134,24 @@ class Exchange:
         """The posts of all ranks that the results depend on, and both sides of the results."""
         store = _store_of(collective.group)
         try:
-            posts = {rank: _read(store, f"{key}/{rank}") for rank in collective.sources}
+            posts = [_read(store, f"{key}/{rank}") for rank in collective.sources]
             if collective.full:
                 self._delete(collective, store, int(key.rpartition("/")[2]))
         except RuntimeError:  # the process of the store has ended
             return None
-        known = {rank: post for rank, post in posts.items() if post is not None and post.op == call.name}
+        known = [post for post in posts if post is not None and post.op == call.name]
         if len(known) < len(posts):
             return None
         if not results:  # a rank that only contributes
-            return list(known.values()), [], []
+            return known, [], []
         device = results[0].device
         exact, moved = (
-            collective.combine({rank: _tensors(getattr(post, side), device) for rank, post in known.items()}, results)
-            for side in ("exact", "moved")
+            collective.combine([[torch.from_numpy(a).to(device) for a in part] for part in parts], results)
+            for parts in ([post.exact for post in known], [post.moved for post in known])
         )
         if any([t.shape for t in side] != [t.shape for t in results] for side in (exact, moved)):
             return None
-        return list(known.values()), exact, moved
+        return known, exact, moved
 
     def _delete(self, collective: Collective, store: Any, number: int) -> None:
         """Delete the posts of earlier collectives: whoever takes part in this one has read them."""
@@ -175,7 +174,3 @@ def _read(store: Any, key: str) -> Post | None:
     size = int(store.get(key))
     post: Post = pickle.loads(b"".join(store.get(f"{key}/{start}") for start in range(0, size, _PIECE)))
     return post
-
-
-def _tensors(arrays: Sequence[Any], device: torch.device) -> Parts:
-    return [torch.from_numpy(array).to(device) for array in arrays]

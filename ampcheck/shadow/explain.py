@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.faults import Step
 from ampcheck.shadow.mode import Shadow
+from ampcheck.shadow.norms import relative_error
 
 
 def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
@@ -22,10 +22,7 @@ def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
         return "the shadow has not seen this tensor: it was made outside of the block, or no op has read it"
     steps = shadow.trail(tensor)
     if not steps:
-        exact = shadow.exact(tensor)
-        error = float(torch.linalg.vector_norm(tensor.detach().to(exact.dtype) - exact))
-        size = float(torch.linalg.vector_norm(exact))
-        return f"the tensor is within its bound: its relative error is {error / max(size, 1e-300):.2g}"
+        return f"the tensor is within its bound: its relative error is {relative_error(tensor, shadow.store):.2g}"
     lines = ["the error began at the first of these ops and went through the others:"]
     for number, step in enumerate(steps):
         lines += _step(step, "lost here" if not number else "")
@@ -34,11 +31,8 @@ def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
 
 def _step(step: Step, mark: str) -> list[str]:
     error = "not finite" if math.isinf(step.error) else f"error {step.error:.2g}"
-    head = f"  {step.where.file or '?'}:{step.where.line or '?'}, {_place(step.where)}: {error}"
-    source = linecache.getline(step.where.file, step.where.line or 0).strip()
-    return [head, f"    {source}{'   <- ' + mark if mark else ''}"] if source else [head]
-
-
-def _place(where: Where) -> str:
+    where = step.where
     inside = f" in {where.module}" if where.module else ""
-    return f"{where.phase}, {where.op}{inside}"
+    head = f"  {where.file or '?'}:{where.line or '?'}, {where.phase}, {where.op}{inside}: {error}"
+    source = linecache.getline(where.file, where.line or 0).strip()
+    return [head, f"    {source}{'   <- ' + mark if mark else ''}"] if source else [head]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from ampcheck.core.errors import brief
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions, roundoff
+from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
 from ampcheck.shadow.rules import RULES
@@ -22,11 +20,11 @@ class Follower:
     def __init__(self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str]) -> None:
         self._store, self._sides, self._unruled = store, sides, unruled
 
-    def follow(self, call: Call, before: list[Companions]) -> bool:
+    def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         schema = call.schema
-        unit, whole = 0.0, bool(before) or not schema.random
-        for companions in before:
+        unit, whole = 0.0, bool(call.before) or not schema.random
+        for companions in call.before:
             unit = max(unit, companions.unit)
             whole = whole and companions.whole
         whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
@@ -36,15 +34,16 @@ class Follower:
             companions.whole = companions.whole and whole
             note_write(call, tensor, companions, self._store)
             companions.consumed = companions.used = False
-        now = {id(t): c for t, c in zip(call.inputs, before, strict=True) if c.alive is not None}
+        now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
-            self._restart(call, before, moves=not schema.unset)
+            self._restart(call, moves=not schema.unset)
             return False
         if is_constant(schema, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
             return True
-        if schema.name in ("_to_copy", "clone") and self._share(call):
+        copies = schema.name in ("_to_copy", "clone") and call.fresh and has_companions(call.args[0])
+        if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
         for side in self._sides:
             side.now = now
@@ -54,7 +53,7 @@ class Follower:
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self._unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
-            self._restart(call, before)
+            self._restart(call)
             return False
         finally:
             for side in self._sides:
@@ -71,20 +70,12 @@ class Follower:
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self._store.assign(tensor, exact, moved, own).whole = whole and schema.exact
-                if exact.dtype is torch.float64 and moved.dtype is torch.float32:
-                    call.sides[id(tensor)] = exact, moved
         for tensor in call.written:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)
         return True
 
-    def _share(self, call: Call) -> bool:
-        source, result = call.args[0], call.fresh[0] if call.fresh else None
-        if result is None or not has_companions(source):
-            return False
-        return self._store.share(result, source) is not None
-
-    def _restart(self, call: Call, before: list[Companions], moves: bool = False) -> None:
+    def _restart(self, call: Call, *, moves: bool = False) -> None:
         """Let the companions of all results restart from the real results.
 
         Behind an op at fault what is not finite would pose as exact: zero stands for a finite value that is not known.
@@ -93,7 +84,7 @@ class Follower:
             self._store.of(tensor, moves=moves)
         for tensor in call.written:
             self._store.lift(tensor, moves=moves)
-        if not any(companions.faults for companions in before):
+        if not any(companions.faults for companions in call.before):
             return
         for tensor in call.written + call.fresh:
             lost = ~finite(tensor)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ampcheck.shadow.bounds import FLOOR
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.call import Call, item_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 
 _COPIES = frozenset("clone _to_copy copy".split())
@@ -33,17 +33,9 @@ class Lineage(NamedTuple):
     terms: frozenset[int]
 
 
-class Taken(NamedTuple):
-    """A sum, one of its terms, and the sign of the sum in their difference."""
-
-    sum: torch.Tensor
-    term: torch.Tensor
-    sign: int
-
-
 def follow_lineage(call: Call, store: CompanionStore) -> None:
     """Give results the names of the values that they copy, or add up."""
-    name, outputs = _name(call), call.written or call.fresh
+    name, outputs = call.schema.base, call.written or call.fresh
     if name not in _COPIES and name not in _SUMS:
         for tensor in call.written:
             store.of(tensor).lineage = None
@@ -59,19 +51,22 @@ def follow_lineage(call: Call, store: CompanionStore) -> None:
                 own = _name_of(source, copied)
                 store.of(result).lineage = Lineage(own, copied.lineage.terms if copied.lineage else frozenset())
             continue
-        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, name, number, result, store)))
+        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, number, result, store)))
 
 
-def taken_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Taken | None:
-    """The operands of a difference between a sum and one of its terms, off by roundings of the sum; else None."""
-    name = _name(call)
+def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
+    """Whether a result is the difference between a sum and one of its terms, off by roundings of the sum.
+
+    Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
+    """
+    name = call.schema.base
     if name not in ("add", "sub", "rsub"):
-        return None
+        return False
     number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
     values = list(_values(call, number))
     alpha = call.argument("alpha", 1)
     if len(values) != 2 or alpha != (-1 if name == "add" else 1):
-        return None
+        return False
     if name == "rsub":
         values.reverse()
     for (new, old), sign in ((values, 1), (values[::-1], -1)):
@@ -81,28 +76,30 @@ def taken_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Taken |
         exact = store.exact(tensor)
         error = torch.linalg.vector_norm(tensor.to(exact.dtype) - exact)
         size = torch.linalg.vector_norm(store.exact(old if new is tensor else new))
-        return Taken(new, old, sign) if bool(error <= FLOOR * whole.unit * size) else None
-    return None
+        if honest := bool(error <= FLOOR * whole.unit * size):
+            _follow_rounding(new, sign, tensor, store)
+        return honest
+    return False
 
 
-def follow_rounding(taken: Taken, tensor: torch.Tensor, store: CompanionStore) -> None:
-    """Let moved round the sum as the run did, as far as that is honest, and take up as much."""
-    companions, whole = store.of(tensor), store.of(taken.sum)
+def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store: CompanionStore) -> None:
+    """sign: that of the sum in the difference."""
+    companions, whole = store.of(tensor), store.of(sum_)
     exact, before = store.exact(tensor), store.moved(tensor).clone()
     companions.own()
     store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * (MOVE / companions.unit))
-    if taken.sum is tensor:
+    if sum_ is tensor:
         return
     whole.own()
-    sums, moved = store.exact(taken.sum), store.moved(taken.sum)
-    apart = moved - sums + taken.sign * (store.moved(tensor) - before)
+    sums, moved = store.exact(sum_), store.moved(sum_)
+    apart = moved - sums + sign * (store.moved(tensor) - before)
     most = _MOST * MOVE * sums.abs()
     moved.copy_(sums + torch.minimum(torch.maximum(apart, -most), most))
 
 
-def _terms(call: Call, name: str, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
+def _terms(call: Call, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
     """The names of the terms that a sum adds without a factor."""
-    values = list(_values(call, number))
+    name, values = call.schema.base, list(_values(call, number))
     if name == "rsub":
         values.reverse()
     both = name == "add" and call.argument("alpha", 1) == 1
@@ -122,13 +119,8 @@ def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
     return hash((name, tensor.storage_offset(), tensor.shape, tensor.stride()))
 
 
-def _name(call: Call) -> str:
-    return call.name.removeprefix("_foreach_").removesuffix("_")
-
-
 def _values(call: Call, number: int) -> Iterator[torch.Tensor]:
     """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
     for value in call.args:
-        item = value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
-        if has_companions(item):
+        if has_companions(item := item_of(value, number)):
             yield item

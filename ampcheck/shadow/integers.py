@@ -8,17 +8,15 @@ is a position or an id, and so is what is compared or indexed with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.cause import largest_of
+from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import CompanionStore, roundoff
 from ampcheck.shadow.faults import COLLISION, Fault
-from ampcheck.shadow.memory import dtype_name
 
 IDENTITIES = frozenset(
     "eq ne lt le gt ge unique _unique _unique2 unique_dim unique_consecutive isin searchsorted bucketize".split()
@@ -35,38 +33,19 @@ _COUNTED = 1 << 22
 """Elements among which collisions are counted, at the most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collisions:
-    """How many fewer different numbers are left. consecutive: the exact numbers are counted through without a gap."""
-
-    collided: int
-    largest: float
-    consecutive: bool
-
-    def fault(self, tensor: torch.Tensor, where: Where, index: int) -> Fault:
-        """The fault of a result that they are in. index: of the op in the run."""
-        return Fault(
-            COLLISION, where, dtype_name(tensor.dtype), Examination(tensor.numel()), tuple(tensor.shape), self.largest,
-            largest_of(tensor), self.largest, self.collided, index=index, note=CONSECUTIVE if self.consecutive else "",
-        )  # fmt: skip
-
-
-def examine_integers(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Collisions | None:
-    """The collisions in a result of whole numbers; None without any."""
+def collisions_in(call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault | None:
+    """The numbers that became equal in a result of whole numbers, as a fault; None without any."""
     if not 1 < tensor.numel() <= _COUNTED:
         return None
     exact = store.exact(tensor)
     largest = float(exact.abs().amax())
     if not 0.5 / roundoff(tensor.dtype) <= largest < _LARGEST:
         return None
-    numbers = _different(exact)
-    collided = numbers.numel() - _different(tensor).numel()
+    numbers: torch.Tensor = torch.unique(exact)
+    collided = numbers.numel() - torch.unique(tensor).numel()
     if collided <= 0:
         return None
-    span = float(numbers.amax() - numbers.amin()) + 1
-    return Collisions(collided, largest, consecutive=numbers.numel() == span)
-
-
-def _different(values: torch.Tensor) -> torch.Tensor:
-    numbers: torch.Tensor = torch.unique(values)
-    return numbers
+    consecutive = numbers.numel() == float(numbers.amax() - numbers.amin()) + 1
+    fault = fault_at(COLLISION, call, tensor, Examination(tensor.numel()))
+    fault = replace(fault, amax_in=largest, amax_out=largest_of(tensor), exact_amax=largest, elements=collided)
+    return replace(fault, note=CONSECUTIVE) if consecutive else fault

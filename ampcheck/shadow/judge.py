@@ -29,8 +29,8 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
-from ampcheck.shadow.faults import Fault, Step, extended
-from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, examine_integers
+from ampcheck.shadow.faults import Fault, extended
+from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, finite, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, relative_error
 from ampcheck.shadow.ranking import hides_ranking
@@ -50,7 +50,6 @@ from ampcheck.shadow.suspects import (
     emptied_rows,
     missing_terms,
     pass_on,
-    place_of,
     rescues,
     vanished,
 )
@@ -105,36 +104,35 @@ class Judge:
         recorded = (replace(self._faults[key], reaches=self._reached.of(key)) for key in counts)
         return tuple(sorted(recorded, key=lambda fault: fault.index))
 
-    def judge(
-        self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], ruled: bool, index: int
-    ) -> None:
+    def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
+        where, inherited = call.where, call.inherited
         if tests_finiteness(call):
             self._reached.test(inherited)
         elif decides(call, faulty=bool(inherited)):
-            self._decision(call, where, before, inherited, index)
+            self._decision(call)
         elif call.name == "_local_scalar_dense":
-            self._reach(before, f"a number that left the run at {where.file}:{where.line}", reported=True)
+            self._reach(call.before, f"a number that left the run at {where.file}:{where.line}", reported=True)
         elif call.name == UNSCALES:
-            self.scale = self._reached.unscale(call, inherited)
+            self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
-            for suspect in self._suspects.of(before, COLLIDED):
+            for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
         results = call.written + call.fresh
         if not results:
             return
-        if is_own_cast(call, where):
+        if is_own_cast(call):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
-        if where.phase != "backward" and (missing := missing_terms(call, results, before, self._store)):
+        if where.phase != "backward" and (missing := missing_terms(call, results, self._store)):
             self._reach(missing, "a sum that lacks it")
             for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
                 self._accuse(suspect, "a sum that lacks it")
         if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
-            self._update(call, before)
+            self._update(call)
         after = [self._store.of(tensor) for tensor in results]
-        self._pass_on(call, results, before, after)
+        self._pass_on(call, results, after)
         if not ruled:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
@@ -142,12 +140,12 @@ class Judge:
         if not inherited and not call.written and (call.moves or call.widens):
             return
         if call.drawn and all(bool(finite(t).all()) for t in results):
-            self._add(replace(fault_at(faults.OVERFLOW, results[0], Examination(0), where, index), note=call.drawn))
+            self._add(replace(fault_at(faults.OVERFLOW, call, results[0], Examination(0)), note=call.drawn))
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
-                self._result(call, tensor, companions, where, before, inherited, index)
+                self._result(call, tensor, companions)
 
     def reach(
         self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], weights: Collection[str] = ()
@@ -182,11 +180,11 @@ class Judge:
             if not companions.consumed:
                 self._reach([companions], "a result that is still in use")
 
-    def _update(self, call: Call, before: Sequence[Companions]) -> None:
+    def _update(self, call: Call) -> None:
         """Record what vanished from an update that a weight could take up: the weight itself hardly shows it."""
         written = {id(tensor) for tensor in call.written}
         keeps = sum(float(torch.linalg.vector_norm(t.detach()).double() * roundoff(t.dtype)) ** 2 for t in call.written)
-        for tensor, companions in zip(call.inputs, before, strict=True):
+        for tensor, companions in zip(call.inputs, call.before, strict=True):
             if id(tensor) in written or not companions.faults or relative_error(tensor, self._store) <= _VANISHED_SHARE:
                 continue
             known = (self._faults[key] for key in companions.faults if key in self._faults)  # others are of other ranks
@@ -210,17 +208,15 @@ class Judge:
         if _LOST < (error := relative_error(tensor, self._store)) < 1 / ZERO:
             self._add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
-    def _pass_on(
-        self, call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], after: Sequence[Companions]
-    ) -> None:
+    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], after: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        call.depths = tuple(c.depth for c in before)
+        call.depths = tuple(c.depth for c in call.before)
         depth = max(call.depths, default=0)
-        pass_on(before if call.name not in SHAPED else (), after)
+        pass_on(call.before if call.name not in SHAPED else (), after)
         for tensor, companions in zip(results, after, strict=True):
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
-            summed = call.name in SUMS and all(c.whole for c in before)
+            summed = call.name in SUMS and all(c.whole for c in call.before)
             if COLLIDED in companions.suspects and (
                 summed or not (companions.whole or call.moves or self._is_position(companions))
             ):
@@ -228,18 +224,9 @@ class Judge:
             if call.name in CONTRACTIONS:
                 drop(companions, BLURRED)
 
-    def _result(
-        self,
-        call: Call,
-        tensor: torch.Tensor,
-        companions: Companions,
-        where: Where,
-        before: Sequence[Companions],
-        inherited: frozenset[Key],
-        index: int,
-    ) -> None:
-        values = companions.exact.values, companions.moved.values
-        exact, moved = call.sides.get(id(tensor)) or (view_of(tensor, values[0]), view_of(tensor, values[1]))
+    def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
+        where, before, inherited = call.where, call.before, call.inherited
+        exact, moved = view_of(tensor, companions.values.exact), view_of(tensor, companions.values.moved)
         whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
@@ -248,7 +235,7 @@ class Judge:
         self.low += low
         self.whole += low and companions.whole
         if companions.whole:
-            self._integers(call, tensor, companions, where, index)
+            self._integers(call, tensor, companions)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         single = bool(inherited) and tensor.numel() <= _FEW
@@ -257,12 +244,12 @@ class Judge:
             rounds = call.name == "_to_copy" and not any(c.written for c in before)
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
         if low:
-            self._note_largest(call, tensor, where, seen_at_once.largest)
+            self._note_largest(call, tensor, seen_at_once.largest)
         if accumulates and (still := stalled(tensor, exact, companions)) is not None:
-            drift = with_sizes(fault_at(faults.DRIFT, tensor, still, where, index), call, tensor, self._store)
+            drift = with_sizes(fault_at(faults.DRIFT, call, tensor, still), call, tensor, self._store)
             self._add(replace(drift, note=STALLED), "the accumulator")
         if seen_at_once.emptier or single:
-            self._note_zeros(call, tensor, exact, companions, where, index)
+            self._note_zeros(call, tensor, exact, companions)
         else:
             drop(companions, VANISHED)
         if ERROR in companions.suspects:
@@ -275,20 +262,20 @@ class Judge:
         if seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)
-        if widens and widened(call, tensor, self._store, where.phase):
+        if widens and widened(call, tensor, self._store):
             moved = self._store.moved(tensor)
             seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor)
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
-        if doubtful and not inherited and (sort := own_error(call, tensor, self._store, before)):
-            self._suspects.add(companions, sort, fault_at(faults.CANCELLATION, tensor, Examination(0), where, index))
+        if doubtful and not inherited and (sort := own_error(call, tensor, self._store)):
+            self._suspects.add(companions, sort, fault_at(faults.CANCELLATION, call, tensor, Examination(0)))
             return
         known = {ILL, ERROR, TAKEN} & companions.suspects.keys()
         if seen_at_once.ill and not known and float32_keeps(call, tensor, self._store):
-            ill = fault_at(faults.CANCELLATION, tensor, Examination(tensor.numel(), error=1.0), where, index)
+            ill = fault_at(faults.CANCELLATION, call, tensor, Examination(tensor.numel(), error=1.0))
             self._suspects.add(companions, ILL, with_sizes(ill, call, tensor, self._store))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
-            fault = fault_at(faults.DECISION, tensor, Examination(tensor.numel()), where, index)
+            fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
             self._suspects.add(companions, BLURRED, fault)
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
@@ -306,11 +293,11 @@ class Judge:
         if not seen.beyond:
             drop(companions, MASKED)
             return
-        own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store, before))
-        result = fault_of(call, tensor, seen, self._store, where, index, accumulates=accumulates) if own else None
+        own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store))
+        result = fault_of(call, tensor, seen, self._store, accumulates=accumulates) if own else None
         if result is None or (inherited and result.kind == faults.MASK):
             companions.faults = inherited
-            earlier = next((c.trail for c in before if c.faults and isinstance(c.trail, Step)), None)
+            earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
         if result.kind == faults.MASK:
@@ -318,7 +305,7 @@ class Judge:
                 self._suspects.add(companions, MASKED, result)
             self._add(result)
             return
-        fault = self._suspects.origin_of(result, call, tensor, before, self._store)
+        fault = self._suspects.origin_of(result, call, tensor, self._store)
         self._recurrence.note(fault, accumulates=accumulates)
         self._reached.lose(fault, exact)
         self._add(fault)
@@ -331,52 +318,39 @@ class Judge:
         """Whether the numbers that collided were counted through without a gap."""
         return any(suspect.note == CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
 
-    def _note_zeros(
-        self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, where: Where, index: int
-    ) -> None:
+    def _note_zeros(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions) -> None:
         if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
             return  # elements that are zero were seen by `look`; the place where they began is known
-        plain = fault_at(faults.ZERO, tensor, Examination(tensor.numel()), where, index)
-        if (suspect := vanished(call, tensor, exact, plain)) is None:
+        if (suspect := vanished(call, tensor, exact)) is None:
             drop(companions, VANISHED)
         elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
             self._suspects.add(companions, VANISHED, suspect)
 
-    def _decision(
-        self, call: Call, where: Where, before: Sequence[Companions], inherited: frozenset[Key], index: int
-    ) -> None:
-        blurred = next(self._suspects.of(before, BLURRED, ILL), None)
-        if (decided := examine_decision(call, self._store, blurred=blurred is not None)) is None:
+    def _decision(self, call: Call) -> None:
+        blurred = next(self._suspects.of(call.before, BLURRED, ILL), None)
+        if (fault := examine_decision(call, self._store, blurred)) is None:
             return
-        name = f"a decision of {where.op}"
-        for key in inherited:
+        name = f"a decision of {call.where.op}"
+        for key in call.inherited:
             self._reached.note(key, name)
-        causes = list(self._suspects.of(before, COLLIDED))
+        causes = list(self._suspects.of(call.before, COLLIDED))
         for suspect in causes:
             self._accuse(suspect, name)
-        if inherited or causes:
-            return
-        seen = Examination(decided.numel, error=decided.margin, limit=decided.limit)
-        kind = faults.COLLISION if decided.integers else faults.DECISION
-        fault = replace(fault_at(kind, call.inputs[0], seen, where, index), elements=decided.elements)
-        note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred and decided.blurred else ""
-        fault = replace(fault, amax_in=largest_of(call.inputs[0]), note=note)
-        self._add(fault, "the decision")
+        if not (call.inherited or causes):
+            self._add(fault, "the decision")
 
-    def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions, where: Where, index: int) -> None:
+    def _integers(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         """Let different whole numbers that became equal travel on, until something takes them for ids."""
-        lost = examine_integers(call, tensor, self._store)
-        if lost is None or COLLIDED in companions.suspects:
+        if COLLIDED in companions.suspects or (fault := collisions_in(call, tensor, self._store)) is None:
             return
-        fault = lost.fault(tensor, where, index)
         self._suspects.add(companions, COLLIDED, fault)
-        if lost.consecutive:
+        if fault.note == CONSECUTIVE:
             self._add(fault)
 
-    def _note_largest(self, call: Call, tensor: torch.Tensor, where: Where, largest: float) -> None:
+    def _note_largest(self, call: Call, tensor: torch.Tensor, largest: float) -> None:
         """Record how large the values of 16 bits became at each place."""
         largest = largest if math.isfinite(largest) else largest_of(tensor)
-        key = (where, dtype_name(tensor.dtype))
+        key = (call.where, dtype_name(tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
             near = largest * _NEAR > largest_number(tensor.dtype)
             self.largest[key] = largest, largest_input(call) if near else 0.0

@@ -1,4 +1,7 @@
-"""The memory of tensors: which part of a flat companion belongs to a tensor, and the numbers in a storage."""
+"""The memory of tensors: which part of a flat companion belongs to a tensor, and the numbers in a storage.
+
+The companions of sparse and nested tensors are those of the strided tensor that holds their values.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ import torch
 
 from ampcheck.core.formats import format_of
 
-_ROUNDOFF: dict[torch.dtype, float] = {}
-
-PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""The dtype of the two parts of a complex element."""
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def finite(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,17 +53,10 @@ def has_companions(value: object) -> bool:
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
 
+@cache
 def roundoff(dtype: torch.dtype) -> float:
     """The unit roundoff of a floating or complex dtype."""
-    unit = _ROUNDOFF.get(dtype)
-    if unit is None:
-        unit = _ROUNDOFF[dtype] = format_of(part_of(dtype)).unit_roundoff
-    return unit
-
-
-def part_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the numbers in a storage: that of the parts of complex elements."""
-    return PARTS.get(dtype, dtype)
+    return format_of(dtype.to_real()).unit_roundoff
 
 
 def values_in(storage: torch.UntypedStorage, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -82,3 +75,38 @@ def largest_number(dtype: torch.dtype) -> float:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float16` for `torch.float16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a sparse or nested tensor, in the same memory; None for other layouts, such as that of oneDNN."""
+    if tensor.is_nested:
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        return values_in(tensor.untyped_storage(), tensor.dtype, tensor.device)
+    if tensor.is_meta:
+        return None
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor.values() if tensor.layout in _COMPRESSED else None
+
+
+def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A tensor with the layout and the pattern of another, and other values."""
+    if tensor.is_nested:
+        return torch._nested_view_from_buffer(
+            values.contiguous(),
+            tensor._nested_tensor_size(),
+            tensor._nested_tensor_strides(),
+            tensor._nested_tensor_storage_offsets(),
+        )
+    if tensor.layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(
+            tensor._indices(), values, tensor.shape, check_invariants=False, is_coalesced=tensor.is_coalesced()
+        )
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends, others = (
+        (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
+    )
+    return torch.sparse_compressed_tensor(
+        ends, others, values, tensor.shape, layout=tensor.layout, check_invariants=False
+    )

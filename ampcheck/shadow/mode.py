@@ -16,19 +16,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
 from ampcheck.shadow.draws import follow_draws
-from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, watched_escapes
+from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, literals_by_ops, watched_escapes
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
-from ampcheck.shadow.literals import literals_by_ops
-from ampcheck.shadow.reference import Reference
+from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
@@ -57,7 +56,7 @@ class Shadow(DispatchMode):
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. freedom: also measure which
     decisions other roundings may turn. renews: without a model, let weights of 32 bits begin each step of an optimizer
-    with their real values. seed: of the moves of data.
+    with their real values.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
     takes other formulas under any dispatch mode in a few places: the backward of `prod` with zeros, `_foreach_max`,
@@ -80,10 +79,9 @@ class Shadow(DispatchMode):
         judge: bool = True,
         freedom: bool = False,
         renews: bool = True,
-        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.store = CompanionStore(seed + process_rank())  # other data on other ranks move otherwise
+        self.store = CompanionStore(process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
@@ -112,20 +110,16 @@ class Shadow(DispatchMode):
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
-        for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
-            self._open.enter_context(context)
-        try:
+        with ExitStack() as opening:
+            for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
+                opening.enter_context(context)
             super().__enter__()
-        except BaseException:
-            self._open.close()
-            raise
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
+        with self._open:
             super().__exit__(*exc)
-        finally:
-            self._open.close()
         self._left()
 
     @property
@@ -193,7 +187,7 @@ class Shadow(DispatchMode):
         companions = self.store.known(tensor)
         step = companions.trail if companions is not None else None
         steps: list[Step] = []
-        while isinstance(step, Step):
+        while step is not None:
             steps.append(step)
             step = step.before
         return tuple(reversed(steps))
@@ -226,30 +220,30 @@ class Shadow(DispatchMode):
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
-        before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
+        before = call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
         rows = None
         if self.store.by_rows or schema.name == "embedding_dense_backward":
             with _aside():
-                rows = row_call(call, before, self.store)
+                rows = row_call(call, self.store)
         out = call.out = self._call(func, args, kwargs)
         if rows is not None:
             with _aside():
-                call, before = rows.ran(out), rows.before
+                call = rows.ran(out)
+            before = call.before
             args, kwargs = call.args, call.kwargs
             storages = {t.untyped_storage()._cdata for t in call.inputs}
         if self.store.watches:
             for tensor, companions in zip(call.inputs, before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        for position, name in schema.writes:
-            value = args[position] if position < len(args) else kwargs.get(name)
-            call.written += floating_values(value)
-            for tensor in leaves(value):
-                if not tensor.is_floating_point() and not tensor.is_complex():
-                    self._write_integers(call, tensor)
+        written = written_by(schema, args, kwargs) if schema.writes else []
+        call.written = floating_values(written)
+        for tensor in leaves(written):
+            if not tensor.is_floating_point() and not tensor.is_complex():
+                self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
         decides = bool(before) and self.judge is not None and looks_at(call)
@@ -267,19 +261,19 @@ class Shadow(DispatchMode):
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             origin = self._origins.current(sys._getframe(1))
-            where = origin.where(schema.title)
+            call.where, call.index = origin.where(schema.title), self.ops
             if origin.phase == "backward":
                 self._steps.due = self._steps.stepping
-            inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
-            ruled = self._follower.follow(call, before) if call.fresh or call.written else True
-            follow_draws(call, before, self.store)
+            call.inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
+            ruled = self._follower.follow(call) if call.fresh or call.written else True
+            follow_draws(call, self.store)
             if ruled and call.fresh:
-                follow_accumulators(call, where, before, self.store)
+                follow_accumulators(call, self.store)
             if leaves_run:
                 self.escapes[f"{origin.file}:{origin.line}"] += 1
             if self.judge is not None:
                 try:
-                    self.judge.judge(call, where, before, inherited, ruled, self.ops)
+                    self.judge.judge(call, ruled)
                     if self.freedom is not None:
                         self.freedom = with_call(self.freedom, call, self.store)
                 except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
@@ -321,8 +315,8 @@ class Shadow(DispatchMode):
             return self._call(call.op, call.args, call.kwargs)
         with _aside():
             begun = self._exchange.begin(call)
-            before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
-            for companions in before:
+            call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
+            for companions in call.before:
                 companions.used = companions.consumed = True
         call.out = self._call(call.op, call.args, call.kwargs)
         with _aside():
@@ -332,8 +326,9 @@ class Shadow(DispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                where = self._origins.current(sys._getframe(1)).where(call.schema.title)
-                self.judge.judge(call, where, before, inherited, True, self.ops)
+                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.schema.title), self.ops
+                call.inherited = inherited
+                self.judge.judge(call, True)
         return call.out
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
@@ -347,7 +342,7 @@ class Shadow(DispatchMode):
             if source is None or not self.store.copy_memory(tensor, source):
                 self.store.reread(tensor)
 
-    def _escaped(self, tensor: torch.Tensor, *, shared: bool) -> None:
+    def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
         with _aside():
             for values in floating_values(tensor):

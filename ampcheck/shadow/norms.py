@@ -24,6 +24,13 @@ def square(values: torch.Tensor) -> float:
     return total if total == total else torch.inf
 
 
+def difference(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """The norms of a value less exact, and of exact, of the elements that are finite in both."""
+    both = exact.isfinite() & finite(value)
+    pair = torch.where(both, value.to(exact.dtype) - exact, 0.0), torch.where(both, exact, 0.0)
+    return float(torch.linalg.vector_norm(pair[0])), float(torch.linalg.vector_norm(pair[1]))
+
+
 def exact_square(tensor: torch.Tensor, store: CompanionStore) -> float:
     """The sum of the squares of exact."""
     return sum(square(exact) for _, exact in _parts(tensor, store))
@@ -36,11 +43,8 @@ def error_square(tensor: torch.Tensor, store: CompanionStore) -> float:
 
 def relative_error(tensor: torch.Tensor, store: CompanionStore) -> float:
     """The norm of the errors relative to that of exact, of the elements that are finite in both."""
-    error = size = 0.0
-    for value, exact in _parts(tensor, store):
-        both = exact.isfinite() & finite(value)
-        error += square(torch.where(both, value.double() - exact, 0.0))
-        size += square(torch.where(both, exact, 0.0))
+    parts = [difference(value, exact) for value, exact in _parts(tensor, store)]
+    error, size = (sum(norm**2 for norm in norms) for norms in zip(*parts, strict=True))
     return float(error**0.5 / max(size**0.5, 1e-300))
 
 

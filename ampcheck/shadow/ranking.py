@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.shadow.bounds import SLACK, Look, floor_of
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.cause import Mended, alone
+from ampcheck.shadow.cause import alone, mended_side
 from ampcheck.shadow.companions import CompanionStore, roundoff
 
 _HIDDEN = 0.25
@@ -44,7 +44,7 @@ def hides_ranking(
     if accumulates or not hidden:
         return bool(hidden)
     bound = _honest(tensor, store)
-    own = Mended(store, [store.of(t) for t in call.inputs if _is_rounded_once(t, store)])
+    own = mended_side(store, [store.of(t) for t in call.inputs if _is_rounded_once(t, store)])
     of_inputs = [result - exact for result in alone(call, tensor, store, own)]
     return any(
         _width(values, dim) <= min(bound * width, error / _GROWS)

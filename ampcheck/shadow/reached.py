@@ -42,7 +42,7 @@ class Reached:
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
-        self._in_a_row: dict[Gradients, int] = {}
+        self._in_a_row = Counter[Gradients]()
 
     def of(self, key: Key) -> Mapping[str, float]:
         """What a fault reached, steps among it that were skipped and never made."""
@@ -56,7 +56,7 @@ class Reached:
 
         reported: a number that leaves the run, such as the norm of all gradients. discarded: what nothing has read.
         """
-        unused = isinstance(key, tuple) and key[0] == OVERFLOW and (discarded or (reported and _is_backward(key)))
+        unused = key[0] == OVERFLOW and (discarded or (reported and _is_backward(key)))
         places = [keys[key] for keys in self._skipped.values() if key in keys]
         for place in places or [self._unused[key] if unused else self._by_key[key]]:
             place[name] = max(share, place.get(name, 0.0))
@@ -72,28 +72,23 @@ class Reached:
             if not ((key in large and key in self._tested) or (scaled and _is_backward(key))):
                 self.note(key, "a tensor that no later op read", discarded=True)
 
-    def unscale(self, call: Call, keys: Collection[Key]) -> float:
-        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale."""
-        shapes = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
+    def unscale(self, call: Call) -> float:
+        """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale.
+
+        Whatever the faults of a skipped step reach counts if no such step is made later.
+        """
+        gradients = tuple(tuple(gradient.shape) for gradient in call.written[:-1])
         if bool(call.written[-1]):
-            self.skip(shapes, keys)
+            self._in_a_row[gradients] += 1
+            skipped = self._skipped.setdefault(gradients, {})
+            for key in call.inherited:
+                skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
         else:
-            self.make(shapes)
+            self._retried.update(self._skipped.pop(gradients, ()))
+            self._made.add(gradients)
+            self._in_a_row[gradients] = 0
         inverse = float(call.args[2])
         return 1 / inverse if inverse else float("inf")
-
-    def skip(self, gradients: Gradients, keys: Collection[Key]) -> None:
-        """Record a step that a scaler skipped. Whatever its faults reach counts if no such step is made later."""
-        self._in_a_row[gradients] = self._in_a_row.get(gradients, 0) + 1
-        skipped = self._skipped.setdefault(gradients, {})
-        for key in keys:
-            skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
-
-    def make(self, gradients: Gradients) -> None:
-        """Record a step that a scaler made."""
-        self._retried.update(self._skipped.pop(gradients, ()))
-        self._made.add(gradients)
-        self._in_a_row[gradients] = 0
 
     def retried(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps that were, or would next be, made at a lower scale."""
@@ -123,7 +118,7 @@ class Reached:
         """Note a result that is within its bound: what an op lost elsewhere if it is the same in float64."""
         lost = self._lost.get((where.op, exact.shape)) if self._lost else None
         key = lost.get(_sums(exact)) if lost else None
-        if lost and isinstance(key, tuple) and key[1] != where:
+        if lost and key is not None and key[1] != where:
             del lost[_sums(exact)]
             self._missing[key] -= 1
 
@@ -133,7 +128,7 @@ class Reached:
 
 
 def _is_backward(key: Key) -> bool:
-    return isinstance(key, tuple) and key[1].phase == "backward"
+    return key[1].phase == "backward"
 
 
 def _sums(exact: torch.Tensor) -> tuple[float, float]:

@@ -6,8 +6,6 @@ now and then far too small: of thousands of executions of one sound op a few exc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import Key
 from ampcheck.shadow.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
@@ -28,20 +26,12 @@ _BY_CHANCE = frozenset((ROUNDING, CANCELLATION, DRIFT))
 """What is measured against a sampled spread. What overflows, vanishes, collides or decides otherwise is no chance."""
 
 
-@dataclass(slots=True)
-class _Rate:
-    """Errors at one place, those of earlier executions with less weight. last: the execution of the latest."""
-
-    weight: float = 0.0
-    last: int = 0
-
-
 class Recurrence:
     """Counts executions by place, and errors among them."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[Where, tuple[int, ...]], int] = {}
-        self._rates: dict[Key, _Rate] = {}
+        self._rates: dict[Key, tuple[float, int]] = {}  # errors, earlier ones with less weight, and the latest of them
         self._recurrent: set[Key] = set()
         self._overflows: dict[Key, tuple[int, int]] = {}
 
@@ -59,10 +49,10 @@ class Recurrence:
         if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
             self._recurrent.add(fault.key)
             return
-        rate = self._rates.setdefault(fault.key, _Rate())
-        rate.weight = rate.weight * (1.0 - 1.0 / _WINDOW) ** (runs - rate.last) + 1.0
-        rate.last = runs
-        if rate.weight >= _RECURS:
+        weight, last = self._rates.get(fault.key, (0.0, 0))
+        weight = weight * (1.0 - 1.0 / _WINDOW) ** (runs - last) + 1.0
+        self._rates[fault.key] = weight, runs
+        if weight >= _RECURS:
             self._recurrent.add(fault.key)
 
     def recurs(self, key: Key) -> bool:
@@ -76,4 +66,4 @@ class Recurrence:
         return runs > latest or runs > 2 * times
 
     def _executions(self, key: Key) -> int:
-        return sum(runs for (where, _), runs in self._runs.items() if isinstance(key, tuple) and where == key[1])
+        return sum(runs for (where, _), runs in self._runs.items() if where == key[1])

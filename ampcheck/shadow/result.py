@@ -11,7 +11,6 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, is_chance
 from ampcheck.shadow.companions import MOVE
-from ampcheck.shadow.reference import Reference
 
 Key: TypeAlias = tuple[str, str, int]
 """What a result is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, number of the call."""
@@ -32,6 +31,19 @@ INTEGERS = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "uint1
 WITHIN, BEYOND, CAST, TIE, EDGE = "within", "beyond", "cast", "tie", "edge"
 """Verdicts: within its bound; beyond it; a cast that the author means is left out; a decision near a tie explains it;
 inf and NaN that eager mode has about as many of: the edge of overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The companions of one result of an eager run: its exact value, with which other runs of the call are compared.
+
+    exact: float64. moved: float32, see `ampcheck.shadow.companions`. unit: the unit roundoff of the coarsest format
+    that the eager run used on the way.
+    """
+
+    exact: torch.Tensor
+    moved: torch.Tensor
+    unit: float
 
 
 @dataclass(frozen=True, slots=True)

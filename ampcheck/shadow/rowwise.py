@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.shadow.call import Call, OpSchema, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore
+from ampcheck.shadow.companions import CompanionStore
 from ampcheck.shadow.rows import is_large, is_large_size
 
 CONSTANTS = frozenset("zeros zeros_like new_zeros ones ones_like new_ones".split())
@@ -25,19 +25,19 @@ _READS = frozenset(("embedding", "index_select"))
 _GRADIENT = "embedding_dense_backward"
 
 
-def row_call(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
+def row_call(call: Call, store: CompanionStore) -> RowCall | None:
     """The op by rows, before it runs; None for an op without large matrices, and for one that needs all of their rows.
 
     What such an op overwrites gets companions for all rows here, while its values are as they were.
     """
-    large = [c for c in before if c.rows is not None]
+    large = [c for c in call.before if c.rows is not None]
     plan = None
-    if call.name in _READS and len(large) == 1 and before[0] is large[0]:
+    if call.name in _READS and len(large) == 1 and call.before[0] is large[0]:
         plan = _reading(call, store)
     elif call.name == _GRADIENT and not large:
         plan = _gradient(call, store)
     elif large and (torch.Tag.pointwise in call.op.tags or call.name in _ELEMENTWISE):
-        plan = _elementwise(call, before, store)
+        plan = _elementwise(call, store)
     if plan is None and call.schema.writes:
         for companions in large:
             companions.fill()
@@ -45,7 +45,7 @@ def row_call(call: Call, before: Sequence[Companions], store: CompanionStore) ->
 
 
 class RowCall:
-    """The op on rows. index: the rows; call, before: the op on them, and the companions of its inputs.
+    """The op on rows. index: the rows; call: the op on them.
 
     results: whether the results are such rows as well. elementwise: every row of the results comes from these rows.
     """
@@ -58,16 +58,12 @@ class RowCall:
         self._rows: dict[int, torch.Tensor] = {}
         self.call = Call(call.op, call.schema, call.args, dict(call.kwargs))
 
-    @property
-    def before(self) -> list[Companions]:
-        """The companions of the inputs."""
-        return [self.store.of(tensor) for tensor in self.call.inputs]
-
     def put(self, *args: Any) -> RowCall:
         """Set the arguments; of tensors of the original op that are large, the rows are put in their place."""
         self.call.args = tuple(self.of(value) for value in args)
         self.call.kwargs = {name: self.of(value) for name, value in self.whole.kwargs.items()}
         self.call.inputs = [self.of(tensor) for tensor in self.whole.inputs]
+        self.call.before = [self.store.of(tensor) for tensor in self.call.inputs]
         return self
 
     def of(self, value: Any) -> Any:
@@ -170,7 +166,7 @@ def _gradient(call: Call, store: CompanionStore) -> RowCall | None:
     return plan.put(gradient, inverse, len(rows), absent[0] if absent else -1, scale)
 
 
-def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore) -> RowCall | None:
+def _elementwise(call: Call, store: CompanionStore) -> RowCall | None:
     """The rows that have companions in any of the operands, of tables that ops have read before.
 
     The other rows are taken to be exact: float32 rounds them too little to matter, and 16 bits are followed whole. Of
@@ -178,8 +174,8 @@ def _elementwise(call: Call, before: Sequence[Companions], store: CompanionStore
     """
     operands = [t for value in (*call.args, *call.kwargs.values()) for t in leaves(value)]
     matrices = [t for t in operands if t.numel() != 1]
-    known = [c.rows for c in before if c.rows is not None]
-    filled = [t for t, c in zip(call.inputs, before, strict=True) if c.rows is None and t.numel() != 1]
+    known = [c.rows for c in call.before if c.rows is not None]
+    filled = [t for t, c in zip(call.inputs, call.before, strict=True) if c.rows is None and t.numel() != 1]
     if len({t.shape for t in matrices}) != 1 or filled or not all(is_large(t) for t in matrices):
         return None
     if len(call.op._schema.returns) != 1 or call.kwargs.get("dtype") is not None:

@@ -6,12 +6,12 @@ The slopes of linear ops add up to what a write keeps of the value before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from ampcheck.shadow.call import Call
+from ampcheck.shadow.call import Call, item_of
 from ampcheck.shadow.companions import Companions, CompanionStore, has_companions
 
 _LINEAR = frozenset("add sub rsub mul div neg lerp _to_copy clone".split())
@@ -28,38 +28,32 @@ class Slope(NamedTuple):
     share: float
 
 
-def follow_slopes(call: Call, before: Sequence[Companions], store: CompanionStore) -> None:
+def follow_slopes(call: Call, store: CompanionStore) -> None:
     """Give the results of a linear op the slope of what they are made of."""
-    name = _name(call)
-    if name not in _LINEAR:
+    if call.schema.base not in _LINEAR:
         return
-    written = [Slope(id(c), c.writes, 1.0) for c in before if c.writes]
-    sources = {source[:2]: source for source in (*written, *(slope for c in before for slope in c.slopes))}
+    written = [Slope(id(c), c.writes, 1.0) for c in call.before if c.writes]
+    sources = {source[:2]: source for source in (*written, *(slope for c in call.before for slope in c.slopes))}
     for number, result in enumerate(call.fresh if sources else ()):
-        shares = ((source, _share(call, name, number, source, store)) for source in sources.values())
+        shares = ((source, _share(call, number, source, store)) for source in sources.values())
         slopes = [source._replace(share=share) for source, share in shares if share]
         store.of(result).slopes = tuple(slopes[:_MOST])
 
 
 def kept(call: Call, tensor: torch.Tensor, companions: Companions, store: CompanionStore) -> float | None:
     """What a linear op keeps of a tensor that it writes, of all that it is given; None for any other op."""
-    name = _name(call)
-    if name == "copy_":
+    if call.name == "copy_":
         return _slope(call.args[1], Slope(id(companions), companions.writes, 1.0), store)
     number = next((i for i, written in enumerate(call.written) if written is tensor), 0)
-    return _share(call, name, number, Slope(id(companions), companions.writes, 1.0), store)
+    return _share(call, number, Slope(id(companions), companions.writes, 1.0), store)
 
 
-def _name(call: Call) -> str:
-    return call.name if call.name == "copy_" else call.name.removeprefix("_foreach_").removesuffix("_")
-
-
-def _share(call: Call, name: str, number: int, source: Slope, store: CompanionStore) -> float | None:
+def _share(call: Call, number: int, source: Slope, store: CompanionStore) -> float | None:
     """The derivative of one result of a linear op; None where it is no such op or a factor is no number."""
-    if name not in _LINEAR:
+    if call.schema.base not in _LINEAR:
         return None
     total = 0.0
-    for value, factor in _terms(call, name, number):
+    for value, factor in _terms(call, number):
         slope = _slope(value, source, store)
         if slope and factor is None:
             return None
@@ -77,9 +71,9 @@ def _slope(value: object, source: Slope, store: CompanionStore) -> float:
     return next((slope.share for slope in companions.slopes if slope[:2] == source[:2]), 0.0)
 
 
-def _terms(call: Call, name: str, number: int) -> Iterator[tuple[Any, float | None]]:
+def _terms(call: Call, number: int) -> Iterator[tuple[Any, float | None]]:
     """The arguments that a linear op adds up, each with its factor; None for a factor that is no number."""
-    values = [_item(value, number) for value in call.args]
+    name, values = call.schema.base, [item_of(value, number) for value in call.args]
     first, second = values[0], values[1] if len(values) > 1 else None
     alpha = call.kwargs.get("alpha", values[2] if name in ("add", "sub", "rsub") and len(values) > 2 else 1.0)
     if name in ("add", "sub"):
@@ -101,11 +95,6 @@ def _terms(call: Call, name: str, number: int) -> Iterator[tuple[Any, float | No
         yield second, weight
     else:
         yield first, -1.0 if name == "neg" else 1.0
-
-
-def _item(value: Any, number: int) -> Any:
-    """The argument that belongs to one result of an op on lists."""
-    return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
 
 
 def _number(value: Any, sign: float = 1.0) -> float | None:

@@ -17,18 +17,18 @@ from ampcheck.shadow.norms import relative_error
 _PRODUCTS = frozenset("mul mm bmm mv dot".split())
 
 
-def widened(call: Call, tensor: torch.Tensor, store: CompanionStore, phase: str) -> bool:
+def widened(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Let moved go as far from exact as honest errors of the inputs may take a result. Returns whether it went further.
 
-    phase: in the backward pass sums add up gradients, whose roundings are independent. In an update iterations refine
+    In the backward pass sums add up gradients, whose roundings are independent. In an update iterations refine
     what they are given; elsewhere a product may be the first to show digits that were lost before it.
     """
     if call.written or tensor.is_complex():
         return False
     exact, moved = store.exact(tensor), store.moved(tensor)
     apart = (moved - exact).abs()
-    further = _of_terms(call, store) if phase == "backward" and call.name in SUMS else None
-    if phase == "update" and call.name in _PRODUCTS:
+    further = _of_terms(call, store) if call.where.phase == "backward" and call.name in SUMS else None
+    if call.where.phase == "update" and call.name in _PRODUCTS:
         further = _of_factors(call, tensor, store)
     if further is None or further.shape != exact.shape:
         return False

@@ -55,7 +55,7 @@ class Steps:
             known = self._store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None
             if known is None or known.whole:
                 continue
-            if any(isinstance(key, tuple) and key[1].phase == "update" for key in known.faults):
+            if any(where.phase == "update" for _, where, _ in known.faults):
                 self._reach({name: tensor}, {})
             if not known.faults or bool(tensor.isfinite().all()):
                 self._renew(tensor)

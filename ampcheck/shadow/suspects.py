@@ -23,8 +23,8 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import FLOOR, Examination
-from ampcheck.shadow.call import Call, Side
-from ampcheck.shadow.cause import follows_from_inputs, largest_input, largest_of, survives
+from ampcheck.shadow.call import Call, Side, SideOf
+from ampcheck.shadow.cause import fault_at, follows_from_inputs, largest_input, largest_of, survives
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
@@ -57,16 +57,14 @@ class Suspects:
             for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
                 yield self._by_key[key]
 
-    def origin_of(
-        self, fault: Fault, call: Call, tensor: torch.Tensor, before: Sequence[Companions], store: CompanionStore
-    ) -> Fault:
+    def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
-        masked = next(self.of(before, MASKED), None)
+        masked = next(self.of(call.before, MASKED), None)
         if masked is not None:
             return caused(fault, masked)
         if not fault.examination.lost or not follows_from_inputs(call, tensor, store):
             return fault
-        carriers = [c for c in before if VANISHED in c.suspects]
+        carriers = [c for c in call.before if VANISHED in c.suspects]
         carriers.sort(key=lambda c: not survives(call, tensor, store, [c]))  # of 0 / 0, the denominator
         zero = next(self.of(carriers, VANISHED), None)
         return caused(fault, zero) if zero is not None else fault
@@ -87,29 +85,20 @@ def drop(companions: Companions, *sorts: str) -> None:
         companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
 
 
-def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor, fault: Fault) -> Fault | None:
-    """The elements that are zero here and not in exact, as a suspect; None without any. fault: without examination."""
+def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> Fault | None:
+    """The elements that are zero here and not in exact, as a suspect; None without any."""
     gone = exact[tensor == 0]
-    gone = gone[gone != 0]
-    gone = gone[gone.isfinite()]
+    gone = gone[(gone != 0) & gone.isfinite()]
     count = gone.numel()
     if not count:
         return None
     seen = Examination(tensor.numel(), zeroed=count, emptied=count == tensor.numel())
-    return replace(
-        fault,
-        kind=faults.ZERO,
-        examination=seen,
-        amax_in=largest_input(call),
-        amax_out=largest_of(tensor),
-        exact_amax=largest_of(gone),
-        elements=count,
-    )
+    fault = fault_at(faults.ZERO, call, tensor, seen)
+    largest = largest_input(call), largest_of(tensor)
+    return replace(fault, amax_in=largest[0], amax_out=largest[1], exact_amax=largest_of(gone), elements=count)
 
 
-def missing_terms(
-    call: Call, results: Sequence[torch.Tensor], before: Sequence[Companions], store: CompanionStore
-) -> list[Companions]:
+def missing_terms(call: Call, results: Sequence[torch.Tensor], store: CompanionStore) -> list[Companions]:
     """The terms of a sum that are zero throughout, and in float64 are more than the roundings of the sum.
 
     The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
@@ -118,30 +107,24 @@ def missing_terms(
     if call.name not in _ADDITIONS or results[0].numel() == 1:
         return []
     missing, total = [], store.exact(results[0])
-    for term, companions in zip(call.inputs, before, strict=True):
+    for term, companions in zip(call.inputs, call.before, strict=True):
         suspect = companions.faults or {ILL, VANISHED} & companions.suspects.keys()
         if not suspect or bool(term.any()) or any(term is t for t in call.written):
             continue
         if call.written:
             part = store.exact(term).expand(total.shape) * (call.argument("alpha", 1) if term is call.args[1] else 1)
         else:
-            part = total - _Without(store, term).run(call)
+            part = total - _without(store, term).run(call)
         share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
         if FLOOR * companions.unit < share < _CANCELS:
             missing.append(companions)
     return missing
 
 
-class _Without(Side):
+def _without(store: CompanionStore, term: torch.Tensor) -> SideOf:
     """The exact inputs of a sum, zeros in place of one of them."""
-
-    def __init__(self, store: CompanionStore, term: torch.Tensor) -> None:
-        super().__init__(store, "exact")
-        self._term = term
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        exact = super().of(tensor)
-        return torch.zeros_like(exact) if tensor is self._term else exact
+    side = Side(store, "exact")
+    return SideOf(store, lambda t: torch.zeros_like(side.of(t)) if t is term else side.of(t))
 
 
 def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> int:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from ampcheck.shadow.call import floating_values, op_schema
+from ampcheck.shadow.call import floating_values, op_schema, written_by
 from ampcheck.shadow.companions import CompanionStore
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.modes import DispatchMode, in_this_thread
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 OTHER_THREADS = "ops of other threads"
@@ -27,16 +23,16 @@ OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finit
 
 
 class OtherThread(DispatchMode):
-    """Counts the ops of another thread, and forgets the companions of what they write."""
+    """Counts the ops of another thread until `ended` is set, and forgets the companions of what they write."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """A thread may outlive the block, and compiles then as without the mode."""
         return True
 
-    def __init__(self, watch: _Threads) -> None:
+    def __init__(self, store: CompanionStore, counts: Counter[str], ended: threading.Event) -> None:
         super().__init__()
-        self._watch = watch
+        self._store, self._counts, self._ended = store, counts, ended
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -44,53 +40,20 @@ class OtherThread(DispatchMode):
         kwargs = kwargs or {}
         if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types or ()):
             return NotImplemented
-        if not self._watch.active or not isinstance(func, torch._ops.OpOverload) or op_schema(func).view:
+        if self._ended.is_set() or not isinstance(func, torch._ops.OpOverload) or op_schema(func).view:
             return func(*args, **kwargs)
         inputs = floating_values((args, tuple(kwargs.values())))
-        finite = all(map(_is_finite, inputs))  # before the op, which may overwrite them
-        out = func(*args, **kwargs)
-        if self._watch.active:
-            self._watch.note(func, args, kwargs, [*inputs, *floating_values(out)], finite)
-        return out
-
-
-class _Threads:
-    def __init__(self, store: CompanionStore, counts: Counter[str]) -> None:
-        self.active = True
-        self._store, self._counts = store, counts
-
-    def note(
-        self,
-        op: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: Sequence[torch.Tensor],
-        finite: bool,
-    ) -> None:
-        """Count an op. values: its floating inputs and results; finite: whether its inputs were."""
-        if not values:
-            return
-        self._counts[OTHER_THREADS] += 1
         infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
-        if finite and not infinite and not all(map(_is_finite, values)):
-            self._counts[OTHER_INFINITIES] += 1
-        for position, name in op_schema(op).writes:
-            for tensor in floating_values(args[position] if position < len(args) else kwargs.get(name)):
+        finite = not infinite and all(map(_is_finite, inputs))  # before the op, which may overwrite them
+        out = func(*args, **kwargs)
+        values = [*inputs, *floating_values(out)]
+        if values and not self._ended.is_set():
+            self._counts[OTHER_THREADS] += 1
+            if finite and not all(map(_is_finite, values)):
+                self._counts[OTHER_INFINITIES] += 1
+            for tensor in floating_values(written_by(op_schema(func), args, kwargs)):
                 self._store.forget(tensor)
-
-    def followed(self, run: Function) -> Function:
-        @functools.wraps(run)
-        def follow(*args: object, **kwargs: object) -> object:
-            # The stack of modes belongs to the thread; `__enter__` also sets flags of the process, which a thread that
-            # outlives the block would set back wrongly.
-            mode = OtherThread(self)
-            _push_mode(mode)
-            try:
-                return run(*args, **kwargs)
-            finally:
-                _pop_mode()
-
-        return follow
+        return out
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -104,14 +67,22 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 @contextmanager
 def watched_threads(shadow: DispatchMode, store: CompanionStore, counts: Counter[str]) -> Iterator[None]:
     """Count the ops of threads that are started inside, also by such threads, into `counts`."""
-    threads = _Threads(store, counts)
+    ended = threading.Event()
+
+    def followed(run: Function) -> Function:
+        @functools.wraps(run)
+        def follow(*args: object, **kwargs: object) -> object:
+            with in_this_thread(OtherThread(store, counts, ended)):
+                return run(*args, **kwargs)
+
+        return follow
 
     def follows() -> bool:
         stack = _get_current_dispatch_mode_stack()
-        return threads.active and any(mode is shadow or isinstance(mode, OtherThread) for mode in stack)
+        return not ended.is_set() and any(mode is shadow or isinstance(mode, OtherThread) for mode in stack)
 
     try:
-        with wrapped_threads(threads.followed, follows):
+        with wrapped_threads(followed, follows):
             yield
     finally:
-        threads.active = False
+        ended.set()

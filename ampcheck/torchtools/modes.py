@@ -82,6 +82,19 @@ class DispatchMode(TorchDispatchMode):
 
 
 @contextmanager
+def in_this_thread(mode: DispatchMode) -> Iterator[None]:
+    """Enter a mode in this thread, to which the stack of modes belongs.
+
+    `__enter__` also sets flags of the process, which a thread that outlives the block would set back wrongly.
+    """
+    _python_dispatch._push_mode(mode)
+    try:
+        yield
+    finally:
+        _python_dispatch._pop_mode()
+
+
+@contextmanager
 def autocast_of_caller() -> Iterator[None]:
     """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
     excluded_by = torch._C._dispatch_tls_local_exclude_set

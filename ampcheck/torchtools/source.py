@@ -252,14 +252,17 @@ def _is_the_users(error: BaseException) -> bool:
     return bool(users) and users[-1]
 
 
-def users_line(frame: FrameType | None) -> tuple[str, int | None]:
-    """The innermost frame of the user's code; of a library that runs a training, only where no other frame is."""
-    path, line = users_frame(frame)
+def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+    """The innermost frame of the user's code; of a library that runs a training, only where no other frame is.
+
+    inside: only frames that this function calls.
+    """
+    path, line = users_frame(frame, inside=inside)
     return short_path(path), line
 
 
 def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
-    """The same, with the path as Python has it. inside: only frames that this function calls."""
+    """The same, with the path as Python has it."""
     driver: tuple[str, int | None] = "", None
     while frame is not None and frame.f_code is not inside:
         path = frame.f_code.co_filename

@@ -170,9 +170,9 @@ def test_the_dtype_that_a_rule_casts_to_is_the_one_that_runs_below_real_autocast
     if rule == PROMOTE and any(x.dtype is not low for x in before):  # PyTorch knows no wider of two 16-bit dtypes
         assert got.raised
         with pytest.raises(RuntimeError, match="Unexpected floating ScalarType"):
-            target_dtype(rule, args, low, "cpu")
+            target_dtype(rule, args, low)
         return
-    cast = target_dtype(rule, args, low, "cpu")
+    cast = target_dtype(rule, args, low)
     if cast is None or not eligible(args):
         return
     assert {LOWER: cast is low, FP32: cast is torch.float32}.get(rule, rule == PROMOTE)

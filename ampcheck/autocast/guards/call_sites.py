@@ -106,8 +106,8 @@ def engine_path(frame: FrameType | None) -> EnginePath:
         module = module or code is torch.nn.Module._call_impl.__code__
         if code.co_filename == _FUNCTION and code.co_name.startswith("apply"):
             function = function or isinstance(outer.f_locals.get("self"), BackwardCFunction)
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return EnginePath(top, checkpoint, function, module, bool(keeps_graph and keeps_graph()))  # an approximation
+    keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # an approximation
+    return EnginePath(top, checkpoint, function, module, keeps_graph)
 
 
 def in_optimizer(frame: FrameType | None) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ampcheck.autocast.guards.call_sites import call_site
 from ampcheck.autocast.guards.open_regions import OpenRegion, decorated, entering, place_of, suspended
 from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
 from ampcheck.autocast.guards.stats import Crossing, State, Unkept
 from ampcheck.autocast.state import nesting
+from ampcheck.torchtools.modes import in_this_thread
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.regions import is_abandoned
 from ampcheck.torchtools.threads import wrapped_threads
@@ -129,14 +129,10 @@ def _followed(recorder: Recorder, run: Function) -> Function:
         thread = recorder.thread
         before = thread.followed, thread.parent, thread.regions
         thread.followed, thread.parent, thread.regions = True, parent, []
-        # The stack of modes belongs to the thread; the mode's own __enter__ also sets flags of the process, which a
-        # thread that outlives the block would set back wrongly.
-        mode = OpsMode(recorder)
-        _push_mode(mode)
         try:
-            return run(*args, **kwargs)
+            with in_this_thread(OpsMode(recorder)):
+                return run(*args, **kwargs)
         finally:
-            _pop_mode()
             thread.followed, thread.parent, thread.regions = before
 
     return follow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import inspect
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site, frames
 from ampcheck.autocast.guards.stats import Call, Region, State
 from ampcheck.core.run import Where
@@ -23,6 +23,8 @@ _ENTERS = ("__enter__", "__aenter__", "enter_context", "enter_async_context")
 
 _DECORATORS = {"decorate_autocast": "autocast_mode.py", "inner": "contextlib.py"}
 """Functions that enter a region around a call of their variable `func`, by name, and their files."""
+
+_available = cache(is_present)  # asked for every region
 
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -116,13 +118,6 @@ def place_of(region: torch.autocast, frame: FrameType | None) -> Region:
     site = call_site(frame, backward=False)
     where = site.where("forward") if site is not None else Where("forward")
     return Region(f"torch.autocast({region.device!r})", where, region.device, _available(region.device))
-
-
-@cache
-def _available(device: str) -> bool:
-    with suppress(AttributeError, RuntimeError):
-        return device == "cpu" or bool(torch.get_device_module(device).is_available())
-    return False
 
 
 def _returned(frame: FrameType) -> bool:

@@ -24,6 +24,7 @@ from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
 
 Op = torch._ops.OpOverload
@@ -323,15 +324,14 @@ def _forward_code(node: object) -> CodeType | None:
 def _runs(running: _Running, dtype: torch.dtype) -> bool:
     """Whether the op runs on copies of its inputs that all have one dtype."""
 
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            floating = value.is_floating_point() and value.dtype is not torch.float64
-            return value.detach().to(dtype if floating else value.dtype, copy=True)
-        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        floating = tensor.is_floating_point() and tensor.dtype is not torch.float64
+        return tensor.detach().to(dtype if floating else tensor.dtype, copy=True)
 
     try:
         with torch.no_grad():
-            running.op(*map(copied, running.args), **{name: copied(value) for name, value in running.kwargs.items()})
+            args, kwargs = map_tensors(copied, (tuple(running.args), dict(running.kwargs)))
+            running.op(*args, **kwargs)
     except Exception:  # noqa: BLE001  # whatever it raises, the dtypes were not all that was wrong
         return False
     return True

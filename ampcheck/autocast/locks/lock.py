@@ -38,7 +38,7 @@ from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Subject, as_subject, load_subject, package_root
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.torchtools.source import is_users
+from ampcheck.torchtools.source import users_frame
 
 DEVICES = ("cpu", "cuda")
 """Locked unless other devices are named."""
@@ -105,10 +105,7 @@ def lock_path(path: PathLike | None, folder: Path) -> Path:
 
 def callers_folder() -> Path:
     """The folder of the file that calls from outside of this package."""
-    frame = sys._getframe()
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return Path(frame.f_code.co_filename).parent
+    return Path(users_frame(sys._getframe())[0]).parent
 
 
 def write_lock(target: LockTarget, device: Devices | None = None, dtype: Dtypes | None = None) -> Run:

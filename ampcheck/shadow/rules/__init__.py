@@ -10,11 +10,8 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     attention,
     convolution,
     decisions,
-    factors,
-    foreach,
     indices,
-    kinks,
-    matmul,
+    matrices,
     normalisation,
     quantized,
     randoms,
@@ -22,4 +19,3 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
 )
 from ampcheck.shadow.rules.higher import HIGHER as HIGHER
 from ampcheck.shadow.rules.registry import RULES as RULES
-from ampcheck.shadow.rules.registry import Rule as Rule

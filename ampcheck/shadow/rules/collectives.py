@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from ampcheck.shadow.call import Call, floating_values
+from ampcheck.shadow.norms import difference
 from ampcheck.torchtools.process_groups import reduction_around
 
 _FITS, _MISFITS = 0.02, 0.1
 """Relative deviations at which a reduction that cannot be read is taken for the one that ran, and a sum is not."""
 
 Parts: TypeAlias = "list[torch.Tensor]"
-Combine: TypeAlias = "Callable[[Mapping[int, Parts], Parts], Parts]"
-"""The companions of the results, from those that each rank gives and the real results."""
+Combine: TypeAlias = "Callable[[Sequence[Parts], Parts], Parts]"
+"""The companions of the results, from those that each source gives, in order, and the real results."""
 
 
 @dataclass(slots=True)
 class Collective:
     """One collective on this rank. gives: tensors that it contributes; gets: those that it writes, None for those that
-    the op returns. sources: the ranks of the group on which the results depend, as `combine` has them. rank,
-    size: in the group. full: complete only when every rank has started it."""
+    the op returns. sources: the ranks of the group on which the results depend, as `combine` has them. rank:
+    in the group. full: complete only when every rank has started it."""
 
     group: Any
     gives: Parts
@@ -32,7 +33,6 @@ class Collective:
     sources: Sequence[int]
     combine: Combine
     rank: int
-    size: int
     full: bool = True
 
 
@@ -54,10 +54,8 @@ def _reduced(call: Call, addends: Parts, real: torch.Tensor) -> torch.Tensor:
 
 
 def _deviation(real: torch.Tensor, expected: torch.Tensor) -> float:
-    both = real.isfinite() & expected.isfinite()
-    apart = torch.linalg.vector_norm(torch.where(both, real.to(expected.dtype) - expected, 0))
-    size = torch.linalg.vector_norm(torch.where(both, expected, 0))
-    return float(apart / size) if float(size) else float(apart)
+    apart, size = difference(real, expected)
+    return apart / size if size else apart
 
 
 _REDUCTIONS: dict[str, Callable[[Parts], torch.Tensor]] = {
@@ -73,83 +71,73 @@ def _first_or(function: Callable[[torch.Tensor, int], torch.Tensor], addends: Pa
     return addends[0] if addends[0].is_complex() else function(torch.stack(addends), 0)
 
 
-def _flat(value: Any) -> Parts:
-    """The tensors of an argument or result."""
-    return list(floating_values(value))
-
-
-def _plan(call: Call, group: Any, gives: Any, gets: Any, combine: Combine, **more: Any) -> Collective:
-    size = group.size()
-    gets = None if gets is None else _flat(gets)
-    sources = more.pop("sources", range(size))
-    return Collective(group, _flat(gives), gets, sources, combine, group.rank(), size, **more)
+def _plan(group: Any, gives: Any, gets: Any, combine: Combine, **more: Any) -> Collective:
+    gets = None if gets is None else floating_values(gets)
+    sources = more.pop("sources", range(group.size()))
+    return Collective(group, floating_values(gives), gets, sources, combine, group.rank(), **more)
 
 
 def _all_reduce(call: Call, group: Any) -> Collective:
     tensors = call.args[0]
+    return _plan(group, tensors, tensors if _is_in_place(call) else None, _reducing(call))
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [_reduced(call, [parts[r][i] for r in parts], t) for i, t in enumerate(real)]
 
-    in_place = call.op.namespace == "c10d" or call.name.endswith("_")
-    return _plan(call, group, tensors, tensors if in_place else None, combine)
+def _is_in_place(call: Call) -> bool:
+    return call.op.namespace == "c10d" or call.name.endswith("_")
+
+
+def _reducing(call: Call) -> Combine:
+    """Each result is the reduction of what the ranks give for it."""
+    return lambda parts, real: [_reduced(call, [p[i] for p in parts], t) for i, t in enumerate(real)]
 
 
 def _all_gather(call: Call, group: Any) -> Collective:
     """`allgather_`: lists of outputs, one list for each input."""
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [parts[r][i] for i in range(len(parts[0])) for r in sorted(parts)]
+    def combine(parts: Sequence[Parts], real: Parts) -> Parts:
+        return [part for of_input in zip(*parts, strict=True) for part in of_input]
 
-    return _plan(call, group, call.args[1], call.args[0], combine)
+    return _plan(group, call.args[1], call.args[0], combine)
 
 
 def _all_gather_by_rank(call: Call, group: Any) -> Collective:
     """`allgather_coalesced_`: lists of outputs, one list for each rank."""
-
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [part for r in sorted(parts) for part in parts[r]]
-
-    return _plan(call, group, call.args[1], call.args[0], combine)
+    return _plan(group, call.args[1], call.args[0], lambda parts, real: [part for p in parts for part in p])
 
 
 def _all_gather_flat(call: Call, group: Any) -> Collective:
     """Outputs that hold the inputs of all ranks one after the other."""
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [torch.cat([parts[r][i].reshape(-1) for r in sorted(parts)]).view(t.shape) for i, t in enumerate(real)]
+    def combine(parts: Sequence[Parts], real: Parts) -> Parts:
+        return [torch.cat([p[i].reshape(-1) for p in parts]).view(t.shape) for i, t in enumerate(real)]
 
-    return _plan(call, group, *_sides_of(call), combine)
+    return _plan(group, *_sides_of(call), combine)
 
 
 def _reduce_scatter_flat(call: Call, group: Any) -> Collective:
     """Inputs that hold the addends for all ranks one after the other."""
     rank, size = group.rank(), group.size()
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        mine = {r: [part.reshape(-1).chunk(size)[rank] for part in parts[r]] for r in parts}
-        return [_reduced(call, [mine[r][i].view(t.shape) for r in mine], t) for i, t in enumerate(real)]
+    def combine(parts: Sequence[Parts], real: Parts) -> Parts:
+        mine = [[part.reshape(-1).chunk(size)[rank] for part in p] for p in parts]
+        return [_reduced(call, [m[i].view(t.shape) for m in mine], t) for i, t in enumerate(real)]
 
-    return _plan(call, group, *_sides_of(call), combine)
+    return _plan(group, *_sides_of(call), combine)
 
 
 def _reduce_scatter(call: Call, group: Any) -> Collective:
     """`reduce_scatter_`: a list of addends, one for each rank."""
     rank = group.rank()
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [_reduced(call, [parts[r][rank] for r in parts], real[0])]
+    def combine(parts: Sequence[Parts], real: Parts) -> Parts:
+        return [_reduced(call, [p[rank] for p in parts], real[0])]
 
-    return _plan(call, group, call.args[1], call.args[0], combine)
+    return _plan(group, call.args[1], call.args[0], combine)
 
 
 def _all_to_all(call: Call, group: Any) -> Collective:
     rank = group.rank()
-
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [parts[r][rank] for r in sorted(parts)]
-
-    return _plan(call, group, call.args[1], call.args[0], combine)
+    return _plan(group, call.args[1], call.args[0], lambda parts, real: [p[rank] for p in parts])
 
 
 def _all_to_all_flat(call: Call, group: Any) -> Collective | None:
@@ -158,39 +146,34 @@ def _all_to_all_flat(call: Call, group: Any) -> Collective | None:
     if len({*call.argument("output_split_sizes"), *call.argument("input_split_sizes")}) > 1:
         return None
 
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        mine = [parts[r][0].reshape(-1).chunk(size)[rank] for r in sorted(parts)]
+    def combine(parts: Sequence[Parts], real: Parts) -> Parts:
+        mine = [p[0].reshape(-1).chunk(size)[rank] for p in parts]
         return [torch.cat(mine).view(real[0].shape)]
 
-    return _plan(call, group, *_sides_of(call), combine)
+    return _plan(group, *_sides_of(call), combine)
 
 
 def _broadcast(call: Call, group: Any) -> Collective:
     root = call.argument("root_rank") if call.op.namespace == "c10d" else call.argument("src")
-    in_place = call.op.namespace == "c10d" or call.name.endswith("_")
     mine = call.args[0] if group.rank() == root else ()
-    gets = call.args[0] if in_place else None
-    return _plan(call, group, mine, gets, lambda parts, real: parts[root], sources=[root], full=False)
+    gets = call.args[0] if _is_in_place(call) else None
+    return _plan(group, mine, gets, lambda parts, real: parts[0], sources=[root], full=False)
 
 
 def _reduce(call: Call, group: Any) -> Collective:
-    root = call.argument("root_rank")
-
-    def combine(parts: Mapping[int, Parts], real: Parts) -> Parts:
-        return [_reduced(call, [parts[r][i] for r in parts], t) for i, t in enumerate(real)]
-
-    return _plan(call, group, call.args[0], call.args[0] if group.rank() == root else (), combine, full=False)
+    gets = call.args[0] if group.rank() == call.argument("root_rank") else ()
+    return _plan(group, call.args[0], gets, _reducing(call), full=False)
 
 
 def _gather(call: Call, group: Any) -> Collective:
     gets = call.args[0] if group.rank() == call.argument("root_rank") else ()
-    return _plan(call, group, call.args[1], gets, lambda parts, real: [parts[r][0] for r in sorted(parts)], full=False)
+    return _plan(group, call.args[1], gets, lambda parts, real: [p[0] for p in parts], full=False)
 
 
 def _scatter(call: Call, group: Any) -> Collective:
     root, rank = call.argument("root_rank"), group.rank()
     gives = call.args[1] if rank == root else ()
-    return _plan(call, group, gives, call.args[0], lambda p, real: [p[root][rank]], sources=[root], full=False)
+    return _plan(group, gives, call.args[0], lambda parts, real: [parts[0][rank]], sources=[root], full=False)
 
 
 def _sides_of(call: Call) -> tuple[Any, Any]:
@@ -201,8 +184,8 @@ def _sides_of(call: Call) -> tuple[Any, Any]:
 
 
 COLLECTIVES: dict[str, Callable[[Call, Any], Collective | None]] = {
-    **dict.fromkeys(("allreduce_", "allreduce_coalesced_"), _all_reduce),
-    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"), _all_reduce),
+    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_"), _all_reduce),
+    **dict.fromkeys(("all_reduce_coalesced", "all_reduce_coalesced_"), _all_reduce),
     "allgather_": _all_gather,
     "allgather_coalesced_": _all_gather_by_rank,
     **dict.fromkeys(("_allgather_base_", "allgather_into_tensor_coalesced_"), _all_gather_flat),

@@ -1,7 +1,12 @@
-"""Ops whose floating results are decisions: companions take those of the run."""
+"""Ops whose floating results are decisions, or follow those of a `GradScaler`: companions take those of the run.
+
+So are the sides of a kink on which values are. Forward is continuous there and needs no rule; its derivative jumps, and
+one value that lies on the other side in exact would make a whole gradient look wrong.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,7 +21,7 @@ rule(
     "sign_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
     "_foreach_sign", "_foreach_round", "_foreach_floor", "_foreach_ceil", "_foreach_trunc",
     "_foreach_sign_", "_foreach_round_", "_foreach_floor_", "_foreach_ceil_", "_foreach_trunc_",
-    "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
+    "_amp_update_scale_", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
 )(restart)  # fmt: skip
 
 
@@ -77,3 +82,54 @@ def _sampled(call: Call, side: Side) -> Any:
         return side.run(call)
     image, grid = call.args[:2]
     return call.op(side.of(image), side.convert(grid), *call.args[2:])
+
+
+@rule(
+    "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward", "softshrink_backward",
+    "hardshrink_backward",
+)  # fmt: skip
+def _masked(call: Call, side: Side) -> Any:
+    """The gradient times a number that depends on the side of the kink alone."""
+    gradient, value = call.args[:2]
+    return call.op(side.of(gradient), side.convert(value), *call.args[2:], **call.kwargs)
+
+
+@rule("hardswish_backward")
+def _hardswish(call: Call, side: Side) -> Any:
+    """0 below -3, the gradient above 3, between them the derivative of x (x + 3) / 6."""
+    gradient, value = side.of(call.args[0]), call.args[1]
+    inside = gradient * (side.of(value) / 3 + 0.5)
+    return torch.where(value <= -3, gradient * 0, torch.where(value < 3, inside, gradient))
+
+
+@rule("_prelu_kernel_backward")
+def _prelu(call: Call, side: Side) -> Any:
+    """The gradients of the input and of the slopes."""
+    gradient, value, weight = (side.of(t) for t in call.args)
+    positive = call.args[1] > 0
+    return [torch.where(positive, gradient, weight * gradient), torch.where(positive, gradient * 0, value * gradient)]
+
+
+@rule("angle")
+def _angle(call: Call, side: Side) -> Any:
+    """The angle on the branch that the run took."""
+    exact = side.run(call)
+    return exact + 2 * math.pi * ((side.convert(call.out) - exact) / (2 * math.pi)).round()
+
+
+@rule("_amp_foreach_non_finite_check_and_unscale_")
+def _unscale(call: Call, side: Side) -> Any:
+    """Gradients are unscaled; whether one is infinite is a decision."""
+    gradients, found_inf, inverse = call.args[:3]
+    factor = side.of(inverse)
+    for gradient in gradients:
+        side.of(gradient).mul_(factor)
+    side.of(found_inf).copy_(found_inf)
+    return None
+
+
+@rule("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+def _fused_step(call: Call, side: Side) -> Any:
+    """The kernels read the scale and the decision of a `GradScaler` as float32: those of the run."""
+    scaler: dict[str, Any] = {name: call.kwargs[name] for name in ("grad_scale", "found_inf") if name in call.kwargs}
+    return side.run(call, lambda *args, **kwargs: call.op(*args, **(kwargs | scaler)))

@@ -36,14 +36,6 @@ def _pooled(call: Call, side: Side) -> Any:
     return [picked.view(values.shape), None]
 
 
-@rule("aminmax")
-def _extremes(call: Call, side: Side) -> Any:
-    """The smallest and the largest."""
-    x = side.of(call.args[0])
-    dim, keep = call.argument("dim"), call.argument("keepdim", False)
-    return list(torch.aminmax(x, dim=dim, keepdim=keep) if dim is not None else torch.aminmax(x))
-
-
 @rule("_embedding_bag", "_embedding_bag_forward_only")
 def _bags(call: Call, side: Side) -> Any:
     """Sums, means or maxima of bags of rows; the largest of a bag is where the run found it."""

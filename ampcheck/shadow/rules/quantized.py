@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, Side
+from ampcheck.shadow.call import Call, Side, leaves
 from ampcheck.shadow.rules.registry import restart, rule
 
 rule(
@@ -34,27 +34,16 @@ def _int4(call: Call, side: Side) -> Any:
     return side.of(x) @ side.convert(call.op(unit, packed, group, scales))
 
 
-@rule("_scaled_mm")
+@rule("_scaled_mm", "_scaled_mm_v2")
 def _scaled(call: Call, side: Side) -> Any:
-    """A product of float8 matrices with a scale for all, or one per row and one per column."""
-    a, b, scale_a, scale_b = (side.of(t) for t in call.args[:4])
-    return _product(call, side, a * _blocks(scale_a, a), b * _blocks(scale_b, b))
-
-
-@rule("_scaled_mm_v2")
-def _scaled_v2(call: Call, side: Side) -> Any:
-    """The same, with lists of scales."""
-    a, b = side.of(call.args[0]), side.of(call.args[1])
+    """A product of float8 matrices with a scale for all, one per row and one per column, or lists of such."""
     if any(call.argument("swizzle_a") or ()) or any(call.argument("swizzle_b") or ()):
         raise NotImplementedError("scales in a swizzled layout")
-    for scale in call.argument("scale_a"):
+    a, b = (side.of(t) for t in call.args[:2])
+    for scale in leaves(call.argument("scale_a")):
         a = a * _blocks(side.of(scale), a)
-    for scale in call.argument("scale_b"):
+    for scale in leaves(call.argument("scale_b")):
         b = b * _blocks(side.of(scale), b)
-    return _product(call, side, a, b)
-
-
-def _product(call: Call, side: Side, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     bias, scale = call.argument("bias"), call.argument("scale_result")
     result = a @ b if bias is None else a @ b + side.of(bias)
     return result if scale is None else result * side.of(scale)

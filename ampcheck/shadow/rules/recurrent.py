@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -10,29 +10,23 @@ from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.rules.registry import rule
 
 
-class _Step(NamedTuple):
-    """One time step: what it starts from, its four gates and its new cell."""
+def _run(call: Call, side: Side) -> tuple[list[tuple[Any, ...]], torch.Tensor, torch.Tensor]:
+    """The steps of a layer in one direction, its output and its last hidden state.
 
-    time: int
-    h: torch.Tensor
-    c: torch.Tensor
-    gates: tuple[torch.Tensor, ...]
-    cell: torch.Tensor
-
-
-def _run(call: Call, side: Side) -> tuple[list[_Step], torch.Tensor, torch.Tensor]:
-    """The steps of a layer in one direction, its output and its last hidden state."""
+    Of each step: its time, the state and the cell that it starts from, its four gates and its new cell.
+    """
     x, w_x, w_h, b_x, b_h, hx, cx = (side.of(t) for t in call.args[:7])
     biases = call.argument("has_biases")
     projected = torch.nn.functional.linear(x, w_x, b_x if biases else None)
     h, c = hx.reshape(hx.shape[-2:]), cx.reshape(cx.shape[-2:])
     times = range(len(x))
-    steps, outputs = [], [h] * len(x)
+    steps: list[tuple[Any, ...]] = []
+    outputs = [h] * len(x)
     for time in reversed(times) if call.argument("reverse") else times:
         i, f, g, o = (projected[time] + torch.nn.functional.linear(h, w_h, b_h if biases else None)).chunk(4, -1)
         gates = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         cell = gates[1] * c + gates[0] * gates[2]
-        steps.append(_Step(time, h, c, gates, cell))
+        steps.append((time, h, c, gates, cell))
         h, c = gates[3] * cell.tanh(), cell
         outputs[time] = h
     return steps, torch.stack(outputs), h
@@ -42,7 +36,7 @@ def _run(call: Call, side: Side) -> tuple[list[_Step], torch.Tensor, torch.Tenso
 def _forward(call: Call, side: Side) -> Any:
     """Outputs, the last hidden state and cell; the workspace is opaque."""
     steps, outputs, h = _run(call, side)
-    results = (outputs, h, steps[-1].cell)
+    results = (outputs, h, steps[-1][-1])
     return [*(new.reshape(real.shape) for new, real in zip(results, call.out, strict=False)), None]
 
 

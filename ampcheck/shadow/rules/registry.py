@@ -9,6 +9,7 @@ import torch
 
 from ampcheck.shadow.call import Call, Side, results_of
 from ampcheck.shadow.memory import finite
+from ampcheck.torchtools.pytree import map_tensors
 
 Rule: TypeAlias = "Callable[[Call, Side], Any]"
 
@@ -37,19 +38,12 @@ def restart(call: Call, side: Side) -> Any:
         companion = side.of(tensor)
         companion.copy_(torch.where(finite(tensor), tensor.to(companion.dtype), companion))
     if call.written:
-        return map_results(call.out, lambda tensor: None)  # written above
+        return map_tensors(lambda tensor: None, call.out)  # written above
     if all(bool(finite(tensor).all()) for tensor in call.fresh):
-        return map_results(call.out, lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True))
+        return map_tensors(lambda tensor: tensor.to(side.lift_dtype(tensor.dtype), copy=True), call.out)
     own = iter(results_of(side.run(call)))
-    return map_results(call.out, lambda tensor: _where_finite(tensor, next(own)))
+    return map_tensors(lambda tensor: _where_finite(tensor, next(own)), call.out)
 
 
 def _where_finite(real: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor | None:
     return None if own is None else torch.where(finite(real), real.to(own.dtype), own)
-
-
-def map_results(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to every tensor of the results of an op."""
-    if isinstance(value, (list, tuple)):
-        return [map_results(item, function) for item in value]
-    return function(value) if value is not None and hasattr(value, "dtype") else value
