@@ -7,13 +7,14 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from ampcheck.autocast import probe
 from ampcheck.core.run import Where
+from ampcheck.torchtools.copying import parameter_names
 from ampcheck.torchtools.source import is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -132,6 +133,30 @@ def function_context(frame: FrameType | None) -> Any:
             if not isinstance(first, torch.nn.Module):
                 forwards.append(code)
     return forwards
+
+
+Lines: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def users_lines(frame: FrameType | None) -> Lines:
+    """The lines of the user's code that lead to `frame`, the outermost first, each as its file and number."""
+    classified = [(outer, *_classify(outer.f_code.co_filename, outer.f_code.co_name)) for outer in frames(frame)]
+    return tuple((path, outer.f_lineno) for outer, kind, path in reversed(classified) if kind == _USER)
+
+
+def fork(first: Lines, second: Lines) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The first lines in which two calls differ; the innermost of both where one code ran twice."""
+    apart = (pair for pair in zip(first, second, strict=False) if pair[0] != pair[1])
+    return next(apart, (first[-1], (second or first)[-1]))
+
+
+def parameter_name(frame: FrameType | None, parameter: torch.Tensor) -> str:
+    """A parameter's name in the outermost module that has it, of the variables of the calls that lead to `frame`;
+    else empty."""
+    variables = [value for outer in reversed([*frames(frame)]) for value in outer.f_locals.values()]
+    modules = {id(value): value for value in variables if isinstance(value, torch.nn.Module)}
+    names = (parameter_names([module]).get(id(parameter), "") for module in modules.values())
+    return next(filter(None, names), "")
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:

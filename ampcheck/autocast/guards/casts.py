@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,22 +10,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.autocast.guards.call_sites import CallSite
-from ampcheck.autocast.guards.stats import StaleCast, State
+from ampcheck.autocast.guards.call_sites import CallSite, Lines, fork, function_context, parameter_name, users_lines
+from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
+from ampcheck.core.run import Where
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import storage_number
 
 _CAST = torch.ops.aten._to_copy.default
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(slots=True)
 class _CachedCast:
+    """lines: the calls that made it while gradients were off. cut: its first use while they were on."""
+
     cast: weakref.ref[torch.Tensor]
     weight: weakref.ref[torch.Tensor]
     dtype: torch.dtype
     version: int
     storage: int
     clock: int
+    lines: Lines
+    cut: CutCast | None = None
 
 
 class CachedCasts:
@@ -32,20 +41,25 @@ class CachedCasts:
 
     A float32 leaf that requires a gradient is cast once, and the copy is used until the outermost region ends; where
     autocast was switched on by `torch.set_autocast_enabled` no region ends, and only `torch.clear_autocast_cache` drops
-    it.
+    it. Before PyTorch 2.11 a copy that was made while gradients were off has no history: a forward that uses it with
+    gradients on gives its weight none.
     """
 
     def __init__(self) -> None:
         self.stale: Counter[StaleCast] = Counter()
+        self.cut: Counter[CutCast] = Counter()
         self.seen = 0
         self._casts: dict[int, _CachedCast] = {}
         self._written: dict[int, tuple[int, str]] = {}
         self._clock = 0
+        self._off = False  # whether a cast is cached that was made while gradients were off
+        self._cut_off: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
         """An outermost region ended, in whichever thread: PyTorch has dropped the copies of the whole process."""
         self._casts.clear()
         self._written.clear()
+        self._off = False
 
     def before(
         self,
@@ -69,7 +83,10 @@ class CachedCasts:
                     self._written[storage] = (self._clock, f"{at.file}:{at.line}")
 
     def after(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
-        """Record the result of an op where it is a cast that autocast caches."""
+        """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
+        on = torch.is_grad_enabled()
+        if self._cut_off or (self._off and on):
+            self._follow(op, inputs, out, on)
         if op is not _CAST or state.dtype is None or not inputs:
             return
         weight = inputs[0]
@@ -79,8 +96,31 @@ class CachedCasts:
             return
         if (storage := storage_number(weight)) is not None:
             self.seen += 1
-            references = weakref.ref(out), weakref.ref(weight)
-            self._casts[id(out)] = _CachedCast(*references, out.dtype, weight._version, storage, self._clock)
+            references, lines = (weakref.ref(out), weakref.ref(weight)), () if on else users_lines(sys._getframe())
+            self._casts[id(out)] = _CachedCast(*references, out.dtype, weight._version, storage, self._clock, lines)
+            self._off = self._off or bool(lines)
+
+    def differentiated(self, roots: object) -> None:
+        """Backward starts at these tensors: count the weights that get no gradient from them."""
+        for _, root in tensors(roots) if self._cut_off else ():
+            self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
+
+    def _follow(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
+        """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
+        cut: dict[CutCast, None] = {}
+        for tensor in inputs:
+            cut.update(self._cut_off.get(tensor, {}))  # type: ignore[no-untyped-call]
+            cached = self._casts.get(id(tensor)) if on and not tensor.requires_grad else None
+            if cached is None or not cached.lines or cached.cast() is not tensor or op is _CAST:
+                continue
+            weight = cached.weight()
+            if weight is not None and weight.requires_grad:
+                cached.cut = cached.cut or _cut(cached, weight)
+                cut[cached.cut] = None
+        if cut and op is not _DETACH and (on or function_context(sys._getframe())):
+            for _, tensor in tensors(out):
+                if tensor.is_floating_point():
+                    self._cut_off[tensor] = cut
 
     def _judge(self, cached: _CachedCast, cast: torch.Tensor, state: State, at: CallSite) -> None:
         weight = cached.weight()
@@ -96,6 +136,15 @@ class CachedCasts:
             return
         by = line if clock > cached.clock else "the assignment of another tensor to .data" if moved else "code not seen"
         self.stale[StaleCast(shape, cached.dtype, None, by, at.where("forward"))] += 1
+
+
+def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
+    """The use of a cast without history by the op that runs."""
+    frame = sys._getframe()
+    name = parameter_name(frame, weight)
+    (made_in, made_at), (file, line) = fork(cached.lines, users_lines(frame))
+    where = Where("forward", module=name.rpartition(".")[0], file=file, line=line)
+    return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
 
 
 def _written(op: torch._ops.OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:

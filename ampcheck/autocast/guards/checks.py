@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.autocast.guards.recasts import calls_of, names, recast, rule_of
 from ampcheck.autocast.guards.region_checks import decorates, idle, lent, repaired
-from ampcheck.autocast.guards.stats import Crossing, GuardStats, StaleCast
+from ampcheck.autocast.guards.stats import Crossing, CutCast, GuardStats, StaleCast
 from ampcheck.autocast.policy import BANNED, Policy
 from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import (
@@ -28,7 +28,12 @@ from ampcheck.catalog.autocast import (
 from ampcheck.catalog.causes import SAME_REGION
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted
+from ampcheck.core.text import counted, listed
+
+_CUT = (
+    "call torch.clear_autocast_cache() after the part without gradients, give it a region of its own, or pass "
+    "cache_enabled=False; PyTorch 2.11 and later keep the history"
+)
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
@@ -96,7 +101,8 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_cache(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-cache`: a cached cast is never used after its weight changed, nor under another dtype."""
+    """`autocast-cache`: a cached cast is never used after its weight changed, under another dtype, nor in a forward
+    with gradients where it has no history."""
     groups: dict[tuple[str, torch.dtype, torch.dtype | None], list[StaleCast]] = defaultdict(list)
     for stale in stats.stale:
         groups[stale.changed_by, stale.cast, stale.wanted].append(stale)
@@ -117,7 +123,20 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
-    if not groups:
+    cut: dict[tuple[str, str], list[CutCast]] = defaultdict(list)
+    for use in stats.cut:
+        cut[use.made_at, use.where.place].append(use)
+    for (made_at, _), uses in cut.items():
+        weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in uses))
+        message = (
+            "backward must reach the weights of a forward that ran with gradients, but autocast kept the "
+            f"{short(uses[0].cast)} cast of {weights} from {made_at}, where gradients were off, and this forward used "
+            "it: it gives them no gradient"
+        )
+        where = uses[0].where if len({use.where.module for use in uses}) == 1 else replace(uses[0].where, module="")
+        evidence = Evidence(where=where, observed=sum(map(stats.cut.__getitem__, uses)), limit=0, hint=_CUT)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
+    if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
 

@@ -49,6 +49,8 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
         def backward(*args: object, **kwargs: object) -> object:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
                 record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
+            if recorder.active:
+                recorder.casts.differentiated(args[:1])
             return run(*args, **kwargs)
 
         return backward
