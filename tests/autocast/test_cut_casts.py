@@ -230,6 +230,15 @@ def a_function_with_its_own_gradient(model: Any, region: Region) -> None:
     loss.backward()
 
 
+def a_cast_of_its_own(model: Any, region: Region) -> None:
+    """A constant that the code wants to be one."""
+    with region():
+        with torch.no_grad():
+            constant = model.first.weight.to(torch.bfloat16)
+        loss = loss_of(F.linear(model(tokens()), constant))
+    loss.backward()
+
+
 HEALTHY = [
     a_region_of_its_own,
     a_cleared_cache,
@@ -239,6 +248,7 @@ HEALTHY = [
     a_detached_target,
     a_frozen_layer,
     a_function_with_its_own_gradient,
+    a_cast_of_its_own,
 ]
 
 

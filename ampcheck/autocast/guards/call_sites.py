@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from ampcheck.autocast import probe
 from ampcheck.core.run import Where
 from ampcheck.torchtools.copying import parameter_names
-from ampcheck.torchtools.source import is_users, short_path
+from ampcheck.torchtools.source import AMPCHECK, is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
@@ -27,6 +27,9 @@ _OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
 _WRAPPERS = tuple(os.path.join(_TORCH, name) for name in ("_tensor.py", "functional.py", "_compile.py", "_dynamo"))
 """Thin wrappers around a single op: a call through them is the user's own. The last two wrap every dispatch mode."""
+
+_INSIDE = (AMPCHECK, os.path.join(_TORCH, "_ops.py"), *_WRAPPERS[2:])
+"""Code between an op and the call of the user that leads to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,13 @@ def function_context(frame: FrameType | None) -> Any:
             if not isinstance(first, torch.nn.Module):
                 forwards.append(code)
     return forwards
+
+
+def python_call(frame: FrameType | None) -> tuple[int, int]:
+    """Equal for the ops that run within one call from Python code, that of emulated kernels and modes aside."""
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame = frame.f_back
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
 
 
 Lines: TypeAlias = tuple[tuple[str, int], ...]

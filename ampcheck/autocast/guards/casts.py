@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.autocast.guards.call_sites import CallSite, Lines, fork, function_context, parameter_name, users_lines
+from ampcheck.autocast.guards.call_sites import (
+    CallSite,
+    Lines,
+    fork,
+    function_context,
+    parameter_name,
+    python_call,
+    users_lines,
+)
 from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
 from ampcheck.core.run import Where
 from ampcheck.torchtools.pytree import tensors
@@ -24,7 +32,8 @@ _DETACH = torch.ops.aten.detach.default
 
 @dataclass(slots=True)
 class _CachedCast:
-    """lines: the calls that made it while gradients were off. cut: its first use while they were on."""
+    """call: the Python call that made it. lines: the calls that made it while gradients were off. used: whether an op
+    has taken it. cut: its first use while gradients were on."""
 
     cast: weakref.ref[torch.Tensor]
     weight: weakref.ref[torch.Tensor]
@@ -32,7 +41,9 @@ class _CachedCast:
     version: int
     storage: int
     clock: int
+    call: tuple[int, int]
     lines: Lines
+    used: bool = False
     cut: CutCast | None = None
 
 
@@ -74,8 +85,13 @@ class CachedCasts:
             return
         for tensor in inputs:
             cached = self._casts.get(id(tensor))
-            if cached is not None and cached.cast() is tensor and op is not _CAST:
-                self._judge(cached, tensor, state, at)
+            if cached is None or cached.cast() is not tensor or op is _CAST:
+                continue
+            if not cached.used and python_call(sys._getframe()) != cached.call:
+                del self._casts[id(tensor)]  # the code's own: autocast casts within the call that needs it
+                continue
+            cached.used = True
+            self._judge(cached, tensor, state, at)
         if op._schema.is_mutable:
             self._clock += 1
             for tensor in _written(op, args):
@@ -96,8 +112,10 @@ class CachedCasts:
             return
         if (storage := storage_number(weight)) is not None:
             self.seen += 1
-            references, lines = (weakref.ref(out), weakref.ref(weight)), () if on else users_lines(sys._getframe())
-            self._casts[id(out)] = _CachedCast(*references, out.dtype, weight._version, storage, self._clock, lines)
+            # No variable may hold this frame: the garbage collector would clear the references to the cast with it.
+            lines, call = () if on else users_lines(sys._getframe()), python_call(sys._getframe())
+            references, values = (weakref.ref(out), weakref.ref(weight)), (out.dtype, weight._version, storage)
+            self._casts[id(out)] = _CachedCast(*references, *values, self._clock, call, lines)
             self._off = self._off or bool(lines)
 
     def differentiated(self, roots: object) -> None:
@@ -140,9 +158,8 @@ class CachedCasts:
 
 def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
     """The use of a cast without history by the op that runs."""
-    frame = sys._getframe()
-    name = parameter_name(frame, weight)
-    (made_in, made_at), (file, line) = fork(cached.lines, users_lines(frame))
+    name = parameter_name(sys._getframe(), weight)
+    (made_in, made_at), (file, line) = fork(cached.lines, users_lines(sys._getframe()))
     where = Where("forward", module=name.rpartition(".")[0], file=file, line=line)
     return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
 
