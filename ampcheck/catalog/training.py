@@ -69,8 +69,9 @@ SCALER_PROTOCOL = Check(
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
     "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "
-    "is made infinite, and two more scaler steps are observed. Counts that advance at a skipped step, averaged "
-    "weights among them, are not judged: steps of the data and updates are both in use.",
+    "is made infinite, and two more scaler steps are observed. Counters, schedules written by hand and "
+    "averages of weights that advance at a skipped step are not judged: counting batches and counting updates are both "
+    "common, and the average takes the same weights once more.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half(); zero_grad only "
     "after a step that was taken; a moving average of the gradient norm that takes the norm of a skipped step.",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step. Clear "

@@ -64,6 +64,7 @@ class CachedCasts:
         self._written: dict[int, tuple[int, str]] = {}
         self._clock = 0
         self._off = False  # whether a cast is cached that was made while gradients were off
+        self._cuts = False  # whether a forward has used one while they were on
         self._cut_off: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
@@ -100,9 +101,8 @@ class CachedCasts:
 
     def after(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
-        on = torch.is_grad_enabled()
-        if self._cut_off or (self._off and on):
-            self._follow(op, inputs, out, on)
+        if self._cuts or (self._off and torch.is_grad_enabled()):
+            self._follow(op, inputs, out, torch.is_grad_enabled())
         if op is not _CAST or state.dtype is None or not inputs:
             return
         weight = inputs[0]
@@ -113,14 +113,15 @@ class CachedCasts:
         if (storage := storage_number(weight)) is not None:
             self.seen += 1
             # No variable may hold this frame: the garbage collector would clear the references to the cast with it.
-            lines, call = () if on else users_lines(sys._getframe()), python_call(sys._getframe())
+            lines = () if torch.is_grad_enabled() else users_lines(sys._getframe())
+            call = python_call(sys._getframe())
             references, values = (weakref.ref(out), weakref.ref(weight)), (out.dtype, weight._version, storage)
             self._casts[id(out)] = _CachedCast(*references, *values, self._clock, call, lines)
             self._off = self._off or bool(lines)
 
     def differentiated(self, roots: object) -> None:
         """Backward starts at these tensors: count the weights that get no gradient from them."""
-        for _, root in tensors(roots) if self._cut_off else ():
+        for _, root in tensors(roots) if self._cuts else ():
             self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
     def _follow(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
@@ -135,6 +136,7 @@ class CachedCasts:
             if weight is not None and weight.requires_grad:
                 cached.cut = cached.cut or _cut(cached, weight)
                 cut[cached.cut] = None
+                self._cuts = True
         if cut and op is not _DETACH and (on or function_context(sys._getframe())):
             for _, tensor in tensors(out):
                 if tensor.is_floating_point():
