@@ -233,7 +233,7 @@ def _state_dtypes(context: Context) -> Run:
     findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
     narrow = next((e for e in passes if e.computed or e.dtype in ("float16", "bfloat16")), None)
     if narrow is not None:
-        place = Where("backward", file=narrow.file, line=narrow.line, step=narrow.step)
+        place = narrow.where
         findings = [
             replace(f, where=place, code=code_at(place))
             if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward")

@@ -330,7 +330,7 @@ def check_observed(seen: Observed) -> list[Finding]:
         findings.append(COVERAGE.warn(subject, text))
     elif seen.idle is not None:
         text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
-        where = Where("update", file=seen.idle.file, line=seen.idle.line, step=seen.idle.step)
+        where = seen.idle.where
         findings.append(COVERAGE.fail(subject, text, where=where, hint=_ANOTHER))
     elif not seen.changed:
         why, hint = "no optimizer applied a gradient and no weight changed", _OPTIMIZER
@@ -348,7 +348,7 @@ def check_observed(seen: Observed) -> list[Finding]:
                 Verdict.FAIL,
                 _ANOTHER,
             )
-            where = Where("update", file=idle.file, line=idle.line, step=idle.step)
+            where = idle.where
         findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
     if seen.learned and seen.narrow is False and seen.absent:
         names = ", ".join(seen.absent)

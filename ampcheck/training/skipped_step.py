@@ -10,14 +10,14 @@ from itertools import pairwise
 import torch
 
 from ampcheck.catalog.training import SCALER_PROTOCOL
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding
 from ampcheck.core.text import counted, listed
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.checks import nonfinite_parameters
 from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
 from ampcheck.training.loop import StepError, TrainingLoop, plain_values
-from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.events import Act, Event, injected_text
 from ampcheck.training.protocol.recorder import Recorder
 
 _BEFORE = 3
@@ -100,16 +100,16 @@ def check_skipped_step(
     plain: the events of the loop by itself; nonfinite: the weights that have infinite or NaN elements there.
     """
     later, over = seen.later, seen.overflowed
-    if not later:
+    if over is None or not later:
         return
-    how = f"(in a run of its own, in which the gradient of step {over} was made infinite)"
+    how = injected_text(over)
     kept = listed(f"{path} = {(seen.last or {})[path]}" for path in seen.kept)
     skipped_anyway = {e.step for e in plain if e.act is Act.SCALER_STEP and e.skipped}
     weights = [name for name in seen.weights if name not in nonfinite]
     if weights:
         message = f"a skipped step must leave the weights finite, but {listed(weights)} became infinite or NaN {how}"
         hint = f"{kept} since the skipped step: {_KEPT}" if kept else "apply no gradient that the scaler did not check"
-        yield SCALER_PROTOCOL.fail(subject, message, where=_where(later[0]), observed=len(weights), limit=0, hint=hint)
+        yield SCALER_PROTOCOL.fail(subject, message, where=later[0].where, observed=len(weights), limit=0, hint=hint)
     elif len(later) >= _AFTER and all(e.skipped and e.step not in skipped_anyway for e in later):
         message = (
             f"training must go on after a step that the scaler skipped, but it skipped the next "
@@ -123,14 +123,14 @@ def check_skipped_step(
                 f"gradients were infinite or NaN again; {kept or 'a tensor that the code keeps'} holds the infinity"
             )
             hint = _KEPT
-        yield SCALER_PROTOCOL.fail(subject, message, where=_where(later[0]), observed=len(later), limit=0, hint=hint)
+        yield SCALER_PROTOCOL.fail(subject, message, where=later[0].where, observed=len(later), limit=0, hint=hint)
     elif falling := _averages(seen):
         values = listed(f"{path} = {(seen.last or {})[path]}" for path in falling)
         message = (
             f"what a loop keeps must recover from a step that the scaler skipped, but {values} since then, "
             f"also after {counted(len({e.step for e in later}), 'more steps')} {how}"
         )
-        yield SCALER_PROTOCOL.warn(subject, message, where=_where(later[0]), observed=len(falling), limit=0, hint=_KEPT)
+        yield SCALER_PROTOCOL.warn(subject, message, where=later[0].where, observed=len(falling), limit=0, hint=_KEPT)
 
 
 def _numbers(loop: TrainingLoop) -> dict[str, float]:
@@ -156,7 +156,3 @@ def _cleared(seen: SkippedStep, optimizer: str) -> bool:
     start = next(n for n, e in enumerate(seen.events) if e.act is Act.SCALER_STEP and e.step == seen.overflowed)
     passes = (e for e in seen.events[start:] if e.act is Act.BACKWARD and optimizer in e.optimizers)
     return all(optimizer in event.cleared for event in [*passes][:1])
-
-
-def _where(event: Event) -> Where:
-    return Where("update", file=event.file, line=event.line, step=event.step)

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import same_loss
-from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+from ampcheck.training.protocol.events import Act, Event, ProtocolStats, injected_text
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
 _LISTED = 5
@@ -115,7 +115,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
                 wrong.append((event, before[-1]))
     if not wrong and early is not None:
         hint = "call scheduler.step() after optimizer.step()"
-        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=_where(early[0]), hint=hint)]
+        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=early[0].where, hint=hint)]
     if not skips:
         return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
     if not wrong:
@@ -132,7 +132,7 @@ def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
         "compare the scale around scaler.update() and step the scheduler only where it did not fall: "
         "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
     )
-    shown = Evidence(where=_where(first), observed=len(wrong), limit=0.0, unit="steps", hint=hint)
+    shown = Evidence(where=first.where, observed=len(wrong), limit=0.0, unit="steps", hint=hint)
     return [SCHEDULER_SKIP.fail(stats.subject, message, **shown)]
 
 
@@ -185,7 +185,7 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
             "bfloat16"
         )
     vanished = bool(stats.damage) or (stats.lost is not None and stats.lost > limits.underflow)
-    shown = Evidence(where=_where(narrow[0]), hint=hint)
+    shown = Evidence(where=narrow[0].where, hint=hint)
     if stats.lost is not None:
         shown = Evidence(**shown, observed=stats.lost, limit=limits.underflow, unit="share of the gradient")
     return [SCALER_PROTOCOL.finding(Verdict.FAIL if vanished else Verdict.WARN, stats.subject, message, **shown)]
@@ -386,15 +386,8 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
-    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=_where(breach.event), hint=hint)
+    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=breach.event.where, hint=hint)
 
 
 def _injected(stats: ProtocolStats) -> str:
-    if stats.injected is None:
-        return ""
-    return f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
-
-
-def _where(event: Event) -> Where:
-    phase = "backward" if event.act in (Act.BACKWARD, Act.GRAD) else "update"
-    return Where(phase, file=event.file, line=event.line, step=event.step)
+    return "" if stats.injected is None else f" {injected_text(stats.injected)}"

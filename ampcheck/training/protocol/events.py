@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ampcheck.core.run import Where
 from ampcheck.training.loop import StepError
 
 
@@ -95,6 +96,17 @@ class Event:
     rounded: tuple[Rounded, ...] = ()
     file: str = ""
     line: int | None = None
+
+    @property
+    def where(self) -> Where:
+        """Where it was called, for a finding."""
+        phase = "backward" if self.act in (Act.BACKWARD, Act.GRAD) else "update"
+        return Where(phase, file=self.file, line=self.line, step=self.step)
+
+
+def injected_text(step: int) -> str:
+    """How a finding names the run in which the gradient of a step was made infinite."""
+    return f"(in a run of its own, in which the gradient of step {step} was made infinite)"
 
 
 @dataclass(frozen=True, slots=True)

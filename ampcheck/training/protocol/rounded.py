@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding
 from ampcheck.core.text import listed
 from ampcheck.torchtools.storage import is_transformed, local, placements
 from ampcheck.training.protocol.events import Event, Rounded
@@ -125,8 +125,9 @@ def check_rounded(
         f"cast a copy for an evaluation or a forward (copy.deepcopy(model).to(torch.{weight.dtype}), torch.autocast), "
         "and leave the weights that the optimizer steps in float32"
     )
-    where = Where("update", file=event.file, line=event.line, step=event.step)
-    shown = Evidence(where=where, observed=lost / moved, limit=limits.stagnation, unit="of the updates", hint=hint)
+    shown = Evidence(
+        where=event.where, observed=lost / moved, limit=limits.stagnation, unit="of the updates", hint=hint
+    )
     return [STAGNATION.fail(subject, message, **shown)]
 
 
