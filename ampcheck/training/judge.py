@@ -189,7 +189,8 @@ def _protocol(context: Context) -> Run:
     skipped = any(event.skipped for event in scaler_steps)
     scaled = any(event.enabled for event in scaler_steps)
     direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
-    skipping, after = stats, []
+    skipping = stats
+    after: list[Finding] = []
     if context.repeats and agreed(direct or scaled):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
         trial = measure_skipped_step(context.loop, seen.steps, after_backward=not checked)

@@ -15,7 +15,7 @@ from ampcheck.core.text import counted, listed
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.training.distributed.ranks import agreed
 from ampcheck.training.gradients.checks import nonfinite_parameters
-from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
+from ampcheck.training.gradients.kept_numbers import counts_of_optimizers, numbers_of_code, numbers_of_optimizers
 from ampcheck.training.loop import StepError, TrainingLoop, plain_values
 from ampcheck.training.protocol.events import Act, Event, injected_text
 from ampcheck.training.protocol.recorder import Recorder
@@ -52,6 +52,16 @@ class SkippedStep:
         skipped = {event.optimizers for event in steps if event.step == self.overflowed and event.skipped}
         over = math.inf if self.overflowed is None else self.overflowed
         return [event for event in steps if event.step > over and event.optimizers in skipped]
+
+    @property
+    def counted(self) -> list[str]:
+        """Numbers of an optimizer that grow with each step, and grew as much in the one that was skipped."""
+        skipped = tuple(f"{event.optimizers[0]}." for event in self.later)
+        values = [*self.before, self.then or {}]
+        series = {path: [numbers.get(path, math.nan) for numbers in values] for path in self.then or {}}
+        grown = {path: {later - earlier for earlier, later in pairwise(series[path])} for path in series}
+        several = len(self.before) > 1
+        return [p for p, by in grown.items() if several and p.startswith(skipped) and len(by) == 1 and min(by) >= 1]
 
     @property
     def kept(self) -> list[str]:
@@ -131,13 +141,24 @@ def check_skipped_step(
             f"also after {counted(len({e.step for e in later}), 'more steps')} {how}"
         )
         yield SCALER_PROTOCOL.warn(subject, message, where=later[0].where, observed=len(falling), limit=0, hint=_KEPT)
+    elif counts := seen.counted:
+        message = (
+            f"an optimizer must count the steps that it took; {listed(counts)} advanced at a step that the scaler "
+            f"skipped too {how}: corrections by it are wrong after the skipped steps at the start of a training"
+        )
+        hint = "count inside optimizer.step(), or only where the scale did not fall in scaler.update()"
+        yield SCALER_PROTOCOL.warn(subject, message, where=later[0].where, observed=len(counts), limit=0, hint=hint)
 
 
 def _numbers(loop: TrainingLoop) -> dict[str, float]:
     def value(tensor: torch.Tensor) -> float:
         return float(plain_values(tensor).sum())
 
-    return {**numbers_of_code(loop, value), **numbers_of_optimizers(loop, value)}
+    return {
+        **numbers_of_code(loop, value),
+        **numbers_of_optimizers(loop, value),
+        **counts_of_optimizers(loop, value),
+    }
 
 
 def _averages(seen: SkippedStep) -> list[str]:

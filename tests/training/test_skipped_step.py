@@ -123,12 +123,16 @@ class Careless(torch.optim.SGD):
                 parameter.data.add_(parameter.grad / self.grad_scale, alpha=-group["lr"])  # type: ignore[attr-defined]
 
 
-def takes_over_and_does_not_look() -> Shape:
+def with_optimizer(make: Callable[..., Any]) -> Shape:
     shape = amp_loop()
     inner, one = shape["optimizer"], shape["step"]
     cell = next(c for c in one.__closure__ if c.cell_contents is inner)
-    cell.cell_contents = Careless(shape["model"].parameters(), lr=0.01)
+    cell.cell_contents = make(shape["model"].parameters(), lr=0.01)
     return {**shape, "optimizer": cell.cell_contents}
+
+
+def takes_over_and_does_not_look() -> Shape:
+    return with_optimizer(Careless)
 
 
 @pytest.mark.parametrize("loop", [limits_by_an_average, averages_unscaled_gradients, takes_over_and_does_not_look])
@@ -168,6 +172,56 @@ def test_an_average_that_keeps_the_infinity_of_a_skipped_step_is_a_warning(loop:
     assert finding.verdict is Verdict.WARN
     assert re.search("= (inf|nan) since then, also after 2 more steps", finding.message)
     assert "isfinite" in finding.hint
+
+
+# --- what an optimizer counts
+
+
+class Counting(torch.optim.SGD):
+    """Takes over the scaler's part, leaves the weights alone, and counts the step all the same."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", torch.zeros(())) + 1
+                if not self.found_inf:  # type: ignore[attr-defined]
+                    parameter.data.add_(parameter.grad / self.grad_scale, alpha=-group["lr"])  # type: ignore[attr-defined]
+
+
+def counts_in_its_state() -> Shape:
+    return with_optimizer(Counting)
+
+
+def counted_by_the_loop() -> Shape:
+    shape = amp_loop()
+    (group,) = shape["optimizer"].param_groups
+    group["t"] = 0
+
+    def one(number: int) -> float:
+        group["t"] += 1
+        return float(shape["step"](number))
+
+    return {**shape, "step": one}
+
+
+@pytest.mark.parametrize(
+    ("loop", "count"), [(counts_in_its_state, "optimizer.state.0.step"), (counted_by_the_loop, "param_groups.0.t")]
+)
+def test_an_optimizer_whose_count_advances_at_a_skipped_step_is_a_warning(
+    loop: Callable[[], Shape], count: str
+) -> None:
+    (finding,) = bad(judged(loop(), steps=12))
+    assert finding.verdict is Verdict.WARN
+    assert f"{count}" in finding.message
+    assert "advanced at a step that the scaler skipped too" in finding.message
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+def test_the_counts_of_pytorchs_optimizers_do_not_advance_at_a_skipped_step(options: dict[str, bool]) -> None:
+    assert bad(judged(with_optimizer(lambda parameters, lr: torch.optim.AdamW(parameters, lr, **options)), 12)) == []
 
 
 # --- healthy neighbours
