@@ -65,7 +65,8 @@ SCALER_PROTOCOL = Check(
     "well, or weights become infinite or NaN. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it, for an average that the code keeps and that stays infinite or NaN "
-    "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is needed.",
+    "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is "
+    "needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
     "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "

@@ -376,3 +376,87 @@ def test_the_release_since_which_casts_keep_their_history_agrees_with_the_instal
 def test_the_cache_of_an_emulation_is_that_of_its_release(release: str | None, device: str) -> None:
     with emulate(device, release=release):
         assert keeps_history() == casts_with_grad(release or torch.__version__)
+
+
+# --- copies that the code keeps itself, in any release
+
+
+class Keeps(nn.Linear):
+    """Keeps the 16-bit copy of its weight as long as the weight stays the same."""
+
+    careful = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = self.weight._version, torch.is_grad_enabled() if self.careful else None
+        if getattr(self, "key", None) != key:
+            self.key, self.low = key, self.weight.to(torch.bfloat16)
+        return F.linear(x.to(torch.bfloat16), self.low, self.bias.to(torch.bfloat16))
+
+
+class KeepsAside(nn.Linear):
+    """The same with a mapping outside of the modules, filled before the first pass."""
+
+    careful = False
+    copies: dict[int, torch.Tensor]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled() or self.careful:
+            self.copies = {id(self): self.weight.bfloat16()}
+        return (x.bfloat16() @ self.copies[id(self)].t()).float() + self.bias
+
+
+def train_with(
+    kind: type[nn.Module],
+    *,
+    careful: bool = False,
+    frozen: bool = False,
+    optimized: bool = True,
+    region: bool = False,
+    beside: bool = False,
+) -> tuple[Watched, nn.Module]:
+    """beside: the weights are trained by another use as well."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(8, 8), nn.GELU(), kind(8, 8))  # type: ignore[call-arg]
+    for layer in (model[0], model[2]):
+        layer.careful = careful  # type: ignore[assignment]
+        layer.weight.requires_grad_(not frozen)
+    stepped = [p for name, p in model.named_parameters() if optimized or "bias" in name]
+    optimizer, x = torch.optim.SGD(stepped, lr=0.1), torch.randn(4, 8)
+    with ampcheck.watch(checks=["autocast-cache"], fail_on="never") as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=region):
+                with torch.no_grad():
+                    guess = model(x).float()
+                loss = (model(x + 0.1 * guess).float() - x).square().mean()
+                if beside:
+                    loss = loss + sum(layer.weight.square().mean() for layer in (model[0], model[2]))
+            loss.backward()
+            optimizer.step()
+    return seen, model
+
+
+@pytest.mark.parametrize("region", [False, True], ids=["no region", "region"])
+@pytest.mark.parametrize("kind", [Keeps, KeepsAside])
+def test_a_copy_that_the_code_keeps_from_a_pass_without_gradients_fails(kind: type[nn.Module], region: bool) -> None:
+    seen, model = train_with(kind, region=region)
+    assert model[0].weight.grad is None  # type: ignore[index, union-attr]
+    assert train_with(kind, region=region, careful=True)[1][0].weight.grad is not None  # type: ignore[index, union-attr]
+    (finding,) = failures(seen)
+    assert "the code kept the bfloat16 cast of" in finding.message
+    assert all(name in finding.message for name in ("0.weight", "2.weight"))
+    assert "bias" not in finding.message
+    assert "torch.is_grad_enabled()" in finding.hint
+
+
+@pytest.mark.parametrize("kind", [Keeps, KeepsAside])
+@pytest.mark.parametrize(
+    "options",
+    [{"careful": True}, {"frozen": True}, {"optimized": False}, {"beside": True}],
+    ids=["made again", "frozen", "not stepped", "trained by another use"],
+)
+def test_a_kept_copy_of_a_weight_that_is_trained_or_need_not_be_passes(
+    kind: type[nn.Module], options: dict[str, bool]
+) -> None:
+    for region in (False, True):
+        assert failures(train_with(kind, region=region, **options)[0]) == []

@@ -34,6 +34,9 @@ _CUT = (
     "call torch.clear_autocast_cache() after the part without gradients, give it a region of its own, or pass "
     "cache_enabled=False; PyTorch 2.11 and later keep the history"
 )
+_CUT_OWN = (
+    "cast again where gradients are on (torch.is_grad_enabled() belongs to what the copy is kept by), or freeze them"
+)
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
@@ -123,18 +126,21 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
-    cut: dict[tuple[str, str], list[CutCast]] = defaultdict(list)
+    cut: dict[tuple[str, str, bool], list[CutCast]] = defaultdict(list)
     for use in stats.cut:
-        cut[use.made_at, use.where.place].append(use)
-    for (made_at, _), uses in cut.items():
+        cut[use.made_at, use.where.place, use.own].append(use)
+    for (made_at, _, own), uses in cut.items():
         weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in uses))
         message = (
-            "backward must reach the weights of a forward that ran with gradients, but autocast kept the "
-            f"{short(uses[0].cast)} cast of {weights} from {made_at}, where gradients were off, and this forward used "
-            "it: it gives them no gradient"
+            "backward must reach the weights of a forward that ran with gradients, but "
+            f"{'the code' if own else 'autocast'} kept the {short(uses[0].cast)} cast of {weights} from {made_at}, "
+            "where gradients were off, and this forward used it: it gives them no gradient"
         )
+        message += ", and the steps of the optimizer that has them change nothing" if own else ""
         where = uses[0].where if len({use.where.module for use in uses}) == 1 else replace(uses[0].where, module="")
-        evidence = Evidence(where=where, observed=sum(map(stats.cut.__getitem__, uses)), limit=0, hint=_CUT)
+        evidence = Evidence(
+            where=where, observed=sum(map(stats.cut.__getitem__, uses)), limit=0, hint=_CUT_OWN if own else _CUT
+        )
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
     if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
