@@ -102,9 +102,9 @@ AUTOCAST_CACHE = Check(
     "autocast-cache",
     "autocast",
     "A cast of a weight that autocast caches is used only while the weight is unchanged and the region has the "
-    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from. The last "
-    "holds for a 16-bit copy that the code keeps itself, too, where an optimizer steps its weight without ever having a "
-    "gradient of it.",
+    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from. The "
+    "last holds for a 16-bit copy that the code keeps itself, too, where an optimizer steps its weight without ever "
+    "having a gradient of it.",
     "Casts of float32 leaves inside a region are followed. When one is used in a forward after its weight was "
     "written to, also through .data, it is compared with the present weight. What a forward with gradients computes "
     "from a cast without history is followed to the tensors at which backward starts.",
