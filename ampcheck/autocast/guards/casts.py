@@ -123,14 +123,15 @@ class CachedCasts:
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
         kept = out.dtype is state.dtype and torch.is_autocast_cache_enabled()
-        if not leaf or not (kept or (out.dtype.itemsize == 2 and not torch.is_grad_enabled())):
+        low = out.is_floating_point() and out.dtype.itemsize == 2
+        if not leaf or not (kept or (low and not torch.is_grad_enabled())):
             return
         if (storage := storage_number(weight)) is not None:
             # No variable may hold this frame: the garbage collector would clear the references to the cast with it.
             lines = () if torch.is_grad_enabled() else users_lines(sys._getframe())
             call = python_call(sys._getframe())
-            references, values = (weakref.ref(out), weakref.ref(weight)), (out.dtype, weight._version, storage)
-            cast = _CachedCast(*references, *values, self._clock, call, lines)
+            references, version = (weakref.ref(out), weakref.ref(weight)), weight._version
+            cast = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
             if not kept:
                 self._keep(cast)
                 return

@@ -129,19 +129,20 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
     cut: dict[tuple[str, str, bool], list[CutCast]] = defaultdict(list)
     for use in stats.cut:
         cut[use.made_at, use.where.place, use.own].append(use)
-    for (made_at, _, own), uses in cut.items():
-        weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in uses))
+    for (made_at, _, own), casts in cut.items():
+        first_cut = casts[0]
+        weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in casts))
         message = (
             "backward must reach the weights of a forward that ran with gradients, but "
-            f"{'the code' if own else 'autocast'} kept the {short(uses[0].cast)} cast of {weights} from {made_at}, "
+            f"{'the code' if own else 'autocast'} kept the {short(first_cut.cast)} cast of {weights} from {made_at}, "
             "where gradients were off, and this forward used it: it gives them no gradient"
         )
         message += ", and the steps of the optimizer that has them change nothing" if own else ""
-        where = uses[0].where if len({use.where.module for use in uses}) == 1 else replace(uses[0].where, module="")
-        evidence = Evidence(
-            where=where, observed=sum(map(stats.cut.__getitem__, uses)), limit=0, hint=_CUT_OWN if own else _CUT
-        )
-        yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
+        where, hint = first_cut.where, _CUT_OWN if own else _CUT
+        if len({use.where.module for use in casts}) > 1:
+            where = replace(where, module="")
+        times = sum(stats.cut[use] for use in casts)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=hint)
     if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
