@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ampcheck.autocast.kernels import CallObserver, CastCache, make_kernel
+from ampcheck.autocast.kernels import CallObserver, CastCache, casts_with_grad, make_kernel
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.state import autocast_key, device_type, nesting, registered, short
@@ -120,7 +120,7 @@ class Emulation:
         self._also = frozenset(also) if observe is not None else frozenset()
         self._thread = 0
         self._native = policy
-        self._cache = CastCache()
+        self._cache = CastCache(with_grad=casts_with_grad(policy.torch))
         self._overridden: set[str] = set()
         self._open = ExitStack()
 
@@ -167,10 +167,12 @@ class Emulation:
         outer = set().union(*(emulation._overridden for emulation in _active))
         libraries: dict[str, torch.library.Library] = {}
         missing = []
+        same_cache = casts_with_grad(self.policy.torch) == casts_with_grad(native.torch)
         self._overridden.clear()
         for name in sorted({*self.policy.ops, *native.ops, *observing._also, *outer}):
             wanted, own = self.policy.ops.get(name), native.ops.get(name)
-            if observing._observe is None and name not in outer and _effect(wanted) == _effect(own):
+            same = same_cache and _effect(wanted) == _effect(own)
+            if observing._observe is None and name not in outer and same:
                 continue
             namespace, _, rest = name.partition("::")
             try:

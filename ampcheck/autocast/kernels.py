@@ -6,7 +6,6 @@ overload is called instead, and what raises.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeGuard
 
@@ -23,8 +22,10 @@ from ampcheck.autocast.policy import (
     RECURRENT,
     SET_DTYPE,
     OpPolicy,
+    number_of,
+    release_of,
 )
-from ampcheck.autocast.state import autocast_key, raw_autocast
+from ampcheck.autocast.state import autocast_key
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import overload
 
@@ -39,9 +40,10 @@ and what its eligible tensors are cast to (None: they stay)."""
 class CastCache:
     """The low-precision copies of leaf weights, kept until the outermost autocast region ends, as PyTorch does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_grad: bool) -> None:
+        """with_grad: a copy made under no_grad serves training later in the region, as `casts_with_grad` says."""
         self._copies: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._always_with_grad = _casts_with_grad()
+        self._always_with_grad = with_grad
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`tensor.to(dtype)`, computed once for a leaf that requires a gradient."""
@@ -61,15 +63,10 @@ class CastCache:
         self._copies.clear()
 
 
-@functools.cache
-def _casts_with_grad() -> bool:
-    """Whether a copy made under no_grad serves training later in the region: PyTorch mended that (its issue 158232)."""
-    with torch.inference_mode(False), raw_autocast("cpu", torch.bfloat16):
-        weight, plain = torch.zeros(1, 1, requires_grad=True, device="cpu"), torch.zeros(1, 1, device="cpu")
-        with torch.no_grad():
-            torch.mm(weight, plain)
-        with torch.enable_grad():
-            return torch.mm(weight, plain).requires_grad
+def casts_with_grad(release: str) -> bool:
+    """Whether a copy made under no_grad serves training later in the region in a PyTorch such as `2.13` or
+    `2.13.0+cpu`: from 2.11 on (its issue 158232)."""
+    return number_of(release_of(release)) >= (2, 11)
 
 
 def eligible(value: object) -> TypeGuard[torch.Tensor]:

@@ -198,7 +198,7 @@ def release_of(version: str) -> str:
 @cache
 def releases() -> tuple[str, ...]:
     """The releases with a snapshot, oldest first: `("2.4", ..., "2.15")`."""
-    return tuple(sorted((path.stem.removeprefix("torch-") for path in DATA.glob("torch-*.json")), key=_number))
+    return tuple(sorted((path.stem.removeprefix("torch-") for path in DATA.glob("torch-*.json")), key=number_of))
 
 
 @cache
@@ -217,12 +217,13 @@ def nearest(version: str) -> Snapshot:
     """
     if not releases():
         raise UsageError(f"ampcheck's own policy snapshots are missing from {DATA.name}: install ampcheck again")
-    wanted = _number(release_of(version))
-    before = [release for release in releases() if _number(release) <= wanted]
+    wanted = number_of(release_of(version))
+    before = [release for release in releases() if number_of(release) <= wanted]
     return load_release(before[-1] if before else releases()[0])
 
 
-def _number(release: str) -> tuple[int, ...]:
+def number_of(release: str) -> tuple[int, ...]:
+    """`(2, 13)` of `2.13`. Raises `UsageError` for anything else."""
     try:
         return tuple(int(part) for part in release.split("."))
     except ValueError:

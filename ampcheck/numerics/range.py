@@ -168,8 +168,9 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
         f"{listed(stats.cut, LISTED)}"
     )
     hint = (
-        "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
-        "under no_grad on purpose set requires_grad_(False)"
+        "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); before PyTorch 2.11 "
+        "autocast keeps the casts of a part under no_grad (torch.clear_autocast_cache() after it); for weights that "
+        "run under no_grad on purpose set requires_grad_(False)"
     )
     return [NONFINITE_GRADIENT.incomplete(who(stats), reason, hint=hint)]
 

@@ -7,14 +7,15 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from ampcheck.autocast import probe
 from ampcheck.core.run import Where
-from ampcheck.torchtools.source import is_users, short_path
+from ampcheck.torchtools.copying import parameter_names
+from ampcheck.torchtools.source import AMPCHECK, is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _GRAPH = os.path.join(_TORCH, "autograd", "graph.py")
@@ -26,6 +27,9 @@ _OPTIMIZER = os.path.join(_TORCH, "optim") + os.sep
 _MODULES = os.path.join(_TORCH, "nn", "modules") + os.sep
 _WRAPPERS = tuple(os.path.join(_TORCH, name) for name in ("_tensor.py", "functional.py", "_compile.py", "_dynamo"))
 """Thin wrappers around a single op: a call through them is the user's own. The last two wrap every dispatch mode."""
+
+_INSIDE = (AMPCHECK, os.path.join(_TORCH, "_ops.py"), *_WRAPPERS[2:])
+"""Code between an op and the call of the user that leads to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,37 @@ def function_context(frame: FrameType | None) -> Any:
             if not isinstance(first, torch.nn.Module):
                 forwards.append(code)
     return forwards
+
+
+def python_call(frame: FrameType | None) -> tuple[int, int]:
+    """Equal for the ops that run within one call from Python code, that of emulated kernels and modes aside."""
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame = frame.f_back
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+Lines: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def users_lines(frame: FrameType | None) -> Lines:
+    """The lines of the user's code that lead to `frame`, the outermost first, each as its file and number."""
+    classified = [(outer, *_classify(outer.f_code.co_filename, outer.f_code.co_name)) for outer in frames(frame)]
+    return tuple((path, outer.f_lineno) for outer, kind, path in reversed(classified) if kind == _USER)
+
+
+def fork(first: Lines, second: Lines) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The first lines in which two calls differ; the innermost of both where one code ran twice."""
+    apart = (pair for pair in zip(first, second, strict=False) if pair[0] != pair[1])
+    return next(apart, (first[-1], (second or first)[-1]))
+
+
+def parameter_name(frame: FrameType | None, parameter: torch.Tensor) -> str:
+    """A parameter's name in the outermost module that has it, of the variables of the calls that lead to `frame`;
+    else empty."""
+    variables = [value for outer in reversed([*frames(frame)]) for value in outer.f_locals.values()]
+    modules = {id(value): value for value in variables if isinstance(value, torch.nn.Module)}
+    names = (parameter_names([module]).get(id(parameter), "") for module in modules.values())
+    return next(filter(None, names), "")
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.autocast.guards.recasts import calls_of, names, recast, rule_of
 from ampcheck.autocast.guards.region_checks import decorates, idle, lent, repaired
-from ampcheck.autocast.guards.stats import Crossing, GuardStats, StaleCast
+from ampcheck.autocast.guards.stats import Crossing, CutCast, GuardStats, StaleCast
 from ampcheck.autocast.policy import BANNED, Policy
 from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import (
@@ -28,7 +28,15 @@ from ampcheck.catalog.autocast import (
 from ampcheck.catalog.causes import SAME_REGION
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted
+from ampcheck.core.text import counted, listed
+
+_CUT = (
+    "call torch.clear_autocast_cache() after the part without gradients, give it a region of its own, or pass "
+    "cache_enabled=False; PyTorch 2.11 and later keep the history"
+)
+_CUT_OWN = (
+    "cast again where gradients are on (torch.is_grad_enabled() belongs to what the copy is kept by), or freeze them"
+)
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
@@ -96,7 +104,8 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_cache(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-cache`: a cached cast is never used after its weight changed, nor under another dtype."""
+    """`autocast-cache`: a cached cast is never used after its weight changed, under another dtype, nor in a forward
+    with gradients where it has no history."""
     groups: dict[tuple[str, torch.dtype, torch.dtype | None], list[StaleCast]] = defaultdict(list)
     for stale in stats.stale:
         groups[stale.changed_by, stale.cast, stale.wanted].append(stale)
@@ -117,7 +126,24 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
-    if not groups:
+    cut: dict[tuple[str, str, bool], list[CutCast]] = defaultdict(list)
+    for use in stats.cut:
+        cut[use.made_at, use.where.place, use.own].append(use)
+    for (made_at, _, own), casts in cut.items():
+        first_cut = casts[0]
+        weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in casts))
+        message = (
+            "backward must reach the weights of a forward that ran with gradients, but "
+            f"{'the code' if own else 'autocast'} kept the {short(first_cut.cast)} cast of {weights} from {made_at}, "
+            "where gradients were off, and this forward used it: it gives them no gradient"
+        )
+        message += ", and the steps of the optimizer that has them change nothing" if own else ""
+        where, hint = first_cut.where, _CUT_OWN if own else _CUT
+        if len({use.where.module for use in casts}) > 1:
+            where = replace(where, module="")
+        times = sum(stats.cut[use] for use in casts)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=hint)
+    if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
 

@@ -107,6 +107,7 @@ class AutocastObservation:
             calls=calls,
             crossings=recorder.crossings.copy(),
             stale=recorder.casts.stale.copy(),
+            cut=recorder.casts.cut,
             recomputed=recomputed,
             policies=self._policies(calls, recorder.recomputed),
             raised=raised,

@@ -108,6 +108,20 @@ class StaleCast:
 
 
 @dataclass(frozen=True, slots=True)
+class CutCast:
+    """A cached cast without history, made at `made_at` while gradients were off, and used while they were on in a
+    forward from which a backward pass started. weight: its name, empty where no module has it. own: the code keeps the
+    cast, not autocast."""
+
+    weight: str
+    shape: tuple[int, ...]
+    cast: torch.dtype
+    made_at: str
+    where: Where
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Recompute:
     """An op of a forward that backward computed again under another state, and the dtypes of its inputs in both."""
 
@@ -146,6 +160,7 @@ class GuardStats:
     calls: Mapping[Call, int] = field(default_factory=dict)
     crossings: Mapping[Crossing, int] = field(default_factory=dict)
     stale: Mapping[StaleCast, int] = field(default_factory=dict)
+    cut: Mapping[CutCast, int] = field(default_factory=dict)
     recomputed: Mapping[Recompute, int] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     raised: Raised | None = None

@@ -27,6 +27,22 @@ def numbers_of_optimizers(loop: TrainingLoop, exact: _Exact) -> dict[str, float]
     return dict(_numbers((*options, *state), exact))
 
 
+def counts_of_optimizers(loop: TrainingLoop, exact: _Exact) -> dict[str, float]:
+    """The numbers in the options and the state of optimizers (`optimizer.param_groups.0.t`, `optimizer.state.0.step`),
+    learning rates aside."""
+    parts = [
+        (f"{path}.{place}.{key}", value)
+        for path, optimizer in loop.optimizers.items()
+        for place, options in (
+            *((f"param_groups.{number}", group) for number, group in enumerate(optimizer.param_groups)),
+            *((f"state.{number}", state) for number, state in enumerate(optimizer.state.values())),
+        )
+        for key, value in (options.items() if isinstance(options, dict) else ())
+        if key != "lr"
+    ]
+    return dict(_numbers(parts, exact))
+
+
 def numbers_of_code(loop: TrainingLoop, exact: _Exact) -> dict[str, float]:
     """The numbers in the containers, closures and objects of the user's classes that the step reaches, by path."""
     names: dict[int, str] = {}

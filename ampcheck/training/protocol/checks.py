@@ -18,7 +18,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import StepError, same_loss
-from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+from ampcheck.training.protocol.events import Act, Event, ProtocolStats, injected_text
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
@@ -384,6 +384,4 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
 
 
 def _injected(stats: ProtocolStats) -> str:
-    if stats.injected is None:
-        return ""
-    return f" (in a run of its own, in which the gradient of step {stats.injected} was made infinite)"
+    return "" if stats.injected is None else f" {injected_text(stats.injected)}"

@@ -107,6 +107,11 @@ class Event:
         return Where(phase, file=self.file, line=self.line, step=self.step)
 
 
+def injected_text(step: int) -> str:
+    """How a finding names the run in which the gradient of a step was made infinite."""
+    return f"(in a run of its own, in which the gradient of step {step} was made infinite)"
+
+
 @dataclass(frozen=True, slots=True)
 class ProtocolStats:
     """The events of the observed steps, and what other measurements say about their gradients.
