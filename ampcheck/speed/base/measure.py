@@ -219,7 +219,7 @@ class _Comparison:
     def _worker(self, side: str, number: int) -> Worker:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]
         return Worker(
-            "ampcheck.speed.base.child_process",
+            "ampcheck.speed.base.child_process:Launch",
             name=f"{side}, launch {number}",
             cwd=checkout.folder,
             env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing is written into the user's checkout

@@ -26,13 +26,8 @@ Figures = dict[str, Any]
 """Fields of a `Launch`."""
 
 
-def commands() -> Start:
-    """The commands of a launch: `load`, then `load_artifacts`, `start`, `save_artifacts`, `memory` and `pair`."""
-    return Start()
-
-
 class Start:
-    """A subject from its import to its steady state."""
+    """A subject from its import to its steady state: `load`, then the others in any order."""
 
     def __init__(self) -> None:
         self.subject: Subject

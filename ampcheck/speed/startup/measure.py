@@ -119,7 +119,7 @@ class Launcher:
         artifacts = str(self.folder / "artifacts")
         figures: dict[str, Any] = {}
         with Worker(
-            "ampcheck.speed.startup.child_process",
+            "ampcheck.speed.startup.child_process:Start",
             name=f"the {name} start of {self.target}",
             cwd=options.cwd,
             env=env,
