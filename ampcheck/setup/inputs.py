@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, product
 
-import torch
 from torch import nn
+
+from ampcheck.numerics.run import total_loss
 
 _TRIES = 60
 """So many inputs are proposed at most."""
@@ -134,20 +135,8 @@ def _others(name: str, first: _Tensor) -> list[str]:
 def runs(model: nn.Module, inputs: object) -> bool:
     """Whether the model computes a floating tensor from these inputs with gradients; its gradients are cleared."""
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)  # type: ignore[misc]
-    floating = [value for value in _tensors(output) if value.is_floating_point() and value.requires_grad]
-    if floating:
-        torch.stack([value.float().square().mean() for value in floating]).sum().backward()  # type: ignore[no-untyped-call]
+    if (loss := total_loss(output, None, finite=False)) is not None:
+        loss.backward()  # type: ignore[no-untyped-call]
     got_gradient = any(parameter.grad is not None for parameter in model.parameters())
     model.zero_grad(set_to_none=True)
     return got_gradient
-
-
-def _tensors(output: object) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors(value)
