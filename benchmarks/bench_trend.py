@@ -103,8 +103,8 @@ def first_step(logs: Any, begin: int = 0) -> tuple[Any, Any]:
     detected, after = np.full(len(logs), -1), np.zeros(len(logs), dtype=int)
     for count in range(max(LEAST, begin + 1), logs.shape[1] + 1):
         found = alarms(logs[:, max(0, count - WINDOW) : count])
-        new = (detected < 0) & (found.after > 0)
-        detected, after = np.where(new, count, detected), np.where(new, found.after, after)
+        new = (detected < 0) & (found > 0)
+        detected, after = np.where(new, count, detected), np.where(new, found, after)
     return detected, after
 
 

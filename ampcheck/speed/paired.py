@@ -141,14 +141,13 @@ class PairedMeasurement:
 
     def stats(self) -> SpeedStats:
         """The measurement so far."""
-        arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first, self._clock.kind) for arm in self._arms]
+        arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first) for arm in self._arms]
         threads = self._threads
         if threads is not None:
             threads = replace(threads, occupancy=self._account.occupancy(threads.used))
         return SpeedStats(
             subject=self._subject,
             arms=(arms[0], replace(arms[0], name=TWIN, seconds=tuple(self._twin)), *arms[1:]),
-            device=self._device,
             fingerprint=fingerprint(self._device),
             conditions=summarised(self._conditions),
             spent=self.spent,

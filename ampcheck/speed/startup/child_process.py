@@ -199,7 +199,7 @@ def _lookup(name: str, text: str) -> Lookup | None:
         label, _, value = rest.partition(": ")
         parts[label] = value if len(value) <= 60 else number.lstrip("[")
     reason = str(data.get("cache_bypass_reason") or "")
-    return Lookup(_CACHES[cache], result, data.get("key") or "", reason, parts)
+    return Lookup(_CACHES[cache], result, reason, parts)
 
 
 def _disabled_caches() -> tuple[str, ...]:
