@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of, print_report, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report
 from ampcheck.core.errors import UsageError
 
 
@@ -36,7 +36,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    require_writable(**outputs_of(options))
     if not 0 <= options.effect < 100:
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
