@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from ampcheck.bisect.versions import Versions
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run, Table, Verdict
+from ampcheck.core.run import PROBLEMS, Run, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.worker import Worker
 from ampcheck.speed.base.checkout import Checkout
@@ -177,7 +177,7 @@ class History:
 
 def decided(verdicts: set[Verdict]) -> Verdict | None:
     """The verdict of a check from those of its findings; None where it is undecided, incomplete, or only skipped."""
-    for verdict in (Verdict.FAIL, Verdict.WARN):
+    for verdict in PROBLEMS:
         if verdict in verdicts:
             return verdict
     if verdicts & {Verdict.UNDECIDED, Verdict.INCOMPLETE}:
