@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ampcheck.core.source import repository_of
 from ampcheck.setup.sources import Source, dotted, read_examples, read_sources
 
 _MODULES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
@@ -108,7 +109,7 @@ def read_repository(folder: Path) -> Repository:
     unnameable = sorted({source.path for source in wanted if not source.has_importable_name})
     classes = _by_name(each for found in classes.values() for each in found if each.source.has_importable_name)
     scripts = [script for script in scripts if script.source.has_importable_name]
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    top = repository_of(folder)
     on_github = (top / ".github").is_dir()
     other_ci = "" if on_github else next((name for name in _OTHER_CI if (top / name).exists()), "")
     models = _ranked(_models(classes), [*sources, *examples], scripts)
