@@ -40,12 +40,12 @@ class Contents:
     paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock.
     """
 
-    models: Sequence[Tried]
-    unfinished: Tried | None
-    script: TrainingScript | None
-    script_runs: bool
-    paths: Sequence[str]
-    locked: Sequence[str]
+    models: Sequence[Tried] = ()
+    unfinished: Tried | None = None
+    script: TrainingScript | None = None
+    script_runs: bool = False
+    paths: Sequence[str] = ()
+    locked: Sequence[str] = ()
 
 
 def render_tests(tests: Contents) -> str:
@@ -58,7 +58,8 @@ def render_tests(tests: Contents) -> str:
     if tests.locked:
         sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
     if tests.models:
-        sections.append(_speed(tests.models[0]))
+        star = "**" if tests.models[0].inputs.startswith("{") else "*"
+        sections.append(_template("speed.py").substitute(star=star))
     text = _template("test_amp.py").substitute(
         standard_imports="".join(f"{line}\n" for line in standard) + ("\n" if standard else ""),
         torch="import torch\n" if models else "",
@@ -120,11 +121,6 @@ def _unfinished(candidate: Candidate, error: str) -> str:
         imports="\n    ".join(_merged(imports)),
         code=_folded(code, 4, len("model = ")),
     )
-
-
-def _speed(tried: Tried) -> str:
-    star = "**" if tried.inputs.startswith("{") else "*"
-    return _template("speed.py").substitute(star=star)
 
 
 def _training(script: TrainingScript, *, runs: bool) -> str:

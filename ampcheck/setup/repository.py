@@ -67,20 +67,12 @@ class TrainingScript:
     has_options: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Factory:
-    """A function of the repository without required parameters that returns a model and its inputs."""
-
-    name: str
-    source: Source = field(repr=False)
-
-
 @dataclass(frozen=True)
 class Repository:
     """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself.
 
     classes, models, scripts: of modules that an import statement can name. unnameable: paths of the other files that
-    have models or a training loop.
+    have models or a training loop. factories: functions without required parameters that return a model and its inputs.
     """
 
     folder: Path
@@ -92,7 +84,7 @@ class Repository:
     scripts: Sequence[TrainingScript]
     other_ci: str
     unnameable: Sequence[str] = ()
-    factories: Sequence[Factory] = ()
+    factories: Sequence[tuple[Source, str]] = field(default=(), repr=False)
 
     @property
     def tests(self) -> Sequence[Source]:
@@ -193,7 +185,7 @@ def _models(classes: Mapping[str, Sequence[Class]]) -> list[Class]:
     return [each for each in every if not each.source.is_test and not each.name.startswith("_")]
 
 
-def _factories(source: Source, models: set[str]) -> Iterator[Factory]:
+def _factories(source: Source, models: set[str]) -> Iterator[tuple[Source, str]]:
     """The functions `def subject(): ...; return Model(...), inputs`; models: names of classes."""
     for node in source.tree.body if source.has_importable_name and not source.is_test else ():
         if not isinstance(node, ast.FunctionDef) or any(each.required for each in function_parameters(node)):
@@ -213,7 +205,7 @@ def _factories(source: Source, models: set[str]) -> Iterator[Factory]:
             and (_builds(value.elts[0], models) or (isinstance(value.elts[0], ast.Name) and value.elts[0].id in built))
             for value in returned
         ):
-            yield Factory(node.name, source)
+            yield source, node.name
 
 
 def _builds(node: ast.expr, models: set[str]) -> bool:

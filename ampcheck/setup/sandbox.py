@@ -17,7 +17,8 @@ from typing import Any
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.worker import TIME, Worker, WorkerEndedError, kill_group
-from ampcheck.setup.candidates import Attempt, Candidate
+from ampcheck.setup.candidates import Candidate
+from ampcheck.setup.sources import Attempt
 
 ENOUGH = 2
 """Models that get a factory."""
