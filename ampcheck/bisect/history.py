@@ -14,7 +14,6 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, Run, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.worker import Worker
-from ampcheck.speed.base.checkout import Checkout
 from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.measure import compare
 from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
@@ -31,8 +30,6 @@ UNDECIDED = "undecided"
 """How a comparison of speed ended that is tried once more, and again by the next search."""
 
 _OPS = "Overloads under autocast"
-
-_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(slots=True)
@@ -116,7 +113,7 @@ class History:
         with (
             TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
             self.versions.placed(number) as checkout,
-            self._worker(checkout, name) as worker,
+            checkout.worker("ampcheck.bisect.child_process", name, self.limits.memory) as worker,
         ):
             placed = replace(task, target=replace(self.target, target=checkout.target))
             places = {"scratch": scratch, "root": str(checkout.root), "repository": self.versions.repository}
@@ -136,17 +133,6 @@ class History:
             ops = worker.ask("ops", timeout=self.limits.seconds, target=asdict(target))
             return replace(run, tables=(*run.tables, Table(_OPS, ("overload",), [(op,) for op in ops])))
         return run
-
-    def _worker(self, checkout: Checkout, name: str) -> Worker:
-        return Worker(
-            "ampcheck.bisect.child_process",
-            name=name,
-            cwd=checkout.folder,
-            env=_NO_BYTECODE,
-            pythonpath=checkout.paths,
-            python=checkout.python,
-            memory=self.limits.memory,
-        )
 
     def _timed(self, number: int) -> tuple[Run, str, str, None]:
         """The same of a comparison of the first version, the base, with another, the head."""

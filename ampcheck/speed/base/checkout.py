@@ -17,10 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.exit import sigterm_raises
 from ampcheck.core.text import listed
+from ampcheck.core.worker import Worker
 from ampcheck.speed.git import Repository
 
 
@@ -34,6 +36,12 @@ class Checkout:
     paths: tuple[Path, ...]
     target: str
     python: str = sys.executable
+
+    def worker(self, commands: str, name: str, memory: int | None = None) -> Worker:
+        """A process that runs here. commands, name, memory: as of `Worker`."""
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing is written into the user's checkout
+        places: dict[str, Any] = {"cwd": self.folder, "pythonpath": self.paths, "python": self.python}
+        return Worker(commands, name=name, env=env, memory=memory, **places)
 
 
 def repository_of(target: str) -> Repository:
