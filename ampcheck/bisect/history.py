@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ampcheck.bisect.versions import Versions
@@ -14,6 +15,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, Run, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.worker import Worker
+from ampcheck.speed.base.checkout import describe_strays
 from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.measure import compare
 from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
@@ -119,11 +121,18 @@ class History:
             places = {"scratch": scratch, "root": str(checkout.root), "repository": self.versions.repository}
             run, ended, reason = judge(worker, name, placed, self.limits, **places)
             if ended == JUDGED:
-                self.versions.require_own(worker, number, checkout)
+                self._require_own(worker, number, checkout.root)
                 run = self._with_ops(run, worker, placed.target)
             peak = worker.peak
             worker.kill()
         return run, ended, reason, peak
+
+    def _require_own(self, worker: Worker, number: int, root: Path) -> None:
+        """Raise `UsageError` where an installed copy of the repository's code was judged, the same in all versions."""
+        if (sources := self.versions.sources(number)).tails:
+            loaded = worker.ask("modules", root=str(root), names=sources.names)
+            if strays := sources.strays(loaded, root, self.versions.changed(len(self.versions.known) - 1)):
+                raise UsageError(describe_strays(strays, loaded))
 
     def _with_ops(self, run: Run, worker: Worker, target: Target) -> Run:
         """The run with the overloads that a model sends through autocast; what trains is not run once more for it."""

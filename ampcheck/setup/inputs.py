@@ -12,9 +12,6 @@ from torch import nn
 
 from ampcheck.numerics.run import total_loss
 
-_TRIES = 60
-"""So many inputs are proposed at most."""
-
 _INTEGERS = re.compile(
     r"(input_?)?ids|idx|tokens?|indices|input_tokens|token_ids|words|sequences?|seq|text|src|tgt|trg"
 )
@@ -37,10 +34,6 @@ class _Tensor:
 
 def proposed_inputs(model: nn.Module) -> Iterator[str]:
     """Arguments of `model(...)` as code, the most likely first: a tuple `(a, b)`, or a mapping of keyword arguments."""
-    yield from islice(_proposed(model), _TRIES)
-
-
-def _proposed(model: nn.Module) -> Iterator[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [each for each in inspect.signature(model.forward).parameters.values() if each.kind in kinds]
     names = [each.name for each in parameters]

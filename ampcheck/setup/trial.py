@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from ampcheck.setup.inputs import proposed_inputs, runs
 
 LARGE = 10_000_000
 """A model of more parameters is tried in a smaller size first."""
+
+_TRIES = 60
+"""So many proposed inputs are tried at most."""
 
 _SLOW = 3.0
 """Seconds of a forward and backward pass; inputs of an example that take longer give way to proposed ones."""
@@ -102,7 +106,7 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(f"{attempt['code']} is a {type(model).__name__}, no nn.Module")
     error, slow = "", dict[str, Any]()
     own = attempt["inputs"]
-    for inputs in (*([own] if own else []), *proposed_inputs(model)):
+    for inputs in (*([own] if own else []), *islice(proposed_inputs(model), _TRIES)):
         begin = time.monotonic()
         try:
             trains = runs(model, eval(inputs, namespace))
