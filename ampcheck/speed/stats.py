@@ -171,6 +171,9 @@ class Ratio:
         """Half of the interval, as a share of the ratio."""
         return (self.high - self.low) / (2 * self.median)
 
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
 
 @dataclass(frozen=True, slots=True)
 class SpeedRecord:
