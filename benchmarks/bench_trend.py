@@ -182,7 +182,7 @@ def _near(found: Any, before: int) -> Any:
 
 def places(count: int) -> dict[str, float]:
     """How good the commit range is, for steps of 5 % with a noise of 1 %, 20 points later."""
-    from ampcheck.speed.trend import change_points
+    from ampcheck.speed.trend.detect import change_points
 
     random = np.random.default_rng(SEED + 2)
     logs = with_step(random, count, 40, 0.01, 5)

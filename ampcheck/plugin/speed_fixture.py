@@ -339,7 +339,7 @@ class SpeedSession:
             reason = why_disabled(self.config) or "no speed test measured anything"
             yield f"nothing was added to the history in {folder}: {reason}"
             return
-        from ampcheck.speed.history import append, commit_of
+        from ampcheck.speed.history.storage import append, commit_of
 
         try:
             commit = commit_of(self.config.rootpath, besides=folder)

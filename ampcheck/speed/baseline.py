@@ -15,8 +15,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import listed
-from ampcheck.speed.history import load
-from ampcheck.speed.history.storage import records_in
+from ampcheck.speed.history.storage import load, records_in
 from ampcheck.speed.stats import SpeedRecord, differences, hardware_of
 from ampcheck.speed.verdict import EFFECT, WHERE, Decision, Rule, percent, whose_fault
 

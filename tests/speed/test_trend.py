@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.trend import change_points, detect
-from ampcheck.speed.trend.detect import LEAST, alarms, shift_between, step_statistics, unguarded_statistics
+from ampcheck.speed.trend import detect
+from ampcheck.speed.trend.detect import (
+    LEAST,
+    alarms,
+    change_points,
+    shift_between,
+    step_statistics,
+    unguarded_statistics,
+)
 
 
 def noisy(count: int, seed: int, sd: float = 0.01) -> np.ndarray:
