@@ -100,8 +100,8 @@ def _factory(tried: Tried) -> str:
         origin=tried.attempt.origin,
         parameters=f"{tried.parameters:,}",
         imports="\n    ".join(_merged(tried.attempt.imports)),
-        code=_folded(tried.attempt.code, 4, len("model = ")),
-        inputs=_folded(tried.inputs, 4, len("return model, ")),
+        code=_folded(tried.attempt.code, len("model = ")),
+        inputs=_folded(tried.inputs, len("return model, ")),
     )
 
 
@@ -119,7 +119,7 @@ def _unfinished(candidate: Candidate, error: str) -> str:
         title=candidate.title,
         missing=wanted.replace("\\", "/").replace('"', "'"),
         imports="\n    ".join(_merged(imports)),
-        code=_folded(code, 4, len("model = ")),
+        code=_folded(code, len("model = ")),
     )
 
 
@@ -164,11 +164,11 @@ def _merged(imports: Sequence[str]) -> list[str]:
     return [*plain, *(f"from {module} import {', '.join(sorted(each))}" for module, each in sorted(names.items()))]
 
 
-def _folded(code: str, indent: int, taken: int) -> str:
-    """Code for a line of which `taken` columns are used; what is too long gets a line for each argument."""
+def _folded(code: str, taken: int) -> str:
+    """Code for a line of a function of which `taken` columns are used; too long, it gets a line for each argument."""
     text = code
-    if indent + taken + len(code) > _WIDTH:
-        text = _fold(ast.parse(code, mode="eval").body, indent)
+    if 4 + taken + len(code) > _WIDTH:
+        text = _fold(ast.parse(code, mode="eval").body, 4)
     return _SINGLE_QUOTED.sub(r'"\1"', text)
 
 
