@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from ampcheck.setup.candidates import candidates, unimportable
 from ampcheck.setup.files import Planned, require_writable
 from ampcheck.setup.render import Contents, render_tests, render_workflow
 from ampcheck.setup.repository import Repository, TrainingScript, read_repository
-from ampcheck.setup.sandbox import Tried, copied, import_paths, run_quietly, try_all
+from ampcheck.setup.sandbox import Tried, copied, import_paths, run_command, try_all
 
 TESTS = "tests/test_amp.py"
 LOCK = "tests/ampcheck.lock.json"
@@ -144,8 +143,7 @@ def _locked(copy: Path, tests: Contents, show: Callable[[str], None]) -> tuple[l
     names = []
     for name in (each.candidate.name for each in tests.models):
         show(f"locking the autocast policy of {name}")
-        command = [sys.executable, "-m", "ampcheck", "policy", "lock", f"{TESTS}:{name}"]
-        if run_quietly(command, copy, _SECONDS, copy.parent / "lock.txt") == 0:
+        if run_command(copy, _SECONDS, "policy", "lock", f"{TESTS}:{name}") == 0:
             names.append(name)
     return names, (copy / LOCK).read_text(encoding="utf-8") if names else ""
 
@@ -158,8 +156,7 @@ def _script(repository: Repository, copy: Path, show: Callable[[str], None]) -> 
         return next(iter(scripts), None), False
     target = f"{scripts[0].source.path}:{scripts[0].function}"
     show(f"training two steps of {target} in a copy")
-    command = [sys.executable, "-m", "ampcheck", "audit", target, "--steps=2", "--fast", "-q"]
-    return scripts[0], run_quietly(command, copy, _SECONDS, copy.parent / "train.txt") in (0, 1)
+    return scripts[0], run_command(copy, _SECONDS, "audit", target, "--steps=2", "--fast", "-q") in (0, 1)
 
 
 def _targets(tests: Contents) -> list[str]:

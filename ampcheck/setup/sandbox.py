@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.worker import TIME, Worker, WorkerEndedError, kill_group
+from ampcheck.core.worker import TIME, Worker, WorkerEndedError
 from ampcheck.setup.candidates import Candidate
 from ampcheck.setup.sources import Attempt
 
@@ -34,9 +34,6 @@ _FILES = 20_000
 
 _SECONDS = 60.0
 """CPU time for one candidate."""
-
-TIMED_OUT = 124
-"""Exit code of a command that took too long."""
 
 _ALL = 600.0
 """Wall time for all of them: what waits uses no CPU time."""
@@ -126,9 +123,8 @@ def try_all(copy: Path, candidates: Sequence[Candidate]) -> list[Tried]:
     if not ready:
         return lacking
     paths = [str(copy / root) for root in dict.fromkeys(candidate.root for candidate in candidates)]
-    environment = {**_OFFLINE, "PYTHONPATH": _inherited()}
     tried, end = list[Tried](), time.monotonic() + _ALL
-    with Worker("ampcheck.setup.trial", name="its process", cwd=copy, env=environment) as worker:
+    with _started(copy, "ampcheck.setup.trial") as worker:
         for candidate in ready:
             attempts, left = list(map(asdict, candidate.attempts)), max(end - time.monotonic(), 0.0)
             try:
@@ -157,31 +153,16 @@ def _tried(candidate: Candidate, answer: Mapping[str, Any]) -> Tried:
     return Tried(candidate, attempt, answer["inputs"], answer["parameters"])
 
 
-def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
-    """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
-    `TIMED_OUT` if it took longer; the processes that it started end with it then."""
-    variables = {**os.environ, **_OFFLINE, "PYTHONPATH": _inherited()}
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            kill_group(process)
-            return TIMED_OUT
-        except BaseException:  # Ctrl-C does not reach a session of its own
-            kill_group(process)
-            raise
+def run_command(copy: Path, seconds: float, *arguments: str) -> int | None:
+    """The exit code of a command of ampcheck in the copy; None where it took longer, or its process ended."""
+    with suppress(UsageError), _started(copy, "ampcheck.cli.main") as worker:
+        code: int = worker.ask("main", timeout=seconds, argv=arguments)
+        return code
+    return None
 
 
-def _inherited() -> str:
-    """PYTHONPATH with absolute folders, as the working directory is another."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(os.path.abspath(path) for path in paths if path)
+def _started(copy: Path, commands: str) -> Worker:
+    """A process in the copy, whose libraries are offline. PYTHONPATH gets absolute folders, as it runs elsewhere."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment = {**_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
+    return Worker(commands, name="its process", cwd=copy, env=environment)

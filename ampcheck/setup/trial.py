@@ -46,6 +46,7 @@ def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: flo
     paths: for `sys.path`. attempts: the fields of `Attempt`. seconds: of CPU time for all of them.
     """
     sys.path[:0] = [path for path in paths if path not in sys.path]
+    sys.argv[1:] = ["init"]  # a module that reads the command line when it is imported fails here as under pytest
     _limit_memory()
     errors = list[str]()
     try:
