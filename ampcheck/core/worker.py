@@ -230,19 +230,14 @@ def _read(stream: IO[bytes], replies: queue.SimpleQueue[bytes | None]) -> None:
     replies.put(None)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, and those that it started."""
+def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+    """Kill the process and all that it started, and close the pipes."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         elif process.poll() is None:  # Windows
             process.kill()
     process.wait()
-
-
-def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-    """Kill the process and all that it started, and close the pipes."""
-    kill_group(process)
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
