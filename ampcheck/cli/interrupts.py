@@ -25,4 +25,4 @@ def ending_of(error: KeyboardInterrupt) -> tuple[str, int]:
 def sigterm_interrupts() -> AbstractContextManager[None]:
     """SIGTERM raises `Terminated` once, but for ranks of torchrun: where one fails, the others get SIGTERM in a
     collective that does not return to Python."""
-    return nullcontext() if "RANK" in os.environ else sigterm_raises(Terminated())
+    return nullcontext() if "RANK" in os.environ else sigterm_raises(Terminated(), once=True)

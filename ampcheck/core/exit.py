@@ -28,8 +28,8 @@ def exit_without_teardown(code: int) -> NoReturn:
 
 
 @contextmanager
-def sigterm_raises(error: BaseException) -> Iterator[None]:
-    """SIGTERM raises `error` once; the next ends the process. A handler that somebody has installed stays."""
+def sigterm_raises(error: BaseException, once: bool = False) -> Iterator[None]:
+    """SIGTERM raises `error`. A handler that somebody has installed stays. once: the next ends the process."""
     is_main = threading.current_thread() is threading.main_thread()  # only this thread handles signals
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -37,8 +37,10 @@ def sigterm_raises(error: BaseException) -> Iterator[None]:
     pid = os.getpid()
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != pid:  # a forked child of the subject ends as without ampcheck
+        forked = os.getpid() != pid
+        if once or forked:
+            signal.signal(number, signal.SIG_DFL)
+        if forked:  # a child of the subject ends as without ampcheck
             os.kill(os.getpid(), number)
         raise error
 
