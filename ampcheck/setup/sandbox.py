@@ -157,6 +157,7 @@ def run_command(copy: Path, seconds: float, *arguments: str) -> int | None:
     """The exit code of a command of ampcheck in the copy; None where it took longer, or its process ended."""
     with suppress(UsageError), _started(copy, "ampcheck.cli.main") as worker:
         code: int = worker.ask("main", timeout=seconds, argv=arguments)
+        worker.kill()  # PyTorch's own end takes seconds
         return code
     return None
 
