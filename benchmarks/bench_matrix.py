@@ -24,7 +24,7 @@ from matrix_workloads import SIZES, WORKLOADS
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.run import Scalar, Table
-from ampcheck.speed.matrix.judge import matrix_table, shown
+from ampcheck.speed.matrix.judge import matrix_table
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
 from ampcheck.speed.matrix.stats import Cell, MatrixStats
 from ampcheck.speed.startup.stats import BreakEven
@@ -232,7 +232,7 @@ def markdown(rows_held: Rows, costs: Iterable[Row]) -> Iterator[str]:
             best = workload.best
             text = "no cell surely pays and is right"
             if best is not None and best.ratio is not None:
-                text = f"{best.name}, {shown(best.ratio)}"
+                text = f"{best.name}, {best.ratio}"
             yield f"Best: {text}. {table.note}"
             yield from ("", f"Measured on {machine_of(row)}; {options_of(row)}", "")
             yield from rows(table_rows(table))

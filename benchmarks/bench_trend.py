@@ -103,8 +103,8 @@ def first_step(logs: Any, begin: int = 0) -> tuple[Any, Any]:
     detected, after = np.full(len(logs), -1), np.zeros(len(logs), dtype=int)
     for count in range(max(LEAST, begin + 1), logs.shape[1] + 1):
         found = alarms(logs[:, max(0, count - WINDOW) : count])
-        new = (detected < 0) & (found.after > 0)
-        detected, after = np.where(new, count, detected), np.where(new, found.after, after)
+        new = (detected < 0) & (found > 0)
+        detected, after = np.where(new, count, detected), np.where(new, found, after)
     return detected, after
 
 
@@ -182,7 +182,7 @@ def _near(found: Any, before: int) -> Any:
 
 def places(count: int) -> dict[str, float]:
     """How good the commit range is, for steps of 5 % with a noise of 1 %, 20 points later."""
-    from ampcheck.speed.trend import change_points
+    from ampcheck.speed.trend.detect import change_points
 
     random = np.random.default_rng(SEED + 2)
     logs = with_step(random, count, 40, 0.01, 5)

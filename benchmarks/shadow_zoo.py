@@ -78,14 +78,10 @@ class Commands:
         }
 
 
-def commands() -> Commands:
-    return Commands()
-
-
 def rows_of(entry: Entry, start: Start, done: set[tuple[str, str]], commit: str) -> list[dict[str, Any]]:
     """The rows of a model that are not done."""
     rows: list[dict[str, Any]] = []
-    with start("shadow_zoo", name=entry.name, pythonpath=[Path(__file__).parent]) as worker:
+    with start("shadow_zoo:Commands", name=entry.name, pythonpath=[Path(__file__).parent]) as worker:
         for dtype in ("float16", "bfloat16"):
             if (entry.name, dtype) not in done:
                 row = {"model": entry.name, "dtype": dtype, "commit": commit}

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ampcheck.bisect.versions import Version, Versions
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import Target
 from ampcheck.core.subject import split_member
-from ampcheck.core.worker import Worker
 from ampcheck.speed.base.checkout import (
     Checkout,
     Sources,
     base_of,
-    describe_strays,
     head_of,
     repository_of,
     worktree,
@@ -69,10 +66,3 @@ class Commits(Versions):
         """Of the two commits."""
         ends = self.known[0].key, self.known[number].key
         return frozenset(self.git.output("diff", "--name-only", "--no-relative", "--no-renames", *ends).splitlines())
-
-    def require_own(self, worker: Worker, number: int, checkout: Checkout) -> None:
-        """Raise `UsageError` where an installed copy of the repository's code was judged, the same in all commits."""
-        sources = self.sources(number)
-        loaded = worker.ask("modules", root=str(checkout.root), names=sources.names)
-        if strays := sources.strays(loaded, Path(checkout.root), self.changed(len(self.known) - 1)):
-            raise UsageError(describe_strays(strays, loaded))

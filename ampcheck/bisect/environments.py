@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import only_writer, write_atomically
+from ampcheck.core.files import cache_home, only_writer, write_atomically
 from ampcheck.core.json_files import read_json
 from ampcheck.core.worker import PATIENCE
 
@@ -46,10 +46,8 @@ class Environment:
 class Environments:
     """The environments of one package over this Python and its packages, which all searches share. folder: of all."""
 
-    def __init__(self, package: str, folder: Path | None = None) -> None:
-        cache = os.environ.get("XDG_CACHE_HOME", "")
-        home = Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache"
-        self.package, self.folder = package, folder or home / "ampcheck" / "environments"
+    def __init__(self, package: str) -> None:
+        self.package, self.folder = package, cache_home() / "environments"
         self._over = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
         parts = [sys.version, sys.executable, *self._over]
         self._digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]

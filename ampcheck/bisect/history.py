@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ampcheck.bisect.versions import Versions
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run, Table, Verdict
+from ampcheck.core.run import PROBLEMS, Run, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.worker import Worker
-from ampcheck.speed.base.checkout import Checkout
+from ampcheck.speed.base.checkout import describe_strays
 from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.measure import compare
 from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
@@ -34,8 +35,6 @@ _OPS = "Overloads under autocast"
 
 _LIMIT, _FLOOR = 3 / 8, 5 / 8
 """Shares of the logarithm of the whole change: a version with less than the first passes, with more than both fails."""
-
-_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(slots=True)
@@ -132,17 +131,24 @@ class History:
         with (
             TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as scratch,
             self.versions.placed(number) as checkout,
-            self._worker(checkout, name) as worker,
+            checkout.worker("ampcheck.bisect.child_process", name, self.limits.memory) as worker,
         ):
             placed = replace(task, target=replace(self.target, target=checkout.target))
             places = {"scratch": scratch, "root": str(checkout.root), "repository": self.versions.repository}
             run, ended, reason = judge(worker, name, placed, self.limits, **places)
             if ended == JUDGED:
-                self.versions.require_own(worker, number, checkout)
+                self._require_own(worker, number, checkout.root)
                 run = self._with_ops(run, worker, placed.target)
             peak = worker.peak
             worker.kill()
         return run, ended, reason, peak
+
+    def _require_own(self, worker: Worker, number: int, root: Path) -> None:
+        """Raise `UsageError` where an installed copy of the repository's code was judged, the same in all versions."""
+        if (sources := self.versions.sources(number)).tails:
+            loaded = worker.ask("modules", root=str(root), names=sources.names)
+            if strays := sources.strays(loaded, root, self.versions.changed(len(self.versions.known) - 1)):
+                raise UsageError(describe_strays(strays, loaded))
 
     def _with_ops(self, run: Run, worker: Worker, target: Target) -> Run:
         """The run with the overloads that a model sends through autocast; what trains is not run once more for it."""
@@ -152,17 +158,6 @@ class History:
             ops = worker.ask("ops", timeout=self.limits.seconds, target=asdict(target))
             return replace(run, tables=(*run.tables, Table(_OPS, ("overload",), [(op,) for op in ops])))
         return run
-
-    def _worker(self, checkout: Checkout, name: str) -> Worker:
-        return Worker(
-            "ampcheck.bisect.child_process",
-            name=name,
-            cwd=checkout.folder,
-            env=_NO_BYTECODE,
-            pythonpath=checkout.paths,
-            python=checkout.python,
-            memory=self.limits.memory,
-        )
 
     def _timed(self, number: int) -> tuple[Run, str, str, None]:
         """The same of a comparison of the first version, the base, with another, the head."""
@@ -198,7 +193,7 @@ def _slower(run: Run) -> float | None:
 
 def decided(verdicts: set[Verdict]) -> Verdict | None:
     """The verdict of a check from those of its findings; None where it is undecided, incomplete, or only skipped."""
-    for verdict in (Verdict.FAIL, Verdict.WARN):
+    for verdict in PROBLEMS:
         if verdict in verdicts:
             return verdict
     if verdicts & {Verdict.UNDECIDED, Verdict.INCOMPLETE}:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ampcheck.core.run import Finding, Table
 from ampcheck.core.settings import Target
-from ampcheck.core.worker import Worker
 from ampcheck.speed.base.checkout import Checkout, Sources
 
 
@@ -60,9 +59,6 @@ class Versions(ABC):
     def changed(self, number: int) -> frozenset[str]:
         """The files of the user's own that differ between the first version and this one."""
         return frozenset()
-
-    def require_own(self, worker: Worker, number: int, checkout: Checkout) -> None:  # noqa: B027  # most need nothing
-        """Raise `UsageError` where a process judged other code than that of the version."""
 
     def explain(self, low: int, high: int, findings: Sequence[Finding], ops: frozenset[str]) -> tuple[str, list[Table]]:
         """A clause on why a verdict differs between two versions, or "", and tables of what differs.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os.path import basename
 
-from ampcheck.core.run import SEVERITY, Finding, Verdict, Where, phase_order
+from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Verdict, Where, phase_order
 
 GUARD_VANISHED = "a constant that guards must not vanish"
 """How `stagnation` begins where an eps is zero in the format: what is divided by it becomes infinite."""
@@ -30,7 +30,6 @@ _LOSSES = ("silent-zero", "flush", "precision-loss")
 """Checks of values that an op loses and that remain finite."""
 
 _NORM = "aten::linalg_vector_norm"
-_PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -42,12 +41,11 @@ def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     findings = tuple(replace(finding, cause=()) for finding in findings)
     by_subject: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.verdict in _PROBLEMS:
+        if finding.verdict in PROBLEMS:
             by_subject.setdefault(finding.subject, []).append(finding)
     causes = {id(f): cause for group in by_subject.values() for f, cause in _followers(group)}
     return tuple(
-        replace(f, cause=causes[id(f)].key if id(f) in causes else ()) if f.verdict in _PROBLEMS else f
-        for f in findings
+        replace(f, cause=causes[id(f)].key if id(f) in causes else ()) if f.verdict in PROBLEMS else f for f in findings
     )
 
 

@@ -9,15 +9,7 @@ from functools import partial
 
 from ampcheck.cli.following import Interrupted, second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
-from ampcheck.cli.output import (
-    EXIT_CODES,
-    Commands,
-    add_output,
-    finish,
-    outputs_of,
-    print_report,
-    require_writable,
-)
+from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report
 from ampcheck.cli.profile import Profile
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
 
@@ -37,7 +29,6 @@ def add_command(commands: Commands) -> None:
 def _audit(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     targets = targets_of(options, settings)
-    require_writable(**outputs_of(options))
 
     from ampcheck.core.run import Run, merge
     from ampcheck.report.sections import headline

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.interrupts import ending_of
-from ampcheck.cli.output import (
-    USAGE,
-    Commands,
-    add_output,
-    finish,
-    outputs_of,
-    print_report,
-    require_writable,
-)
+from ampcheck.cli.output import USAGE, Commands, add_output, finish, print_report
 from ampcheck.cli.speed import add_speed_options, speed_options
 from ampcheck.cli.targets import add_audit_options, with_options
 from ampcheck.core.arguments import parse_number
@@ -78,7 +70,6 @@ def _bisect(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and not options.speed:
             raise UsageError(f"--{name} is of a measurement of speed: add --speed, or leave it out")
     speed = speed_options(options, _SPEED) if options.speed else None
-    require_writable(**outputs_of(options))
 
     from ampcheck.bisect.history import History
     from ampcheck.bisect.judge import judge_history

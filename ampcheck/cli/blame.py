@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ampcheck.cli.output import (
-    Commands,
-    add_output,
-    add_subject,
-    finish,
-    outputs_of,
-    print_report,
-    require_writable,
-    split_names,
-)
+from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
 
 
 def add_command(commands: Commands) -> None:
@@ -25,10 +16,14 @@ def add_command(commands: Commands) -> None:
         "smallest set of modules to keep in float32, as code to paste. Exit code 0: nothing fails; 1: something does; "
         "2: usage error.",
     )
-    add_subject(
-        blame,
-        target="package.module:factory or path/to/file.py:factory",
-        dtype="float16, bfloat16, or float32 for the model's own dtypes, separated by commas (default: "
+    blame.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    blame.add_argument(
+        "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
+    )
+    blame.add_argument(
+        "--dtype",
+        metavar="DTYPES",
+        help="float16, bfloat16, or float32 for the model's own dtypes, separated by commas (default: "
         "float16,bfloat16; a subject to be compiled also in its own dtypes)",
     )
     blame.add_argument(
@@ -47,8 +42,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _blame(options: argparse.Namespace) -> int:
-    require_writable(**outputs_of(options))
-
     from rich.console import Console
 
     from ampcheck.report import print_tables, progress_bar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of, print_report, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report
 from ampcheck.core.errors import UsageError
 
 
@@ -36,7 +36,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _history(options: argparse.Namespace) -> int:
-    require_writable(**outputs_of(options))
     if not 0 <= options.effect < 100:
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
@@ -44,8 +43,8 @@ def _history(options: argparse.Namespace) -> int:
 
     from ampcheck.core.run import Verdict
     from ampcheck.report.text import clean
-    from ampcheck.speed.history import import_benchmarks, load
-    from ampcheck.speed.trend import trend_run
+    from ampcheck.speed.history.storage import import_benchmarks, load
+    from ampcheck.speed.trend.checks import trend_run
 
     out = Stdout()
     if options.imports:

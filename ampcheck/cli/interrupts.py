@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import AbstractContextManager, nullcontext
+
+from ampcheck.core.exit import sigterm_raises
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM."""
@@ -24,28 +22,7 @@ def ending_of(error: KeyboardInterrupt) -> tuple[str, int]:
     return "interrupted", INTERRUPTED
 
 
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM raises `Terminated` once; the next ends the process.
-
-    A handler that somebody has installed stays, and so does that of a rank of torchrun: where one rank fails, the
-    others get SIGTERM in a collective that does not return to Python.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # only this thread handles signals
-    if not is_main or "RANK" in os.environ or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    pid = os.getpid()
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != pid:  # a forked child of the subject ends as without ampcheck
-            os.kill(os.getpid(), number)
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGTERM) is leave:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def sigterm_interrupts() -> AbstractContextManager[None]:
+    """SIGTERM raises `Terminated` once, but for ranks of torchrun: where one fails, the others get SIGTERM in a
+    collective that does not return to Python."""
+    return nullcontext() if "RANK" in os.environ else sigterm_raises(Terminated(), once=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of, require_writable
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of
 from ampcheck.core.errors import UsageError
 from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
 
@@ -70,7 +70,6 @@ def _lab(options: argparse.Namespace) -> int:
         raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
     if values and options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
-    require_writable(**outputs_of(options))
     if values:
         return _dissect(values, options)
     for name, value in _BEFORE_TORCH.items():

@@ -27,7 +27,7 @@ from ampcheck.cli import (
     sweep,
 )
 from ampcheck.cli.interrupts import ending_of, sigterm_interrupts
-from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, open_standard_files
+from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, open_standard_files, outputs_of, require_writable
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
 from ampcheck.core.text import clean
 
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         with sigterm_interrupts(), _no_silent_exit():
+            if hasattr(options, "kind"):  # before anything is loaded
+                require_writable(**outputs_of(options))
             code: int = options.command(options)
         return code
     except UsageError as error:

@@ -30,15 +30,6 @@ EXIT_CODES = (
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_subject(command: argparse.ArgumentParser, *, target: str, dtype: str, nargs: str | None = None) -> None:
-    """Add TARGET, `--device` and `--dtype`."""
-    command.add_argument("target", nargs=nargs, metavar="TARGET", help=target)
-    command.add_argument(
-        "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
-    )
-    command.add_argument("--dtype", metavar="DTYPES", help=dtype)
-
-
 def split_names(text: str | None) -> list[str]:
     """Names that are separated by commas."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]

@@ -13,16 +13,7 @@ from typing import Any
 from ampcheck.autocast.drift import shipped_devices
 from ampcheck.autocast.policy import releases
 from ampcheck.autocast.views import counts_view, diff_view, explain_view, known_best, policy_view, source_of
-from ampcheck.cli.output import (
-    Commands,
-    Stdout,
-    add_output,
-    finish,
-    outputs_of,
-    print_report,
-    require_writable,
-    split_names,
-)
+from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report, split_names
 from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar, Table
@@ -96,7 +87,6 @@ def _lock(options: argparse.Namespace) -> int:
 
     if options.torch and not options.check:
         raise UsageError("a lock is made under the installed PyTorch: --torch goes with --check")
-    require_writable(**outputs_of(options))
     devices, dtypes = split_names(options.device), split_names(options.dtype)
     target = LockTarget.of(options.target, options.path)
     if options.check:

@@ -7,16 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ampcheck.cli.output import (
-    EXIT_CODES,
-    Commands,
-    Stdout,
-    add_output,
-    finish,
-    outputs_of,
-    print_report,
-    require_writable,
-)
+from ampcheck.cli.output import EXIT_CODES, Commands, Stdout, add_output, finish, print_report
 from ampcheck.core import run as records
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import FAIL_ON, Run, Scalar, Table, merge
@@ -63,7 +54,6 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError("--factor has an effect with --compare alone")
     if options.compare and len(options.runs) != 2:
         raise UsageError(f"--compare takes two runs, the earlier first; found {len(options.runs)}")
-    require_writable(**outputs_of(options))
 
     settings = load_settings()
     runs = [_load(path) for path in options.runs]

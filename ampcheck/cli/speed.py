@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.output import Commands, add_output, finish, outputs_of, print_report, require_writable, split_names
+from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
 from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def speed_options(arguments: argparse.Namespace, names: Iterable[str]) -> SpeedO
 
 def _speed(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
-    require_writable(**outputs_of(arguments))
 
     from ampcheck.report import progress_bar
 

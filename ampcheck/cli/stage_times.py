@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import cache_home, write_atomically
 from ampcheck.core.json_files import read_json
 from ampcheck.core.settings import Target
 from ampcheck.core.text import is_number
@@ -30,9 +29,7 @@ class StageTimes:
         """The times of the last audit of a target from this folder, with these options and this PyTorch."""
         key = json.dumps([str(Path.cwd()), {**asdict(target), "severity": None, "fail_on": None}, installed("torch")])
         name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-        cache = os.environ.get("XDG_CACHE_HOME", "")
-        folder = Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache"
-        file = folder / "ampcheck" / "stages" / name
+        file = cache_home() / "stages" / name
         with suppress(OSError, ValueError):
             if isinstance(data := read_json(file), dict):
                 return cls(file, {s: float(t) for s, t in data.items() if is_number(t) and 0 <= t < 1e6})

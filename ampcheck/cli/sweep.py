@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampcheck.cli.following import second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
-from ampcheck.cli.output import (
-    EXIT_CODES,
-    UNABLE,
-    USAGE,
-    Commands,
-    add_output,
-    finish,
-    outputs_of,
-    require_writable,
-)
+from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, Commands, add_output, finish
 from ampcheck.cli.targets import add_audit_options, add_selection, command_of, for_target, settings_of, targets_of
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.subject import name_of_target
@@ -93,7 +84,6 @@ def _sweep(options: argparse.Namespace) -> int:
     parse_number(options.time, "--time")
     if options.memory is not None:
         parse_number(options.memory, "--memory")
-    require_writable(**outputs_of(options))
 
     from ampcheck.report.markdown import tables_of
     from ampcheck.sweep.listing import read_list

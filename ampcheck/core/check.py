@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.run import PROBLEMS, Finding, Verdict, Where
 from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind
 
@@ -97,7 +97,7 @@ class Check:
             None if value is None else float(value) for value in (evidence.get("observed"), evidence.get("limit"))
         )
         unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
-        code = code_at(where) if verdict in (Verdict.FAIL, Verdict.WARN) else ""
+        code = code_at(where) if verdict in PROBLEMS else ""
         measured = observed, limit, unit
         return Finding(
             self.slug, verdict, subject, message, where, *measured, hint, seen, code=code, family=self.family

@@ -1,12 +1,15 @@
-"""The end of a process in which PyTorch has run: Python's teardown takes two seconds, and may fail."""
+"""The end of a process: by SIGTERM, and where PyTorch has run, as Python's teardown takes two seconds and may fail."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 
@@ -22,3 +25,28 @@ def exit_without_teardown(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+@contextmanager
+def sigterm_raises(error: BaseException, once: bool = False) -> Iterator[None]:
+    """SIGTERM raises `error`. A handler that somebody has installed stays. once: the next ends the process."""
+    is_main = threading.current_thread() is threading.main_thread()  # only this thread handles signals
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    pid = os.getpid()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        forked = os.getpid() != pid
+        if once or forked:
+            signal.signal(number, signal.SIG_DFL)
+        if forked:  # a child of the subject ends as without ampcheck
+            os.kill(os.getpid(), number)
+        raise error
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

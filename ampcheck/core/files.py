@@ -21,6 +21,13 @@ _LINKS = 40
 """Links that Linux follows before it gives up."""
 
 
+def cache_home() -> Path:
+    """The folder of ampcheck among the user's caches, which need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~"), ".cache")
+    return folder / "ampcheck"
+
+
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8 to `path` so that a reader sees the old file or the new one, never a part.
 

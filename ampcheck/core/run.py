@@ -79,6 +79,9 @@ FAIL_ON: Mapping[str, tuple[Verdict, ...]] = MappingProxyType(
 )
 """The verdicts that fail, by the mildest of them, as `fail-on` names it."""
 
+PROBLEMS = (Verdict.FAIL, Verdict.WARN)
+"""Verdicts of a finding that shows damage or a risk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Where:

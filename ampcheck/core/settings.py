@@ -81,18 +81,23 @@ def resolve_limits(limits: Limits | None) -> Limits:
     return limits
 
 
-@lru_cache(maxsize=8)
-def _read(path: Path, _changed: int, _size: int) -> Settings:
-    """The settings in a file; every assertion asks for them."""
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as data. Raises `ValueError` for another text."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
 
+    return tomllib.loads(text)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _changed: int, _size: int) -> Settings:
+    """The settings in a file; every assertion asks for them."""
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        whole = tomllib.loads(text)
+        whole = parse_toml(text)
     except RecursionError:
         raise UsageError(f"{path.name} cannot be read: its arrays or tables nest too deep; write them flat") from None
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ampcheck.core.excerpt import excerpt_of
-from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.run import PROBLEMS, Finding, Where
 
 Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
 """A finding without numbers, wording and line number."""
@@ -23,8 +23,6 @@ IN_SOURCE = "by a comment at "
 """How `Finding.accepted` begins where a comment in the source accepts the finding."""
 
 _COMMENT = re.compile(r"\s*#\s*ampcheck:.*")
-
-_PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def lines_of(file: str) -> list[str]:
@@ -73,7 +71,7 @@ def repository_of(folder: Path) -> Path:
 
 def with_excerpts(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings; failures and warnings with the excerpt of the source at their location, where it can be read."""
-    return tuple(_with_excerpt(finding) if finding.verdict in _PROBLEMS else finding for finding in findings)
+    return tuple(_with_excerpt(finding) if finding.verdict in PROBLEMS else finding for finding in findings)
 
 
 def _with_excerpt(finding: Finding) -> Finding:

@@ -1,10 +1,10 @@
 """A fresh Python process for a measurement: requests and replies, a line each; it never outlives its parent.
 
-The child imports a module and answers with the methods of the object that its `commands()` returns, which take what
-JSON can represent (NaN and infinities included) and return what can be pickled:
+The child answers with the functions of a module, or with the methods of one instance of a class in it, which take
+what JSON can represent (NaN and infinities included) and return what can be pickled:
 
     env = {"TORCHINDUCTOR_CACHE_DIR": folder}
-    with Worker("ampcheck.speed.startup.child_process", name="cold start", env=env) as worker:
+    with Worker("ampcheck.speed.startup.child_process:Start", name="cold start", env=env) as worker:
         loaded = worker.ask("load", target="model.py:subject")
         seconds = worker.ask("run", calls=10, timeout=60)
 """
@@ -42,7 +42,7 @@ import sys
 sys.path.insert(0, {ours!r})
 from ampcheck.core import worker
 sys.path.remove({ours!r})
-worker.serve({module!r})
+worker.serve({commands!r})
 """
 """Both sides of a comparison, and both ends of the pipe, run this `ampcheck`; `python -m` would import the one
 of the folder it runs in, where that is a checkout of ampcheck."""
@@ -67,11 +67,12 @@ class WorkerEndedError(UsageError):
 
 
 class Worker:
-    """A Python process that runs the commands of a module, one at a time. To be closed, or entered as a context.
+    """A Python process that runs commands, one at a time. To be closed, or entered as a context.
 
-    module: has `commands()`. name: in messages. cwd: the folder it runs in. env: changes to this process's environment;
-    None removes a name. pythonpath: folders to import from before all others, such as another checkout. python: the
-    interpreter. memory: bytes that it and its descendants may use, where the system reports them (Linux).
+    commands: `package.module` or `package.module:Class`. name: in messages. cwd: the folder it runs in. env: changes to
+    this process's environment; None removes a name. pythonpath: folders to import from before all others, such as
+    another checkout. python: the interpreter. memory: bytes that it and its descendants may use, where the system
+    reports them (Linux).
 
     It leads a session of its own, so that Ctrl-C reaches this process alone, which then ends it; it ends by itself when
     this process does, even in the middle of a command.
@@ -79,7 +80,7 @@ class Worker:
 
     def __init__(
         self,
-        module: str,
+        commands: str,
         *,
         name: str = "the worker",
         cwd: str | os.PathLike[str] | None = None,
@@ -96,7 +97,7 @@ class Worker:
         ours = str(Path(__file__).resolve().parents[2])
         try:
             self._process = subprocess.Popen(
-                [python, "-c", _START.format(ours=ours, module=module)],
+                [python, "-c", _START.format(ours=ours, commands=commands)],
                 cwd=cwd,
                 env=_environment(env or {}, pythonpath),
                 stdin=subprocess.PIPE,
@@ -229,19 +230,14 @@ def _read(stream: IO[bytes], replies: queue.SimpleQueue[bytes | None]) -> None:
     replies.put(None)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session, and those that it started."""
+def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+    """Kill the process and all that it started, and close the pipes."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         elif process.poll() is None:  # Windows
             process.kill()
     process.wait()
-
-
-def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-    """Kill the process and all that it started, and close the pipes."""
-    kill_group(process)
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
@@ -265,7 +261,7 @@ def _exit(process: subprocess.Popen[bytes]) -> str:
 # In the child ------------------------------------------------------------------------------------------------------
 
 
-def serve(module: str) -> None:
+def serve(commands: str) -> None:
     """Answer requests from standard input until it ends. Output of the commands goes to standard error."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
@@ -274,11 +270,13 @@ def serve(module: str) -> None:
     faulthandler.enable()
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
-    commands = importlib.import_module(module).commands()
+    module, _, name = commands.partition(":")
+    owner: Any = importlib.import_module(module)
+    owner = getattr(owner, name)() if name else owner
     while (line := waiting.get()).strip():
         request = json.loads(line)
         try:
-            answer = pickle.dumps({"result": getattr(commands, request["command"])(**request["arguments"])})
+            answer = pickle.dumps({"result": getattr(owner, request["command"])(**request["arguments"])})
         except UsageError as error:
             answer = pickle.dumps({"error": str(error), "usage": True})
         except BaseException as error:  # the user's code

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from ampcheck.core.files import cache_home
 from ampcheck.health.cpu_source import SOURCE
 from ampcheck.health.plan import Plan
 
@@ -88,7 +89,7 @@ def _compile(command: list[str]) -> None:
 
 
 def _cache_directory() -> Path:
-    chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampcheck"
+    chosen = cache_home()
     try:
         chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=chosen):

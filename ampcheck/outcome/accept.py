@@ -11,11 +11,11 @@ from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.outcome import BASELINE
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import SEVERITY, Finding, Run, Verdict
+from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import IN_SOURCE, with_excerpts
 from ampcheck.core.text import counted, did_you_mean, listed
-from ampcheck.outcome.baseline import PROBLEMS, Baseline
+from ampcheck.outcome.baseline import Baseline
 from ampcheck.outcome.comments import ignored_at
 
 

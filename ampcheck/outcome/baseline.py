@@ -12,13 +12,11 @@ from pathlib import Path
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import from_plain, read_json, to_plain, untag_nonfinite
-from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.run import PROBLEMS, Finding, Verdict
 from ampcheck.core.source import Place, place_of
 from ampcheck.core.text import clean
 
 SCHEMA = 1
-
-PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 @dataclass(frozen=True, slots=True)

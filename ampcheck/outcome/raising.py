@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from ampcheck.core.current_test import current_test, pytest_command
-from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, describe_causes, emit, nearest_first
+from ampcheck.core.run import FAIL_ON, PROBLEMS, Finding, Run, Verdict, describe_causes, emit, nearest_first
 from ampcheck.core.settings import load_settings
 from ampcheck.outcome.accept import accept
 from ampcheck.report.fitting import LIMIT, Part, fit, lines_of, plain
-
-_PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
 
 def verify(run: Run) -> Run:
@@ -38,9 +36,9 @@ def with_test(run: Run) -> Run:
 
 def with_commands(run: Run, command: Callable[[Finding], str]) -> Run:
     """The run whose problems name the commands that find them again."""
-    if not any(finding.verdict in _PROBLEMS for finding in run.findings):
+    if not any(finding.verdict in PROBLEMS for finding in run.findings):
         return run
-    findings = (replace(f, reproduce=command(f)) if f.verdict in _PROBLEMS else f for f in run.findings)
+    findings = (replace(f, reproduce=command(f)) if f.verdict in PROBLEMS else f for f in run.findings)
     return replace(run, findings=tuple(findings))
 
 

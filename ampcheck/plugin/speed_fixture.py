@@ -67,13 +67,8 @@ R = TypeVar("R")
 _TIMER = pytest.StashKey[RecordedTimer]()
 
 
-_BOTH = frozenset({"budget", "precision", "subject", "device", "clock", "seed", "effect"})
-
-JUDGED = _BOTH | {"at_least", "comparisons", "false_alarms"}
-"""Keywords of `speed(...)`, as `ampcheck.assert_speed` takes them, and of the marker's `speed` in such a test."""
-
-MEASURED = _BOTH | {"width"}
-"""Those of a test that only measures."""
+OF_MEASURING, OF_VERDICT = frozenset({"width"}), frozenset({"at_least", "comparisons", "false_alarms"})
+"""Keywords, and settings of the marker's `speed`, that only `speed.measure` or only `speed(...)` takes."""
 
 
 def _without_frames(method: Callable[P, R]) -> Callable[P, R]:
@@ -115,7 +110,7 @@ class Speed:
         from ampcheck.outcome.raising import verify
         from ampcheck.speed.benchmark import judge_benchmark, skip_benchmark
 
-        with self._options(keywords, JUDGED) as (name, options):
+        with self._options(keywords, OF_MEASURING) as (name, options):
             if reason := self._disabled():
                 run = skip_benchmark(arms, options, name=name, reason=reason)
                 self._benchmark.pedantic(lambda: None)
@@ -135,7 +130,7 @@ class Speed:
         from ampcheck.core.run import emit
         from ampcheck.speed.benchmark import measure_benchmark, skip_benchmark
 
-        with self._options(keywords, MEASURED) as (name, options):
+        with self._options(keywords, OF_VERDICT) as (name, options):
             if not (reason := self._disabled()):
                 measured = measure_benchmark(arms, options, name=name)
                 emit(self._record(measured, arms, options))
@@ -146,9 +141,9 @@ class Speed:
 
     @contextmanager
     def _options(
-        self, keywords: Mapping[str, object], allowed: frozenset[str]
+        self, keywords: Mapping[str, object], excluded: frozenset[str]
     ) -> Iterator[tuple[str, SpeedTestOptions]]:
-        """The name of the test and its options.
+        """The name of the test and its options. excluded: those that have no effect.
 
         An exception before pytest-benchmark was used is raised through it as well, or it would warn that it was unused.
         """
@@ -160,7 +155,7 @@ class Speed:
             )
         self.used = True
         try:
-            yield self._item.nodeid, self._merged(keywords, allowed)
+            yield self._item.nodeid, self._merged(keywords, excluded)
         except BaseException as error:
             raised = error
 
@@ -171,14 +166,14 @@ class Speed:
                 self._benchmark.pedantic(raise_again)
             raise
 
-    def _merged(self, keywords: Mapping[str, object], allowed: frozenset[str]) -> SpeedTestOptions:
+    def _merged(self, keywords: Mapping[str, object], excluded: frozenset[str]) -> SpeedTestOptions:
         from ampcheck.speed.benchmark import SpeedTestOptions
 
         marked = MarkerArguments.of(self._item).speed
-        known = JUDGED | MEASURED
-        if unused := [name for name in (*marked, *keywords) if name in known - allowed]:
-            reason = "speed(...) measures until it can judge" if allowed is JUDGED else "speed.measure does not judge"
-            other = "speed.measure" if allowed is JUDGED else "speed(...)"
+        if unused := [name for name in (*marked, *keywords) if name in excluded]:
+            reason, other = "speed.measure does not judge", "speed(...)"
+            if excluded is OF_MEASURING:
+                reason, other = "speed(...) measures until it can judge", "speed.measure"
             raise UsageError(
                 f"{self._item.name} sets {unused[0]}, which has no effect: {reason}; remove it, or call {other}"
             )
@@ -339,7 +334,7 @@ class SpeedSession:
             reason = why_disabled(self.config) or "no speed test measured anything"
             yield f"nothing was added to the history in {folder}: {reason}"
             return
-        from ampcheck.speed.history import append, commit_of
+        from ampcheck.speed.history.storage import append, commit_of
 
         try:
             commit = commit_of(self.config.rootpath, besides=folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ampcheck.report.html import render_html, write_html
 from ampcheck.report.listing import print_tables
 from ampcheck.report.progress import progress_bar
-from ampcheck.report.sections import arrange
 from ampcheck.report.terminal import print_run, summary_lines
 
-__all__ = ["arrange", "print_run", "print_tables", "progress_bar", "render_html", "summary_lines", "write_html"]
+__all__ = ["print_run", "print_tables", "progress_bar", "render_html", "summary_lines", "write_html"]

@@ -180,14 +180,9 @@ def _bars(site: Site, axis: Axis) -> Markup | None:
 def site_of(finding: Finding, maps: Iterable[ModelMap]) -> tuple[Site, ModelMap] | None:
     """The site that a finding is about, on the map of its subject: the op at its line, or the module as a whole."""
     where = finding.where
-    for model_map in maps:
-        if model_map.subject != finding.subject or not where.phase:
-            continue
-        here = [s for s in model_map.sites if (s.module, s.phase) == (where.module, where.phase)]
-        exact = [s for s in here if (s.op, s.file, s.line) == (where.op, where.file, where.line)]
-        for site in exact:
-            return site, model_map
-    return None
+    place = where.phase, where.module, where.op, where.file, where.line
+    known = ((site, each) for each in maps if each.subject == finding.subject and where.phase for site in each.sites)
+    return next(((s, each) for s, each in known if (s.phase, s.module, s.op, s.file, s.line) == place), None)
 
 
 def values_around(site: Site, model_map: ModelMap) -> Markup:

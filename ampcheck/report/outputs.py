@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +26,9 @@ def write_output(run: Run, name: str, path: Path, *, kind: str, rules: Mapping[s
 
         write_html(run, path)
     elif name == "sarif":
-        from ampcheck.report.sarif import write_sarif
+        from ampcheck.report.sarif import sarif_of
 
-        write_sarif(run, path, rules, folder)
+        write_atomically(path, json.dumps(sarif_of(run, rules, folder), indent=1, allow_nan=False) + "\n")
     elif name == "markdown":
         from ampcheck.report.markdown import comment_of
 

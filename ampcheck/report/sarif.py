@@ -6,7 +6,6 @@ results. The sections named below are those of the standard, OASIS SARIF 2.1.0.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Finding, Run, Verdict, Where, followers
 from ampcheck.core.source import IN_SOURCE, code_at, fingerprint_of, path_in, repository_of
@@ -53,11 +51,6 @@ class Rule(Protocol):
     @property
     def fix(self) -> str:
         """How to fix it."""
-
-
-def write_sarif(run: Run, path: str | os.PathLike[str], rules: Mapping[str, Rule], folder: Path) -> None:
-    """Write `sarif_of` to `path`. Raises `UsageError` if that is not possible."""
-    write_atomically(path, json.dumps(sarif_of(run, rules, folder), indent=1, allow_nan=False) + "\n")
 
 
 def sarif_of(run: Run, rules: Mapping[str, Rule], folder: Path) -> dict[str, Any]:

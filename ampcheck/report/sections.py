@@ -114,10 +114,7 @@ def arrange(run: Run) -> Sections:
         subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
         problems=tuple(problems),
         following=tuple(tuple(following.get(id(finding), ())) for finding in problems),
-        unjudged=run.of(Verdict.UNDECIDED)
-        + run.of(Verdict.INCOMPLETE)
-        + run.of(Verdict.ACCEPTED)
-        + run.of(Verdict.SKIP),
+        unjudged=tuple(finding for verdict in _UNJUDGED for finding in run.of(verdict)),
         checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
         topics=_topics(run),
         coverage=run.coverage,

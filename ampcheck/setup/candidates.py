@@ -6,12 +6,13 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from ampcheck.setup.arguments import guessed, shrunken
-from ampcheck.setup.libraries import LibraryModel, library_models
+from ampcheck.setup.libraries import library_models
 from ampcheck.setup.repository import Class, Repository, parameters_of
+from ampcheck.setup.sources import Attempt
 from ampcheck.setup.uses import plain_uses
 
 MOST = 8
@@ -25,17 +26,6 @@ _HOOKS = ("test", "pytest", "setup", "teardown")
 
 _USES = 4
 """Constructions of the repository's own that are tried for one model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A construction. inputs: of the repository's own example, "" where they are proposed from the model.
-    origin: where it comes from, in words."""
-
-    code: str
-    imports: tuple[str, ...]
-    inputs: str = ""
-    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +72,7 @@ def unimportable(repository: Repository) -> dict[str, str]:
 
 def _of_factories(repository: Repository) -> Iterator[Candidate]:
     closed = unimportable(repository)
-    for factory in repository.factories:
-        source, name = factory.source, factory.name
+    for source, name in repository.factories:
         if source.path not in closed:
             own, line = factory_name(f"{source.module}_{name}"), f"from {source.module} import {name}"
             attempt = Attempt(f"{name}()[0]", (line,), f"{name}()[1]", f"as {source.path} builds it")
@@ -93,17 +82,12 @@ def _of_factories(repository: Repository) -> Iterator[Candidate]:
 def _of_libraries(repository: Repository) -> Iterator[Candidate]:
     seen: set[str] = set()
     for script in repository.scripts:
-        for model in library_models(script.source):
-            if model.name not in seen and len(seen) < 2:
-                seen.add(model.name)
-                yield _from_library(model, repository)
-
-
-def _from_library(model: LibraryModel, repository: Repository) -> Candidate:
-    attempts = tuple(Attempt(code, imports, origin=f"as {model.where} builds it") for code, imports in model.codes)
-    package = attempts[0].imports[0].split()[1]
-    own = next((source.root for source in repository.sources if source.module == package), "")
-    return Candidate(model.name, factory_name(model.name), attempts, root=own, imports=attempts[0].imports)
+        for name, attempts in library_models(script.source):
+            if name not in seen and len(seen) < 2:
+                seen.add(name)
+                package = attempts[0].imports[0].split()[1]
+                own = next((source.root for source in repository.sources if source.module == package), "")
+                yield Candidate(name, factory_name(name), attempts, root=own, imports=attempts[0].imports)
 
 
 def _of_classes(repository: Repository) -> Iterator[Candidate]:
@@ -115,16 +99,15 @@ def _of_classes(repository: Repository) -> Iterator[Candidate]:
 
 def _from_class(model: Class, repository: Repository) -> Candidate:
     uses = sorted(plain_uses(model, repository), key=lambda use: len(use.code))[:_USES]
-    attempts = [Attempt(use.code, use.imports, use.inputs, f"as {use.where} builds it") for use in uses]
+    attempts = list(uses)
     code, imports, missing = guessed(model, repository, small=False)
     small = guessed(model, repository, small=True)[0]
     if not missing:
         origin = "with arguments after the names of its parameters" if "=" in code else "with its defaults"
         attempts.append(Attempt(code, imports, origin=origin))
         attempts.append(Attempt(small, imports, origin="with small sizes"))
-    for use in uses:
-        text = shrunken(use.code)
-        attempts.append(Attempt(text, use.imports, origin=f"as {use.where} builds it, in a smaller size"))
+    smaller = ", in a smaller size"
+    attempts += (replace(use, code=shrunken(use.code), inputs="", origin=use.origin + smaller) for use in uses)
     parameters = parameters_of(model, repository.classes)
     signature = f"{model.name}({', '.join(each.name for each in parameters if each.required)})"
     return Candidate(

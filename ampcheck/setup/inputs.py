@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, product
 
-import torch
 from torch import nn
 
-_TRIES = 60
-"""So many inputs are proposed at most."""
+from ampcheck.numerics.run import total_loss
 
 _INTEGERS = re.compile(
     r"(input_?)?ids|idx|tokens?|indices|input_tokens|token_ids|words|sequences?|seq|text|src|tgt|trg"
@@ -36,10 +34,6 @@ class _Tensor:
 
 def proposed_inputs(model: nn.Module) -> Iterator[str]:
     """Arguments of `model(...)` as code, the most likely first: a tuple `(a, b)`, or a mapping of keyword arguments."""
-    yield from islice(_proposed(model), _TRIES)
-
-
-def _proposed(model: nn.Module) -> Iterator[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = [each for each in inspect.signature(model.forward).parameters.values() if each.kind in kinds]
     names = [each.name for each in parameters]
@@ -134,20 +128,8 @@ def _others(name: str, first: _Tensor) -> list[str]:
 def runs(model: nn.Module, inputs: object) -> bool:
     """Whether the model computes a floating tensor from these inputs with gradients; its gradients are cleared."""
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)  # type: ignore[misc]
-    floating = [value for value in _tensors(output) if value.is_floating_point() and value.requires_grad]
-    if floating:
-        torch.stack([value.float().square().mean() for value in floating]).sum().backward()  # type: ignore[no-untyped-call]
+    if (loss := total_loss(output, None, finite=False)) is not None:
+        loss.backward()  # type: ignore[no-untyped-call]
     got_gradient = any(parameter.grad is not None for parameter in model.parameters())
     model.zero_grad(set_to_none=True)
     return got_gradient
-
-
-def _tensors(output: object) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors(value)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ampcheck.setup.arguments import SMALL
-from ampcheck.setup.sources import Source, dotted
+from ampcheck.setup.sources import Attempt, Source, dotted
 
 _OPTIONS = ("--model", "--arch", "--architecture", "--model-name", "--model_name", "--net", "--backbone")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -16,34 +15,25 @@ _ARCHITECTURES = {"CausalLM": "gpt2", "Seq2SeqLM": "t5", "ConditionalGeneration"
 """The architecture that stands for any checkpoint, by the task of an `AutoModelFor...`; others: bert."""
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryModel:
-    """A model that a script builds. name: of the architecture. codes: constructions, each with its imports."""
-
-    name: str
-    codes: tuple[tuple[str, tuple[str, ...]], ...]
-    where: str
-
-
-def library_models(source: Source) -> Iterator[LibraryModel]:
-    """The models that a script takes from a library, in the order of its calls."""
+def library_models(source: Source) -> Iterator[tuple[str, tuple[Attempt, ...]]]:
+    """The architectures that a script takes from a library, in the order of its calls, each with its constructions."""
     default = _default_model(source.tree)
     for node in ast.walk(source.tree):
         called = _called(node, source)
-        where = f"{source.path}:{getattr(node, 'lineno', 0)}"
+        origin = f"as {source.path}:{getattr(node, 'lineno', 0)} builds it"
         literal = _first_text(node)
         if called.startswith("timm.") and called.endswith(".create_model"):
             if name := literal or default:
                 code = f'timm.create_model("{name}")'
-                yield LibraryModel(name, ((code, ("import timm",)),), where)
+                yield name, (Attempt(code, ("import timm",), origin=origin),)
         elif called.startswith("torchvision.models"):
             name = called.rpartition(".")[2]
             name = (literal or default) if name in ("get_model", "models", "__dict__") else name
             if name and name.islower() and not name.startswith("_"):
                 code = f'torchvision.models.get_model("{name}")'
-                yield LibraryModel(name, ((code, ("import torchvision",)),), where)
+                yield name, (Attempt(code, ("import torchvision",), origin=origin),)
         elif called.startswith("transformers.") and called.endswith((".from_pretrained", ".from_config")):
-            yield from _transformers(called.split(".")[-2], literal or default, where)
+            yield from _transformers(called.split(".")[-2], literal or default, origin)
 
 
 def _called(node: ast.AST, source: Source) -> str:
@@ -74,18 +64,19 @@ def _default_model(tree: ast.Module) -> str:
     return ""
 
 
-def _transformers(name: str, checkpoint: str, where: str) -> Iterator[LibraryModel]:
+def _transformers(name: str, checkpoint: str, origin: str) -> Iterator[tuple[str, tuple[Attempt, ...]]]:
     if not (name.startswith("AutoModel") or "For" in name or name.endswith("Model")) or "Tokenizer" in name:
         return
     sizes = ", ".join(f"{size}={SMALL[size]}" for size in _SIZES)
     if not name.startswith("AutoModel"):
         config = f"{re.sub(r'(For[A-Z].*|Model|LMHeadModel)$', '', name)}Config"
         imports = (f"from transformers import {config}", f"from transformers import {name}")
-        yield LibraryModel(name, ((f"{name}({config}({sizes}))", imports),), where)
+        yield name, (Attempt(f"{name}({config}({sizes}))", imports, origin=origin),)
         return
     known = re.match(r"[a-z]+\d*", checkpoint.rpartition("/")[2].lower())
     default = next((kind for task, kind in _ARCHITECTURES.items() if name.endswith(task)), "bert")
     kinds = dict.fromkeys([*([known[0]] if known else []), default])
     imports = ("from transformers import AutoConfig", f"from transformers import {name}")
-    codes = tuple((f'{name}.from_config(AutoConfig.for_model("{kind}", {sizes}))', imports) for kind in kinds)
-    yield LibraryModel(f"{next(iter(kinds))} {name.removeprefix('AutoModel')}".strip(), codes, where)
+    codes = (f'{name}.from_config(AutoConfig.for_model("{kind}", {sizes}))' for kind in kinds)
+    attempts = tuple(Attempt(code, imports, origin=origin) for code in codes)
+    yield f"{next(iter(kinds))} {name.removeprefix('AutoModel')}".strip(), attempts

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +20,7 @@ from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.autocast.observe import no_compiler
 from ampcheck.autocast.policy import nearest, release_of, releases
 from ampcheck.autocast.state import devices
-from ampcheck.core.errors import brief
+from ampcheck.core.environment import installed
 from ampcheck.core.text import counted, listed
 from ampcheck.health import cpu
 from ampcheck.health.subnormals import measure_subnormal_support
@@ -209,7 +209,7 @@ def _plugin() -> Fact:
     return Fact(
         "pytest plugin",
         not reason,
-        reason or f"pytest {_version('pytest')} loads it",
+        reason or f"pytest {installed('pytest')} loads it",
         "--ampcheck, the marker and the fixture speed do not exist; assert_* functions work",
         "run pytest -p ampcheck.plugin.plugin" if off else "pip install ampcheck in this environment",
     )
@@ -225,11 +225,5 @@ def _package(package: str, name: str, without: str) -> Fact:
     spec = None if package in sys.modules else find_spec(package)
     # A folder of that name, such as the logs in wandb/, is a namespace package without a file of its own.
     present = package in sys.modules or (spec is not None and spec.origin is not None)
-    return Fact(name, present, _version(name) if present else "not installed", without, f"pip install {name}")
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError as error:
-        return brief(error)
+    found = installed(name) or "present" if present else "not installed"
+    return Fact(name, present, found, without, f"pip install {name}")

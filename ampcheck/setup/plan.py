@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampcheck.autocast.policy import release_of
@@ -18,7 +17,7 @@ from ampcheck.setup.candidates import candidates, unimportable
 from ampcheck.setup.files import Planned, require_writable
 from ampcheck.setup.render import Contents, render_tests, render_workflow
 from ampcheck.setup.repository import Repository, TrainingScript, read_repository
-from ampcheck.setup.sandbox import Tried, copied, import_paths, run_quietly, try_all
+from ampcheck.setup.sandbox import Tried, copied, import_paths, run_command, try_all
 
 TESTS = "tests/test_amp.py"
 LOCK = "tests/ampcheck.lock.json"
@@ -31,30 +30,20 @@ _SECONDS = 300.0
 """For a lock, and for the first steps of a training script; a busy machine needs minutes for what takes seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Plan:
     """What would be done.
 
     seen: what the repository holds, a line each. files: to be written, in order. left: files that stay as they are,
-    with the reason. notes: what is not covered, and how to cover it. targets: of the audit.
+    with the reason. notes: what is not covered, and how to cover it. unfinished: the user is to fill in arguments.
     """
 
     folder: Path
     seen: tuple[str, ...]
-    files: tuple[Planned, ...]
-    left: tuple[tuple[Path, str], ...] = ()
-    notes: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    unfinished: bool = False
-
-
-@dataclass
-class _Draft:
-    """A plan while it is made."""
-
     files: list[Planned] = field(default_factory=list)
     left: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unfinished: bool = False
 
     def add(self, path: Path, text: str, what: str) -> None:
         """Plan a new file; one that exists stays."""
@@ -81,28 +70,28 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
     workflow = repository.top / WORKFLOW
     for path in (folder / TESTS, folder / pyproject.NAME, *([] if repository.other_ci else [workflow])):
         require_writable(path)
-    draft, tests, lock = _Draft(), Contents([], None, None, False, [], []), ""
+    plan, tests, lock = Plan(folder, _seen(repository)), Contents(), ""
     if (folder / TESTS).exists():
-        draft.left.append((folder / TESTS, "it exists; init tries no models beside it"))
+        plan.left.append((folder / TESTS, "it exists; init tries no models beside it"))
         targets: list[str] = []
     else:
         tests, lock, failed = _tried(repository, show)
-        draft.files.append(Planned(folder / TESTS, render_tests(tests), _what(tests)))
-        draft.notes += _notes(repository, tests, failed)
+        plan.files.append(Planned(folder / TESTS, render_tests(tests), _what(tests)))
+        plan.notes += _notes(repository, tests, failed)
         targets = _targets(tests)
     if lock:
         what = f"the policy lock: which ops of {listed(tests.locked)} autocast casts, and to what"
-        draft.files.append(Planned(folder / LOCK, lock, what))
+        plan.files.append(Planned(folder / LOCK, lock, what))
     elif (folder / LOCK).exists():
-        draft.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
+        plan.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
     else:
         why = "autocast could not be followed in any model" if tests.models else "no model ran"
         target = targets[0] if targets else "TARGET"
-        draft.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
-    _plan_settings(draft, folder, before, targets)
+        plan.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
+    _plan_settings(plan, folder, before, targets)
     if repository.other_ci:
         commands = "`ampcheck audit` and `pytest tests/test_amp.py --ampcheck`"
-        draft.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
+        plan.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
     else:
         text = render_workflow(
             folder="" if folder == repository.top else folder.relative_to(repository.top).as_posix(),
@@ -111,11 +100,9 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
             target=f"{TESTS}:{tests.models[0].candidate.name}" if tests.models else "",
         )
         speed = "; speed of pull requests and history" if tests.models else ""
-        draft.add(workflow, text, f"GitHub workflow: tests and audit on two PyTorch releases, job summary{speed}")
-    unfinished = bool(targets) and not tests.models and not tests.script_runs
-    return Plan(
-        folder, _seen(repository), tuple(draft.files), tuple(draft.left), tuple(draft.notes), tuple(targets), unfinished
-    )
+        plan.add(workflow, text, f"GitHub workflow: tests and audit on two PyTorch releases, job summary{speed}")
+    plan.unfinished = bool(targets) and not tests.models and not tests.script_runs
+    return plan
 
 
 def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Contents, str, list[Tried]]:
@@ -129,9 +116,9 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Content
         failed = [each for each in tried if each.attempt is None]
         script, runs = _script(repository, copy, show)
         paths = _paths(repository, models or failed[:1], script)
-        tests = Contents(models, failed[0] if failed and not models else None, script, runs, paths, [])
+        tests = Contents(models, failed[0] if failed and not models else None, script, runs, paths)
         locked, lock = _locked(copy, tests, show)
-    return Contents(models, tests.unfinished, script, runs, paths, locked), lock, failed
+    return replace(tests, locked=locked), lock, failed
 
 
 def _paths(repository: Repository, chosen: Sequence[Tried], script: TrainingScript | None) -> list[str]:
@@ -156,8 +143,7 @@ def _locked(copy: Path, tests: Contents, show: Callable[[str], None]) -> tuple[l
     names = []
     for name in (each.candidate.name for each in tests.models):
         show(f"locking the autocast policy of {name}")
-        command = [sys.executable, "-m", "ampcheck", "policy", "lock", f"{TESTS}:{name}"]
-        if run_quietly(command, copy, _SECONDS, copy.parent / "lock.txt") == 0:
+        if run_command(copy, _SECONDS, "policy", "lock", f"{TESTS}:{name}") == 0:
             names.append(name)
     return names, (copy / LOCK).read_text(encoding="utf-8") if names else ""
 
@@ -170,8 +156,7 @@ def _script(repository: Repository, copy: Path, show: Callable[[str], None]) -> 
         return next(iter(scripts), None), False
     target = f"{scripts[0].source.path}:{scripts[0].function}"
     show(f"training two steps of {target} in a copy")
-    command = [sys.executable, "-m", "ampcheck", "audit", target, "--steps=2", "--fast", "-q"]
-    return scripts[0], run_quietly(command, copy, _SECONDS, copy.parent / "train.txt") in (0, 1)
+    return scripts[0], run_command(copy, _SECONDS, "audit", target, "--steps=2", "--fast", "-q") in (0, 1)
 
 
 def _targets(tests: Contents) -> list[str]:
@@ -187,15 +172,15 @@ def _targets(tests: Contents) -> list[str]:
     return targets
 
 
-def _plan_settings(draft: _Draft, folder: Path, before: str | None, targets: Sequence[str]) -> None:
+def _plan_settings(plan: Plan, folder: Path, before: str | None, targets: Sequence[str]) -> None:
     path = folder / pyproject.NAME
     if not targets:
-        draft.left.append((path, "no targets are added beside tests that exist"))
+        plan.left.append((path, "no targets are added beside tests that exist"))
     elif before is not None and pyproject.has_targets(folder):
-        draft.left.append((path, f"[tool.ampcheck] has targets; new ones would be {listed(targets)}"))
+        plan.left.append((path, f"[tool.ampcheck] has targets; new ones would be {listed(targets)}"))
     else:
         what = f"[tool.ampcheck] with the targets {listed(targets)}"
-        draft.files.append(Planned(path, pyproject.with_targets(before, targets), what, before))
+        plan.files.append(Planned(path, pyproject.with_targets(before, targets), what, before))
 
 
 def _what(tests: Contents) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.settings import load_settings
+from ampcheck.core.settings import load_settings, parse_toml
 
 NAME = "pyproject.toml"
 _HEADER = re.compile(r"^\[tool\.ampcheck\][^\S\r\n]*(?:#[^\r\n]*)?(?:\r?\n|\Z)", re.MULTILINE)
@@ -53,13 +52,8 @@ def with_targets(text: str | None, targets: Sequence[str]) -> str:
 
 
 def _require_added(text: str, targets: Sequence[str]) -> None:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     try:
-        added = tomllib.loads(text)["tool"]["ampcheck"]["targets"] == list(targets)
+        added = parse_toml(text)["tool"]["ampcheck"]["targets"] == list(targets)
     except (ValueError, KeyError, TypeError):
         added = False
     if not added:

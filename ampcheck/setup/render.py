@@ -40,12 +40,12 @@ class Contents:
     paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock.
     """
 
-    models: Sequence[Tried]
-    unfinished: Tried | None
-    script: TrainingScript | None
-    script_runs: bool
-    paths: Sequence[str]
-    locked: Sequence[str]
+    models: Sequence[Tried] = ()
+    unfinished: Tried | None = None
+    script: TrainingScript | None = None
+    script_runs: bool = False
+    paths: Sequence[str] = ()
+    locked: Sequence[str] = ()
 
 
 def render_tests(tests: Contents) -> str:
@@ -58,7 +58,8 @@ def render_tests(tests: Contents) -> str:
     if tests.locked:
         sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
     if tests.models:
-        sections.append(_speed(tests.models[0]))
+        star = "**" if tests.models[0].inputs.startswith("{") else "*"
+        sections.append(_template("speed.py").substitute(star=star))
     text = _template("test_amp.py").substitute(
         standard_imports="".join(f"{line}\n" for line in standard) + ("\n" if standard else ""),
         torch="import torch\n" if models else "",
@@ -99,8 +100,8 @@ def _factory(tried: Tried) -> str:
         origin=tried.attempt.origin,
         parameters=f"{tried.parameters:,}",
         imports="\n    ".join(_merged(tried.attempt.imports)),
-        code=_folded(tried.attempt.code, 4, len("model = ")),
-        inputs=_folded(tried.inputs, 4, len("return model, ")),
+        code=_folded(tried.attempt.code, len("model = ")),
+        inputs=_folded(tried.inputs, len("return model, ")),
     )
 
 
@@ -118,13 +119,8 @@ def _unfinished(candidate: Candidate, error: str) -> str:
         title=candidate.title,
         missing=wanted.replace("\\", "/").replace('"', "'"),
         imports="\n    ".join(_merged(imports)),
-        code=_folded(code, 4, len("model = ")),
+        code=_folded(code, len("model = ")),
     )
-
-
-def _speed(tried: Tried) -> str:
-    star = "**" if tried.inputs.startswith("{") else "*"
-    return _template("speed.py").substitute(star=star)
 
 
 def _training(script: TrainingScript, *, runs: bool) -> str:
@@ -168,11 +164,11 @@ def _merged(imports: Sequence[str]) -> list[str]:
     return [*plain, *(f"from {module} import {', '.join(sorted(each))}" for module, each in sorted(names.items()))]
 
 
-def _folded(code: str, indent: int, taken: int) -> str:
-    """Code for a line of which `taken` columns are used; what is too long gets a line for each argument."""
+def _folded(code: str, taken: int) -> str:
+    """Code for a line of a function of which `taken` columns are used; too long, it gets a line for each argument."""
     text = code
-    if indent + taken + len(code) > _WIDTH:
-        text = _fold(ast.parse(code, mode="eval").body, indent)
+    if 4 + taken + len(code) > _WIDTH:
+        text = _fold(ast.parse(code, mode="eval").body, 4)
     return _SINGLE_QUOTED.sub(r'"\1"', text)
 
 

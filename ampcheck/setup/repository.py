@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ampcheck.core.source import repository_of
 from ampcheck.setup.sources import Source, dotted, read_examples, read_sources
 
 _MODULES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
@@ -66,20 +67,12 @@ class TrainingScript:
     has_options: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Factory:
-    """A function of the repository without required parameters that returns a model and its inputs."""
-
-    name: str
-    source: Source = field(repr=False)
-
-
 @dataclass(frozen=True)
 class Repository:
     """A folder and what was found in it by reading. top: the folder of its `.git`, else the folder itself.
 
     classes, models, scripts: of modules that an import statement can name. unnameable: paths of the other files that
-    have models or a training loop.
+    have models or a training loop. factories: functions without required parameters that return a model and its inputs.
     """
 
     folder: Path
@@ -91,7 +84,7 @@ class Repository:
     scripts: Sequence[TrainingScript]
     other_ci: str
     unnameable: Sequence[str] = ()
-    factories: Sequence[Factory] = ()
+    factories: Sequence[tuple[Source, str]] = field(default=(), repr=False)
 
     @property
     def tests(self) -> Sequence[Source]:
@@ -108,7 +101,7 @@ def read_repository(folder: Path) -> Repository:
     unnameable = sorted({source.path for source in wanted if not source.has_importable_name})
     classes = _by_name(each for found in classes.values() for each in found if each.source.has_importable_name)
     scripts = [script for script in scripts if script.source.has_importable_name]
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    top = repository_of(folder)
     on_github = (top / ".github").is_dir()
     other_ci = "" if on_github else next((name for name in _OTHER_CI if (top / name).exists()), "")
     models = _ranked(_models(classes), [*sources, *examples], scripts)
@@ -192,7 +185,7 @@ def _models(classes: Mapping[str, Sequence[Class]]) -> list[Class]:
     return [each for each in every if not each.source.is_test and not each.name.startswith("_")]
 
 
-def _factories(source: Source, models: set[str]) -> Iterator[Factory]:
+def _factories(source: Source, models: set[str]) -> Iterator[tuple[Source, str]]:
     """The functions `def subject(): ...; return Model(...), inputs`; models: names of classes."""
     for node in source.tree.body if source.has_importable_name and not source.is_test else ():
         if not isinstance(node, ast.FunctionDef) or any(each.required for each in function_parameters(node)):
@@ -212,7 +205,7 @@ def _factories(source: Source, models: set[str]) -> Iterator[Factory]:
             and (_builds(value.elts[0], models) or (isinstance(value.elts[0], ast.Name) and value.elts[0].id in built))
             for value in returned
         ):
-            yield Factory(node.name, source)
+            yield source, node.name
 
 
 def _builds(node: ast.expr, models: set[str]) -> bool:

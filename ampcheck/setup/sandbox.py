@@ -7,14 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from ampcheck.core.worker import kill_group
-from ampcheck.setup.candidates import Attempt, Candidate
+from ampcheck.core.errors import UsageError
+from ampcheck.core.worker import TIME, Worker, WorkerEndedError
+from ampcheck.setup.candidates import Candidate
+from ampcheck.setup.sources import Attempt
 
 ENOUGH = 2
 """Models that get a factory."""
@@ -30,9 +34,6 @@ _FILES = 20_000
 
 _SECONDS = 60.0
 """CPU time for one candidate."""
-
-TIMED_OUT = 124
-"""Exit code of a command that took too long."""
 
 _ALL = 600.0
 """Wall time for all of them: what waits uses no CPU time."""
@@ -117,67 +118,52 @@ def import_paths(repository: Path, packages: Mapping[str, Collection[str]]) -> l
 
 def try_all(copy: Path, candidates: Sequence[Candidate]) -> list[Tried]:
     """Build and run the candidates in the copy until `ENOUGH` of them run; those that were not reached are left out."""
-    if not candidates:
-        return []
-    request, results, log = (copy.parent / name for name in ("request.json", "results.jsonl", "log.txt"))
+    ready = [each for each in candidates if each.attempts]
+    lacking = [Tried(each, error=f"required: {', '.join(each.missing)}") for each in candidates if not each.attempts]
+    if not ready:
+        return lacking
     paths = [str(copy / root) for root in dict.fromkeys(candidate.root for candidate in candidates)]
-    entries = [
-        {
-            "name": candidate.name,
-            "attempts": [{"imports": a.imports, "code": a.code, "inputs": a.inputs} for a in candidate.attempts],
-        }
-        for candidate in candidates
-        if candidate.attempts
-    ]
-    text = {"paths": paths, "seconds": _SECONDS, "enough": ENOUGH, "candidates": entries}
-    request.write_text(json.dumps(text), encoding="utf-8")
-    command = [sys.executable, "-m", "ampcheck.setup.trial", str(request), str(results)]
-    code = run_quietly(command, copy, _ALL, log)
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    answers = {answer["name"]: answer for answer in map(json.loads, lines)}
-    by_name = {candidate.name: candidate for candidate in candidates}
-    tried = [_tried(by_name[name], answer) for name, answer in answers.items()]
-    unreached = [entry["name"] for entry in entries if entry["name"] not in answers]
-    if unreached and sum(each.attempt is not None for each in tried) < ENOUGH:  # the process ended in this one
-        end = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        reason = f"its process ended with exit code {code}{f': {end[0]}' if end else ''}"
-        reason = f"all candidates together took longer than {_ALL:g} s" if code == TIMED_OUT else reason
-        tried.append(Tried(by_name[str(unreached[0])], error=reason))
-    lacking = [each for each in candidates if not each.attempts]
-    return [*tried, *(Tried(each, error=f"required: {', '.join(each.missing)}") for each in lacking)]
+    tried, end = list[Tried](), time.monotonic() + _ALL
+    with _started(copy, "ampcheck.setup.trial") as worker:
+        for candidate in ready:
+            attempts, left = list(map(asdict, candidate.attempts)), max(end - time.monotonic(), 0.0)
+            try:
+                answer = worker.ask("build", timeout=left, paths=paths, attempts=attempts, seconds=_SECONDS)
+            except UsageError as error:
+                tried.append(Tried(candidate, error=_reason(error)))
+                break
+            tried.append(_tried(candidate, answer))
+            if sum(each.attempt is not None for each in tried) == ENOUGH:
+                break
+    return [*tried, *lacking]
 
 
-def _tried(candidate: Candidate, answer: dict[str, object]) -> Tried:
-    attempt = next((each for each in candidate.attempts if each.code == answer.get("code")), None)
-    if attempt is None:
-        return Tried(candidate, error=str(answer["error"]))
-    return Tried(candidate, attempt, str(answer["inputs"]), int(str(answer["parameters"])))
+def _reason(error: UsageError) -> str:
+    """Why no candidate is tried after this one, in a line."""
+    if isinstance(error, WorkerEndedError) and error.why == TIME:
+        return f"all candidates together took longer than {_ALL:g} s"
+    first, *printed = str(error).splitlines()
+    return ": ".join((first.removesuffix("; it printed last:"), *(line.strip() for line in printed[-1:])))
 
 
-def run_quietly(command: Sequence[str], folder: Path, seconds: float, log: Path) -> int:
-    """Run a command without network libraries and terminal; its output goes to `log`. Returns the exit code,
-    `TIMED_OUT` if it took longer; the processes that it started end with it then."""
-    variables = {**os.environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(_inherited())}
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            kill_group(process)
-            return TIMED_OUT
-        except BaseException:  # Ctrl-C does not reach a session of its own
-            kill_group(process)
-            raise
+def _tried(candidate: Candidate, answer: Mapping[str, Any]) -> Tried:
+    if "error" in answer:
+        return Tried(candidate, error=answer["error"])
+    attempt = next(each for each in candidate.attempts if each.code == answer["code"])
+    return Tried(candidate, attempt, answer["inputs"], answer["parameters"])
 
 
-def _inherited() -> list[str]:
-    """PYTHONPATH with absolute folders, as the working directory is another."""
-    return [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def run_command(copy: Path, seconds: float, *arguments: str) -> int | None:
+    """The exit code of a command of ampcheck in the copy; None where it took longer, or its process ended."""
+    with suppress(UsageError), _started(copy, "ampcheck.cli.main") as worker:
+        code: int = worker.ask("main", timeout=seconds, argv=arguments)
+        worker.kill()  # PyTorch's own end takes seconds
+        return code
+    return None
+
+
+def _started(copy: Path, commands: str) -> Worker:
+    """A process in the copy, whose libraries are offline. PYTHONPATH gets absolute folders, as it runs elsewhere."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment = {**_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
+    return Worker(commands, name="its process", cwd=copy, env=environment)

@@ -74,6 +74,20 @@ class Source:
         return ".".join([*parts, *([node.module] if node.module else [])])
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A construction of a model.
+
+    code: the expression. imports: lines that it needs. inputs: the arguments of a call of the model, as a tuple or a
+    mapping, "" where they are proposed from the model. origin: where it comes from, in words.
+    """
+
+    code: str
+    imports: tuple[str, ...]
+    inputs: str = ""
+    origin: str = ""
+
+
 def dotted(node: ast.expr) -> str:
     """`torch.nn.Module` of such an expression; "" of any other."""
     parts: list[str] = []

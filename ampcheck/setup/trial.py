@@ -1,29 +1,27 @@
-"""The process that builds and runs candidates: `python -m ampcheck.setup.trial REQUEST RESULTS`.
-
-It runs the user's code, in a copy of the repository. REQUEST is a file of JSON, `{"paths": [folders for sys.path],
-"seconds": of CPU time for each candidate, "enough": models, "candidates": [{"name", "attempts"}]}`, with `{"imports",
-"code", "inputs"}` for each attempt. RESULTS gets a line of JSON for each candidate as soon as it was tried.
-"""
+"""The command of the process that builds and runs candidates: the user's code, in a copy of the repository."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 from ampcheck.core.errors import as_result, brief
+from ampcheck.core.process_memory import total_memory
 from ampcheck.setup.inputs import proposed_inputs, runs
 
 LARGE = 10_000_000
 """A model of more parameters is tried in a smaller size first."""
+
+_TRIES = 60
+"""So many proposed inputs are tried at most."""
 
 _SLOW = 3.0
 """Seconds of a forward and backward pass; inputs of an example that take longer give way to proposed ones."""
@@ -33,38 +31,27 @@ class TrialTimeoutError(BaseException):
     """A candidate takes too long. `except Exception` of the user's code does not catch it."""
 
 
-def main(request: str, results: str) -> None:
-    """Try every candidate until enough of them run."""
-    with open(request, encoding="utf-8") as file:
-        wanted = json.load(file)
-    sys.path[:0] = wanted["paths"]
-    _limit_memory()
-    done = 0
-    with open(results, "w", encoding="utf-8") as out:
-        for candidate in wanted["candidates"]:
-            result = _tried(candidate, wanted["seconds"])
-            out.write(json.dumps({"name": candidate["name"], **result}) + "\n")
-            out.flush()
-            done += "code" in result
-            if done == wanted["enough"]:
-                break
-
-
 def _limit_memory() -> None:
     """Let an allocation of more than half of the machine's memory raise, where the system can do so."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        if (total := total_memory()) is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (total // 2, total // 2))
 
 
-def _tried(candidate: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The attempt that ran, with its inputs, or the first error."""
+def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The attempt at a candidate that ran, with its inputs, or the first error.
+
+    paths: for `sys.path`. attempts: the fields of `Attempt`. seconds: of CPU time for all of them.
+    """
+    sys.path[:0] = [path for path in paths if path not in sys.path]
+    sys.argv[1:] = ["init"]  # a module that reads the command line when it is imported fails here as under pytest
+    _limit_memory()
     errors = list[str]()
     try:
         with _at_most(seconds):
-            for attempt in sorted(candidate["attempts"], key=_is_large):
+            for attempt in sorted(attempts, key=_is_large):
                 try:
                     return _run(attempt)
                 except Exception as raised:  # noqa: BLE001, PERF203  # the user's code may raise anything
@@ -120,7 +107,7 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(f"{attempt['code']} is a {type(model).__name__}, no nn.Module")
     error, slow = "", dict[str, Any]()
     own = attempt["inputs"]
-    for inputs in (*([own] if own else []), *proposed_inputs(model)):
+    for inputs in (*([own] if own else []), *islice(proposed_inputs(model), _TRIES)):
         begin = time.monotonic()
         try:
             trains = runs(model, eval(inputs, namespace))
@@ -139,7 +126,3 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
     if slow:
         return slow
     raise ValueError(error or "no inputs found that it takes")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -10,10 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 
 from ampcheck.setup.repository import Class, Repository
-from ampcheck.setup.sources import Source, dotted
+from ampcheck.setup.sources import Attempt, Source, dotted
 
 _DEPTH = 12
 """Names within names that are followed."""
@@ -22,25 +21,14 @@ _INPUTS = frozenset({"rand", "randn", "randint", "ones", "zeros", "arange", "ful
 """Functions of torch that make inputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A plain construction. code: the expression. imports: lines that it needs. inputs: the arguments of a later call
-    of the model, as a tuple or a mapping, "" where there is no plain one. where: file and line."""
-
-    code: str
-    imports: tuple[str, ...]
-    inputs: str
-    where: str
-
-
 class _NotPlainError(Exception):
     """An expression depends on what only a run knows."""
 
 
-def plain_uses(model: Class, repository: Repository) -> list[Use]:
+def plain_uses(model: Class, repository: Repository) -> list[Attempt]:
     """The plain constructions of a class: of tests first, then of the README and of the other files."""
     sources = sorted((*repository.sources, *repository.examples), key=lambda s: (not s.is_test, s.module != ""))
-    found: dict[str, Use] = {}
+    found: dict[str, Attempt] = {}
     for source in sources:
         for use in _uses_in(source, model, repository.classes):
             if use.code not in found or (use.inputs and not found[use.code].inputs):
@@ -48,7 +36,7 @@ def plain_uses(model: Class, repository: Repository) -> list[Use]:
     return list(found.values())
 
 
-def _uses_in(source: Source, model: Class, classes: Mapping[str, Sequence[Class]]) -> Iterator[Use]:
+def _uses_in(source: Source, model: Class, classes: Mapping[str, Sequence[Class]]) -> Iterator[Attempt]:
     if f"{model.name}(" not in source.text:
         return
     outer = _assigned(source.tree.body)
@@ -75,7 +63,7 @@ def _uses_in(source: Source, model: Class, classes: Mapping[str, Sequence[Class]
             target = statement.targets[0] if isinstance(statement, ast.Assign) and call is value else None
             inputs = _inputs(target.id, body, writer) if isinstance(target, ast.Name) else ""
             where = f"{source.path}:{statement.lineno}" if source.module else source.path
-            yield Use(code, tuple(sorted(writer.imports)), inputs, where)
+            yield Attempt(code, tuple(sorted(writer.imports)), inputs, f"as {where} builds it")
 
 
 def _calls_of(tree: ast.AST, name: str) -> Iterator[ast.Call]:

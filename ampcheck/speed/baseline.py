@@ -15,8 +15,7 @@ from ampcheck.core.check import Evidence
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.text import listed
-from ampcheck.speed.history import load
-from ampcheck.speed.history.storage import records_in
+from ampcheck.speed.history.storage import load, records_in
 from ampcheck.speed.stats import SpeedRecord, differences, hardware_of
 from ampcheck.speed.verdict import EFFECT, WHERE, Decision, Rule, percent, whose_fault
 
@@ -40,7 +39,7 @@ class Baseline:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_benchmarks(cls, benchmarks: Iterable[Mapping[str, object]], name: str = "the baseline") -> Baseline:
+    def of_benchmarks(cls, benchmarks: Iterable[Mapping[str, object]]) -> Baseline:
         """The list `benchmarks` of pytest-benchmark's JSON; of equal names the last counts."""
         records: dict[str, tuple[SpeedRecord, ...]] = {}
         unreadable: dict[str, str] = {}
@@ -52,7 +51,7 @@ class Baseline:
                 records[title] = tuple(records_in(benchmark))
             except UsageError as error:
                 unreadable[title] = str(error)
-        return cls(name, records, unreadable)
+        return cls(records=records, unreadable=unreadable)
 
     @classmethod
     def of_records(cls, records: Iterable[SpeedRecord], name: str) -> Baseline:

@@ -26,9 +26,6 @@ class Effort(NamedTuple):
 class Clock(Protocol):
     """The interface of a device to a measurement."""
 
-    kind: str
-    """`wall`, or `device` where events of the device are read."""
-
     def prepare(self, call: Callable[[], object] | None) -> None:
         """Bring the caches into the state in which every block begins.
 
@@ -47,8 +44,6 @@ class Clock(Protocol):
 
 class WallClock:
     """The clock of the CPU; of other devices too, which are synchronised once per block."""
-
-    kind = "wall"
 
     def __init__(self, synchronise: Callable[[], object] | None = None) -> None:
         self._synchronise, self._on_cpu = synchronise or (lambda: None), synchronise is None
@@ -88,8 +83,6 @@ class WallClock:
 
 class CudaClock:
     """Events on the current stream of its device; each block begins with a cold L2 cache."""
-
-    kind = "device"
 
     def __init__(self, device: str) -> None:
         import torch

@@ -21,10 +21,9 @@ _PROBE = 12_345_664
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes at the highest point of one step, and their source; None with the reason."""
+    """Bytes at the highest point of one step; None with the reason."""
 
     bytes: int | None
-    how: str = ""
     reason: str = ""
 
 
@@ -51,7 +50,7 @@ def peak_memory(step: Callable[[], object], *, device: str = "cpu", before: int 
     step()
     backend.synchronize(device)
     most = int(backend.max_memory_allocated(device)) + _idle_pools(backend, device)
-    return Peak(most - start, f"torch.{kind}.max_memory_allocated")
+    return Peak(most - start)
 
 
 def allocated_memory(device: str) -> int:
@@ -122,7 +121,7 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     changes = [event.nbytes() for event in sorted(on_cpu, key=lambda event: event.start_ns())]
     if changes[:2] != [_PROBE, -_PROBE]:
         return Peak(None, reason="PyTorch's CPU allocator does not report to its profiler")
-    return Peak(max(accumulate(changes[2:], initial=0)), "torch.profiler")
+    return Peak(max(accumulate(changes[2:], initial=0)))
 
 
 @contextmanager

@@ -59,11 +59,11 @@ class Arm:
     short: bool = False
     seconds: list[float] = field(default_factory=list)
 
-    def warm_up(self, clock: Clock, *, block: float = BLOCK, least: int = 3, seconds: float = 0.2) -> None:
-        """Call it at least `least` times and for `seconds`, and set the calls in a block. Its first is timed apart."""
+    def warm_up(self, clock: Clock, block: float = BLOCK) -> None:
+        """Call it at least three times and for 0.2 s, and set the calls in a block. Its first is timed apart."""
         self.first = self.first or clock.block(lambda: require_ran(self.step(), f"arm {self.name!r}"), 1)
         times: list[float] = []
-        while len(times) < least or (sum(times) < seconds and len(times) < 1000):
+        while len(times) < 3 or (sum(times) < 0.2 and len(times) < 1000):
             times.append(clock.block(self.step, 1))
         typical = median(times[len(times) // 2 :])
         self.calls = max(1, round(block / typical)) if typical > 0 else 1
@@ -108,15 +108,15 @@ class PairedMeasurement:
         """Seconds in cycles so far."""
         self._threads, self._account = threads, Account(self._clock)
 
-    def warm_up(self, least: int = 3, seconds: float = 0.2) -> None:
+    def warm_up(self) -> None:
         """Warm up each arm, with as many threads as suit the first. Raises `UsageError` for an arm that raises."""
         for arm in self._arms:
             with naming(arm.name, self._subject):
-                arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
+                arm.warm_up(self._clock, self._block)
                 if arm is self._arms[0] and self._threads is None:
                     self._threads = fit_threads(arm.step, self._clock)
                     if self._threads is not None and self._threads.used < self._threads.allowed:
-                        arm.warm_up(self._clock, block=self._block, least=least, seconds=seconds)
+                        arm.warm_up(self._clock, self._block)
 
     def run(self, until: float) -> None:
         """Run cycles until `until` seconds have passed in all of them, at least one. A cycle that raises is dropped."""
@@ -141,14 +141,13 @@ class PairedMeasurement:
 
     def stats(self) -> SpeedStats:
         """The measurement so far."""
-        arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first, self._clock.kind) for arm in self._arms]
+        arms = [ArmTimes(arm.name, tuple(arm.seconds), arm.calls, arm.first) for arm in self._arms]
         threads = self._threads
         if threads is not None:
             threads = replace(threads, occupancy=self._account.occupancy(threads.used))
         return SpeedStats(
             subject=self._subject,
             arms=(arms[0], replace(arms[0], name=TWIN, seconds=tuple(self._twin)), *arms[1:]),
-            device=self._device,
             fingerprint=fingerprint(self._device),
             conditions=summarised(self._conditions),
             spent=self.spent,

@@ -91,14 +91,13 @@ class ArmTimes:
     arm it is the geometric mean of its two blocks; of the twin it is the time that an arm of equal speed would show:
     the reference's time and the ratio of its two blocks, to the power of the root of 1/2, as a mean of two varies less.
     calls: how many calls a block has; `seconds` is the block's time divided by it. first: seconds of the first call of
-    all, compilation included. clock: `wall`, or `device` where events of the device were read.
+    all, compilation included.
     """
 
     name: str
     seconds: tuple[float, ...]
     calls: int = 1
     first: float = 0.0
-    clock: str = "wall"
 
     @property
     def median(self) -> float:
@@ -118,7 +117,6 @@ class SpeedStats:
 
     subject: str
     arms: tuple[ArmTimes, ...]
-    device: str = "cpu"
     fingerprint: Mapping[str, Scalar] = field(default_factory=dict)
     conditions: Mapping[str, Scalar] = field(default_factory=dict)
     spent: float = 0.0
@@ -172,6 +170,9 @@ class Ratio:
     def width(self) -> float:
         """Half of the interval, as a share of the ratio."""
         return (self.high - self.low) / (2 * self.median)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,13 @@ class StepConfig:
     """How a step runs.
 
     mode: `eager` or a mode of torch.compile. precision: one of `PRECISIONS`. regional: compile each repeated block
-    instead of the whole model. dynamic: as of torch.compile. inside: enter autocast inside the compiled function.
+    instead of the whole model. dynamic: as of torch.compile.
     """
 
     mode: str = EAGER
     precision: str = "float32"
     regional: bool = False
     dynamic: bool | None = None
-    inside: bool = False
 
     def __post_init__(self) -> None:
         parse_choice(self.mode, "mode", (EAGER, *MODES))
@@ -57,7 +56,6 @@ class StepConfig:
         parts = [self.mode, self.precision]
         parts += ["regional"] if self.regional else []
         parts += [] if self.dynamic is None else [f"dynamic={self.dynamic}"]
-        parts += ["autocast inside"] if self.inside else []
         return ", ".join(parts)
 
 
@@ -99,8 +97,8 @@ def step_of(
         config = StepConfig()
         blocks = recompiled(subject, prepared) if is_compiled_already(subject) else prepared.blocks
     else:
-        blocks, around = _blocks(prepared, config, kind), tf32(config.precision, kind)
-    dtype = None if config.inside else PRECISIONS[config.precision]
+        blocks, around = _blocks(prepared, config), tf32(config.precision, kind)
+    dtype = PRECISIONS[config.precision]
     replays = kind == "cuda" and config.mode in ("reduce-overhead", "max-autotune")
     update = _update(prepared, optimizer, scaler, kind) if trains else None
 
@@ -165,29 +163,16 @@ def _own_step(subject: Subject) -> Step:
     return step
 
 
-def _blocks(prepared: Prepared, config: StepConfig, kind: str) -> tuple[Callable[..., Any], ...]:
-    dtype, blocks = PRECISIONS[config.precision] if config.inside else None, prepared.blocks
-    if config.regional and config.mode != EAGER:
-        if config.inside:
-            raise UsageError("autocast inside needs one compiled function, and regions are several: choose one")
+def _blocks(prepared: Prepared, config: StepConfig) -> tuple[Callable[..., Any], ...]:
+    if config.mode == EAGER:
+        return prepared.blocks
+    if config.regional:
         if prepared.root is None or not (regions := repeated(prepared.root)):
             raise UsageError("regional compilation needs a module with a list of two or more blocks of one class")
         for region in regions:
             region.compile(mode=config.mode, dynamic=config.dynamic)
-        return blocks
-    if dtype is not None:
-        blocks = tuple(_autocast_inside(block, kind, dtype) for block in blocks)
-    if config.mode == EAGER:
-        return blocks
-    return tuple(torch.compile(block, mode=config.mode, dynamic=config.dynamic) for block in blocks)
-
-
-def _autocast_inside(block: Callable[..., Any], kind: str, dtype: torch.dtype) -> Callable[..., Any]:
-    def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(kind, dtype):
-            return block(*args, **kwargs)
-
-    return cast
+        return prepared.blocks
+    return tuple(torch.compile(block, mode=config.mode, dynamic=config.dynamic) for block in prepared.blocks)
 
 
 def _update(prepared: Prepared, optimizer: Optimizer | None, scaler: bool, kind: str) -> Callable[[torch.Tensor], None]:

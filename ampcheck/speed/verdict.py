@@ -46,14 +46,10 @@ def log_ratios(reference: ArmTimes, arm: ArmTimes) -> Logs:
     return logs
 
 
-def paired_ratio(reference: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
+def paired_ratio(reference: ArmTimes, arm: ArmTimes) -> Ratio:
     """How many times faster `arm` is, with a percentile bootstrap interval of the median at 95 per cent."""
-    return ratio_of(log_ratios(reference, arm), resamples=resamples, seed=seed)
-
-
-def ratio_of(logs: Logs, *, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
-    """The same of log-ratios, float64 [cycles], at least one."""
-    low, high = bootstrapped(np.median, logs, resamples=resamples, seed=seed)
+    logs = log_ratios(reference, arm)
+    low, high = bootstrapped(np.median, logs)
     return Ratio(
         median=math.exp(np.median(logs)),
         low=math.exp(low),

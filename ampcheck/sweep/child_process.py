@@ -19,33 +19,27 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run
 
 
-def commands() -> Commands:
-    """The commands: `members`, `audit` or `compilation`, once."""
-    return Commands()
+def members(collection: str) -> list[tuple[str, str]]:
+    """The names of a collection and their families: by name, {"family": ...} in a mapping `META` beside it."""
+    names = load_collection(collection)
+    meta = None
+    with suppress(UsageError):
+        meta = load_attribute(f"{collection.rpartition(':')[0]}:META")
+    return [(name, _family(meta, name)) for name in names]
 
 
-class Commands:
-    """What a process of a sweep does."""
+def audit(target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
+    """The run of a target; or None and the traceback of a defect of ampcheck. scratch: for temporary files."""
+    from ampcheck.target import audit_target
 
-    def members(self, collection: str) -> list[tuple[str, str]]:
-        """The names of a collection and their families: by name, {"family": ...} in a mapping `META` beside it."""
-        names = load_collection(collection)
-        meta = None
-        with suppress(UsageError):
-            meta = load_attribute(f"{collection.rpartition(':')[0]}:META")
-        return [(name, _family(meta, name)) for name in names]
+    return _guarded(audit_target, target, scratch)
 
-    def audit(self, target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
-        """The run of a target; or None and the traceback of a defect of ampcheck. scratch: for temporary files."""
-        from ampcheck.target import audit_target
 
-        return _guarded(audit_target, target, scratch)
+def compilation(target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
+    """The same for `measure_compilation`."""
+    from ampcheck.sweep.compilation import measure_compilation
 
-    def compilation(self, target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
-        """The same for `measure_compilation`."""
-        from ampcheck.sweep.compilation import measure_compilation
-
-        return _guarded(measure_compilation, target, scratch)
+    return _guarded(measure_compilation, target, scratch)
 
 
 def _family(meta: object, name: str) -> str:

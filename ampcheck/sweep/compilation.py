@@ -66,7 +66,7 @@ def _starts(target: Target, caches: Path) -> tuple[StartupStats | None, str]:
             arms.append(StartupArm(name, str(config), (launch,)))
     except UsageError as error:
         return None, str(error)
-    return StartupStats(target.target, tuple(arms), target.device), ""
+    return StartupStats(target.target, tuple(arms)), ""
 
 
 def _without_cost(stats: MatrixStats) -> MatrixStats:

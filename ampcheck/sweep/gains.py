@@ -66,7 +66,7 @@ def _over_all(models: Sequence[Figures]) -> Table:
         logs = _logs(models, gain)
         low = high = None
         if len(logs) > 1:
-            low, high = (round(float(np.exp(end)), 4) for end in bootstrapped(_mean, logs))
+            low, high = (round(float(np.exp(end)), 4) for end in bootstrapped(np.mean, logs))
         faster, slower = (sum(low > 1 for _, low, _ in known), sum(high < 1 for *_, high in known))
         if known:
             rows.append((gain, len(logs), _geometric_mean(logs), low, high, faster, slower, len(known) - len(logs)))
@@ -92,11 +92,6 @@ def _interval(figures: Figures, gain: str) -> tuple[float, float, float] | None:
     if not (isinstance(middle, (int, float)) and isinstance(low, (int, float)) and isinstance(high, (int, float))):
         return None
     return float(middle), float(low), float(high)
-
-
-def _mean(logs: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = np.mean(logs, axis=axis)
-    return mean
 
 
 def _geometric_mean(logs: NDArray[np.float64]) -> float | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
 from ampcheck.core.worker import Worker
@@ -27,7 +26,6 @@ def each(
     """
     running: list[Worker] = []
     lock, stopped = threading.Lock(), threading.Event()
-    results: queue.SimpleQueue[tuple[_Item, Any, BaseException | None]] = queue.SimpleQueue()
 
     def start(module: str, **settings: Any) -> Worker:
         with lock:
@@ -37,22 +35,11 @@ def each(
             running[:] = [other for other in running if not other.closed] + [worker]
             return worker
 
-    def run(item: _Item) -> None:
-        try:
-            results.put((item, work(item, start), None))
-        except BaseException as error:  # noqa: BLE001  # raised where the results are read
-            results.put((item, None, error))
-
-    items = list(items)
     pool = ThreadPoolExecutor(jobs)
     try:
-        for item in items:
-            pool.submit(run, item)
-        for _ in items:
-            item, result, error = results.get()
-            if error is not None:
-                raise error
-            yield item, result
+        waiting = {pool.submit(work, item, start): item for item in items}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
     finally:
         stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)

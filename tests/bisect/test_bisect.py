@@ -19,6 +19,7 @@ from ampcheck.catalog.numerics import FLUSH, OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
+from ampcheck.speed.base import checkout
 from ampcheck.speed.base.checkout import Checkout
 from ampcheck.speed.base.stats import BaseStats, Turns
 
@@ -119,7 +120,7 @@ class Reader:
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Reader.audits = []
-    monkeypatch.setattr(history, "Worker", Reader)
+    monkeypatch.setattr(checkout, "Worker", Reader)
     return Reader.audits
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from ampcheck.bisect import environments, history, releases
+from ampcheck.bisect import environments, releases
 from ampcheck.bisect.environments import Environment, Environments
 from ampcheck.catalog.autocast import POLICY_BANNED
 from ampcheck.catalog.numerics import OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run, Verdict, Where
+from ampcheck.speed.base import checkout
 
 TORCH = ["2.10.0", "2.9.1", "2.9.0", "2.8.0", "2.7.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0a1"]
 """As a package index gives them: in no order, with one that is not final."""
@@ -66,7 +67,7 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Reader, "asked", [])
-    monkeypatch.setattr(history, "Worker", Reader)
+    monkeypatch.setattr(checkout, "Worker", Reader)
     monkeypatch.setattr(releases, "published", lambda package: TORCH if package == "torch" else [])
     monkeypatch.setattr(Environments, "python", lambda self, release: f"python of {release}")
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.bisect.search import first_change
+from ampcheck.bisect.judge import first_change
 
 
 @given(st.integers(2, 400), st.data())

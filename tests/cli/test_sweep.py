@@ -311,7 +311,7 @@ def test_a_list_of_members_has_their_families(folder: Path) -> None:
 )
 def test_a_meta_that_is_no_mapping_to_families_names_none(folder: Path, meta: str) -> None:
     (folder / "models.py").write_text(f"{MODELS}META = {meta}\n")
-    assert child_process.Commands().members("models.py:MODELS") == [("healthy", ""), ("overflowing", "")]
+    assert child_process.members("models.py:MODELS") == [("healthy", ""), ("overflowing", "")]
 
 
 def test_a_sweep_that_judged_nothing_is_no_success(sweep: Any, folder: Path) -> None:

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def start(**settings):
-    return Worker("worker_commands", pythonpath=[HERE], **settings)
+    return Worker("worker_commands:commands", pythonpath=[HERE], **settings)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_module_that_cannot_be_imported_is_told():
 
 def test_an_interpreter_that_cannot_be_started_is_told():
     with pytest.raises(UsageError, match="the base could not be started: FileNotFoundError"):
-        Worker("worker_commands", name="the base", python="/no/such/python")
+        Worker("worker_commands:commands", name="the base", python="/no/such/python")
 
 
 def test_environment_folder_and_import_path_are_as_asked_for(tmp_path, monkeypatch):
@@ -222,7 +222,7 @@ def test_a_worker_that_is_forgotten_ends():
 def test_it_ends_in_the_middle_of_a_command_when_its_parent_is_killed():
     script = f"""
 from ampcheck.core.worker import Worker
-worker = Worker("worker_commands", pythonpath=[{str(HERE)!r}])
+worker = Worker("worker_commands:commands", pythonpath=[{str(HERE)!r}])
 worker.ask("echo", value=1)
 print(worker.pid, flush=True)
 worker.ask("sleep", seconds=60)

@@ -34,9 +34,9 @@ from ampcheck.report import print_run, print_tables, render_html, summary_lines
 from ampcheck.report.github import workflow_commands
 from ampcheck.report.markdown import comment_of
 from ampcheck.report.sarif import sarif_of
-from ampcheck.speed.history import append, import_benchmarks, load
+from ampcheck.speed.history.storage import append, import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
-from ampcheck.speed.trend import trend_run
+from ampcheck.speed.trend.checks import trend_run
 
 INF = math.inf
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)

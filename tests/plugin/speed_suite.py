@@ -18,8 +18,6 @@ import math
 from random import Random
 
 class Clock:
-    kind = "wall"
-
     def __init__(self, noise=0.01, seed=0):
         self.random, self.noise = Random(seed), noise
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ampcheck import UsageError
-from ampcheck.plugin.speed_fixture import JUDGED, RecordedTimer, Speed
+from ampcheck.plugin.speed_fixture import OF_MEASURING, RecordedTimer, Speed
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings
@@ -356,5 +356,5 @@ def test_ctrl_c_ends_the_session_also_while_pytest_benchmark_is_told_of_an_error
     speed.used, speed._device = False, "cpu"
     speed._benchmark = SimpleNamespace(stats=None, pedantic=pressed)
     speed._item = SimpleNamespace(nodeid="test_it", name="test_it", get_closest_marker=lambda name: None)
-    with pytest.raises(KeyboardInterrupt), speed._options({}, JUDGED):
+    with pytest.raises(KeyboardInterrupt), speed._options({}, OF_MEASURING):
         raise first

@@ -11,7 +11,7 @@ import pytest
 
 from ampcheck.speed.baseline import Baseline
 from ampcheck.speed.baseline import EarlierHistory as Before
-from ampcheck.speed.history import import_benchmarks, load
+from ampcheck.speed.history.storage import import_benchmarks, load
 from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section
 from plugin.speed_suite import PAYS, Suite, findings

@@ -120,8 +120,8 @@ def test_the_repositorys_own_constructions_become_explicit_code(tmp_path: Path) 
     }
     repository = read_repository(write(tmp_path, files))
     net = next(model for model in repository.models if model.name == "Net")
-    assert [(use.code, use.imports, use.where) for use in plain_uses(net, repository)] == [
-        ("Net(Part(4 * 8), depth=2)", ("from net import Net", "from net import Part"), "use.py:4")
+    assert [(use.code, use.imports, use.origin) for use in plain_uses(net, repository)] == [
+        ("Net(Part(4 * 8), depth=2)", ("from net import Net", "from net import Part"), "as use.py:4 builds it")
     ]
 
 
@@ -135,7 +135,7 @@ def test_the_example_of_the_readme_gives_arguments_and_inputs(tmp_path: Path) ->
     }
     repository = read_repository(write(tmp_path, files))
     (use,) = plain_uses(repository.models[0], repository)
-    assert (use.code, use.inputs, use.where) == ("Net(3)", "(torch.randn(2, 3),)", "README.md")
+    assert (use.code, use.inputs, use.origin) == ("Net(3)", "(torch.randn(2, 3),)", "as README.md builds it")
 
 
 @pytest.mark.parametrize("call", ["Net(options.width)", "Net(**config)", "Net(*sizes)", "Net(width)", "Net(load())"])

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ampcheck.core.run import Scalar
-from ampcheck.speed.history import History, Point
+from ampcheck.speed.history.records import History, Point
 from ampcheck.speed.stats import SpeedRecord
 
 START = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

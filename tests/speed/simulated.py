@@ -10,8 +10,6 @@ import numpy as np
 class SimulatedClock:
     """Steps return their true seconds; each block is disturbed by a factor of its own."""
 
-    kind = "wall"
-
     def __init__(self, noise: float = 0.02, seed: int = 0, tails: float | None = None) -> None:
         self.random = np.random.default_rng(seed)
         self.noise, self.tails = noise, tails

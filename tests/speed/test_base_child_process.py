@@ -30,7 +30,7 @@ def make(): return Model().eval(), torch.ones(2, 8)
 
 def launched(folder, **settings):
     return Worker(
-        "ampcheck.speed.base.child_process", name="head", cwd=folder, env={"OMP_NUM_THREADS": "1"}, **settings
+        "ampcheck.speed.base.child_process:Launch", name="head", cwd=folder, env={"OMP_NUM_THREADS": "1"}, **settings
     )
 
 

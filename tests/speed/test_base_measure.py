@@ -12,7 +12,7 @@ from repositories import commit, git, repository
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
-from ampcheck.speed.base import measure
+from ampcheck.speed.base import checkout, measure
 from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import Signals
@@ -34,7 +34,7 @@ class Simulated:
     now: ClassVar[list[float]] = [0.0]
     step = 0.0
 
-    def __init__(self, module, *, name, cwd, env, pythonpath, python):
+    def __init__(self, module, *, name, cwd, env, pythonpath, python, memory):
         self.name, self.side, self.cwd, self.paths = name, name.partition(",")[0], cwd, pythonpath
         self.asked, self.closed = [], False
         self.factor = math.exp(self.random.normal(0, 1) * self.luck) * (1 + self.slower * (self.side == "head"))
@@ -78,7 +78,7 @@ def workers(tmp_path, monkeypatch):
         started: ClassVar[list[Any]] = []
         random = np.random.default_rng(1)
 
-    monkeypatch.setattr(measure, "Worker", Fresh)
+    monkeypatch.setattr(checkout, "Worker", Fresh)
     return Fresh
 
 

@@ -103,7 +103,9 @@ def test_a_process_that_imports_a_copy_tells_so(tmp_path):
     (root / "check_model.py").write_text("from foo.model import make\n")
     files = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
     sources, env = Sources.of(files), {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path / "site-packages")}
-    with Worker("ampcheck.speed.base.child_process", name="head", cwd=root, env=env, pythonpath=[root]) as worker:
+    with Worker(
+        "ampcheck.speed.base.child_process:Launch", name="head", cwd=root, env=env, pythonpath=[root]
+    ) as worker:
         given = {"target": "check_model.py:make", "root": str(root), "repository": str(root), "device": "cpu"}
         worker.ask("load", **given, mode=None, precision=None)
         loaded = worker.ask("modules", root=str(root), names=sources.names)

@@ -12,7 +12,7 @@ import pytest
 from ampcheck import UsageError, Verdict
 from ampcheck.core.run import Finding
 from ampcheck.speed.baseline import Baseline, EarlierHistory, check_baseline, check_missing, check_names
-from ampcheck.speed.history import append
+from ampcheck.speed.history.storage import append
 from ampcheck.speed.stats import SpeedRecord
 
 HERE = {"device": "cpu (a)", "platform": "Linux-6", "threads": 2, "torch": "2.13.0", "python": "3.11.9"}

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.history import History, Point, append, commit_of, load
+from ampcheck.speed.history.records import History, Point
+from ampcheck.speed.history.storage import append, commit_of, load
 from ampcheck.speed.stats import SpeedRecord
 
 names = st.text(min_size=1, max_size=20)

@@ -13,7 +13,7 @@ from history_records import commit, day, record
 from ampcheck.cli import history as history_cli
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
-from ampcheck.speed.history import append, load
+from ampcheck.speed.history.storage import append, load
 
 
 class Said(NamedTuple):

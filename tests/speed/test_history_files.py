@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.history import append, load
+from ampcheck.speed.history.storage import append, load
 
 TESTS = Path(__file__).parent
 
@@ -174,7 +174,7 @@ import sys
 from datetime import timedelta
 sys.path.insert(0, sys.argv[1])
 from history_records import day, record
-from ampcheck.speed.history import append
+from ampcheck.speed.history.storage import append
 folder, who = sys.argv[2], int(sys.argv[3])
 for number in range(25):
     made = [record(1.0 + who + number / 1000, name="x" * 3000), record(1.0 + who + number / 1000, torch="2.13.0")]

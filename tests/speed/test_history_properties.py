@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.history import History, Point, append, load
+from ampcheck.speed.history.records import History, Point
+from ampcheck.speed.history.storage import append, load
 from ampcheck.speed.stats import SpeedRecord
 from ampcheck.strategies import values
 

@@ -14,7 +14,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.speed import memory, steps
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.startup.child_process import commands
+from ampcheck.speed.startup.child_process import Start
 from ampcheck.speed.startup.judge import check_startup, startup_run
 from ampcheck.speed.startup.measure import Launcher, measure_startup
 from ampcheck.speed.startup.stats import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
@@ -149,7 +149,7 @@ def test_caches_that_are_switched_off_fail(stats, tmp_path):
 
 def test_a_process_reports_facts_about_its_subject():
     def facts(name):
-        loaded, _ = commands().load(f"{TARGETS}:{name}", "cpu", None)
+        loaded, _ = Start().load(f"{TARGETS}:{name}", "cpu", None)
         return loaded["blocks"], loaded["varying"], loaded["own"]
 
     assert facts("stack") == (3, True, False)
@@ -173,7 +173,7 @@ def test_a_target_that_is_not_there_is_told():
 
 
 def test_memory_is_counted_from_the_weights_of_the_steps_own_copy(monkeypatch):
-    order, start = [], commands()
+    order, start = [], Start()
 
     def held(device):
         order.append("held")

@@ -27,8 +27,8 @@ from ampcheck.speed.stats import ArmTimes
 FX, AOT = "FX graph cache", "AOTAutograd cache"
 GRAPH = GraphStats("f", graphs=(Graph("f", 3, 1.0),), coverage=Coverage({"graphs": 1}))
 PARTS = {"gm": "abc", "inductor_config[max_autotune]": "False"}
-MISSES = (Lookup(AOT, "miss"), Lookup(FX, "miss", "k1", parts=PARTS))
-HITS = (Lookup(AOT, "hit"), Lookup(FX, "hit", "k1", parts=PARTS))
+MISSES = (Lookup(AOT, "miss"), Lookup(FX, "miss", parts=PARTS))
+HITS = (Lookup(AOT, "hit"), Lookup(FX, "hit", parts=PARTS))
 
 
 def times(eager, compiled, cycles=40, noise=0.0, seed=0):
@@ -79,7 +79,7 @@ def test_seconds_are_judged_only_where_a_limit_is_given():
 
 @pytest.mark.parametrize("arm", [WARM, ARTIFACTS])
 def test_one_launch_that_misses_fails_and_tells_what_the_key_differs_in(arm):
-    other = Lookup(FX, "miss", "k2", parts={**PARTS, "inductor_config[max_autotune]": "True"})
+    other = Lookup(FX, "miss", parts={**PARTS, "inductor_config[max_autotune]": "True"})
     given = stats(**{arm: [launch(), launch(lookups=(Lookup(AOT, "miss"), other)), launch()]})
     found = find("start-up", given)[arm == ARTIFACTS]
     assert found.verdict is Verdict.FAIL
@@ -219,7 +219,7 @@ def test_noise_that_hides_the_sign_is_undecided():
 def test_the_interval_of_the_saving_holds_the_truth_as_often_as_it_says():
     truth, held = 0.020 - 0.016, 0
     for seed in range(100):
-        _, low, high = savings(*times(0.020, 0.016, cycles=60, noise=0.05, seed=seed), resamples=400)
+        _, low, high = savings(*times(0.020, 0.016, cycles=60, noise=0.05, seed=seed))
         held += low <= truth <= high
     assert held >= 88  # 95 of 100 on average
 

@@ -11,7 +11,7 @@ import pytest
 from history_records import commit, day, record
 
 from ampcheck.core.run import Run
-from ampcheck.speed.history import append
+from ampcheck.speed.history.storage import append
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full and no sh here")
 

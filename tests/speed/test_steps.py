@@ -73,13 +73,12 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return given
 
 
-@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("mode", ["eager", "default"])
-def test_autocast_casts_to_the_precision_asked_for_in_each_mode_inside_and_outside(
-    mode: str, precision: str, inside: bool, compilations: list[Any]
+def test_autocast_casts_to_the_precision_asked_for_in_each_mode(
+    mode: str, precision: str, compilations: list[Any]
 ) -> None:
-    step_of(subject(), StepConfig(mode, precision, inside=inside))()
+    step_of(subject(), StepConfig(mode, precision))()
 
     assert_seen((LOW[precision], True))
 
@@ -218,11 +217,6 @@ def test_tf32_is_on_inside_and_as_it_was_before_behind_it() -> None:
         ),
         pytest.param(
             lambda: step_of(subject(), StepConfig("default", regional=True)), "two or more blocks", id="regions"
-        ),
-        pytest.param(
-            lambda: step_of(subject(Stack()), StepConfig("default", "bfloat16", regional=True, inside=True)),
-            "choose one",
-            id="inside",
         ),
         pytest.param(
             lambda: step_of(Subject({"step": SEEN.append}), StepConfig("default")), "runs by itself", id="loop"

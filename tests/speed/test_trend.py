@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.trend import change_points, detect
-from ampcheck.speed.trend.detect import LEAST, alarms, shift_between, step_statistics, unguarded_statistics
+from ampcheck.speed.trend import detect
+from ampcheck.speed.trend.detect import (
+    LEAST,
+    alarms,
+    change_points,
+    shift_between,
+    step_statistics,
+    unguarded_statistics,
+)
 
 
 def noisy(count: int, seed: int, sd: float = 0.01) -> np.ndarray:
@@ -147,9 +154,9 @@ def test_many_series_at_once_are_judged_as_each_alone() -> None:
     windows = np.stack([noisy(45, seed) + np.where(np.arange(45) >= 40, -0.08 * (seed % 2), 0) for seed in range(30)])
     together = alarms(windows)
     alone = [alarms(row[None]) for row in windows]
-    assert list(together.after) == [one.after[0] for one in alone]
-    assert (together.after[1::2] > 0).sum() >= 14
-    assert not together.after[::2].any()
+    assert list(together) == [one[0] for one in alone]
+    assert (together[1::2] > 0).sum() >= 14
+    assert not together[::2].any()
 
 
 def test_the_interval_of_a_shift_holds_it_as_often_as_it_says() -> None:
@@ -165,7 +172,7 @@ def test_a_step_of_five_per_cent_in_two_per_cent_of_noise_is_found_in_two_of_thr
     """The best test of normal noise that allows for a drift finds 77 % (benchmarks/trend_bound.py)."""
     logs = 0.02 * np.random.default_rng(2).standard_normal((1000, 45))
     logs[:, 40:] += math.log(0.95)
-    found = alarms(logs).after > 0
+    found = alarms(logs) > 0
     assert found.mean() >= 2 / 3  # six standard errors above what heights of 3.55 and scores clipped at 2 found
 
 
@@ -180,7 +187,7 @@ def test_false_alarms_stay_below_the_promise_on_a_sample(shape: str) -> None:
     }[shape]()
     told = np.zeros(len(logs), dtype=bool)
     for end in range(LEAST, 61):
-        told |= alarms(logs[:, max(0, end - 50) : end]).after > 0
+        told |= alarms(logs[:, max(0, end - 50) : end]) > 0
     assert told.sum() <= 11  # 1 % is promised, of which 12 come once in two hundred times; the evidence counts more
 
 

@@ -74,7 +74,7 @@ def test_the_simulation_of_the_heights_is_the_detectors_own_without_a_minimum_ef
     alone, guarded = heights._exceeding(logs)
     told = np.zeros(len(logs), dtype=bool)
     for end in range(LEAST, 61):
-        told |= alarms(logs[:, max(0, end - WINDOW) : end], effect=0.0).after > 0
+        told |= alarms(logs[:, max(0, end - WINDOW) : end], effect=0.0) > 0
     assert told.sum() >= 5
     assert not (told & ~guarded).any()
     assert not (guarded & ~alone).any()

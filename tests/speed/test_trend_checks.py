@@ -11,8 +11,8 @@ from history_records import commit, day, history, record
 
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.report import render_html
-from ampcheck.speed.history import History, Note, Point
-from ampcheck.speed.trend import trend_run
+from ampcheck.speed.history.records import History, Note, Point
+from ampcheck.speed.trend.checks import trend_run
 
 
 def check_trend(history: History, verdict: Verdict = Verdict.WARN) -> tuple[Finding, ...]:

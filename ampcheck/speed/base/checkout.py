@@ -17,10 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import FrameType
+from typing import Any
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.exit import sigterm_raises
 from ampcheck.core.text import listed
+from ampcheck.core.worker import Worker
 from ampcheck.speed.git import Repository
 
 
@@ -34,6 +36,12 @@ class Checkout:
     paths: tuple[Path, ...]
     target: str
     python: str = sys.executable
+
+    def worker(self, commands: str, name: str, memory: int | None = None) -> Worker:
+        """A process that runs here. commands, name, memory: as of `Worker`."""
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}  # nothing is written into the user's checkout
+        places: dict[str, Any] = {"cwd": self.folder, "pythonpath": self.paths, "python": self.python}
+        return Worker(commands, name=name, env=env, memory=memory, **places)
 
 
 def repository_of(target: str) -> Repository:
@@ -86,7 +94,7 @@ def worktree(repository: Repository, commit: str) -> Iterator[Path]:
     """
     parent = Path(tempfile.mkdtemp(prefix="ampcheck-base-")).resolve()
     folder = parent / repository.root.name  # under its own name, which may be that of a package
-    with _sigterm_raises():
+    with sigterm_raises(SystemExit(128 + signal.SIGTERM)):  # of a cancelled CI job
         try:
             repository.output("worktree", "add", "--detach", "--quiet", os.fspath(folder), commit)
             yield folder
@@ -107,31 +115,10 @@ def _remove(repository: Repository, parent: Path, folder: Path) -> None:
         shutil.rmtree(registered, ignore_errors=True)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()  # only this thread handles signals
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """A cancelled CI job gets SIGTERM: raise SystemExit, so that the worktree is removed."""
-    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 @contextmanager
 def _signals_wait() -> Iterator[None]:
     """Defer Ctrl-C and SIGTERM until the end of the block."""
-    if not _in_main_thread():
+    if threading.current_thread() is not threading.main_thread():  # only this thread handles signals
         yield
         return
     received: list[int] = []

@@ -26,13 +26,8 @@ if TYPE_CHECKING:
     from ampcheck.compiled.graph.recorder import GraphRecorder
 
 
-def commands() -> Launch:
-    """The commands of a launch: `load` once, `warm_up` once, `block` any number of times."""
-    return Launch()
-
-
 class Launch:
-    """A target in this process."""
+    """A target in this process: `load` once, `warm_up` once, `block` any number of times."""
 
     def __init__(self) -> None:
         self._arms: dict[str, Arm] = {}

@@ -236,14 +236,7 @@ class _Comparison:
 
     def _worker(self, side: str, number: int) -> Worker:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]
-        return Worker(
-            "ampcheck.speed.base.child_process",
-            name=f"{side}, launch {number}",
-            cwd=checkout.folder,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},  # nothing is written into the user's checkout
-            pythonpath=checkout.paths,
-            python=checkout.python,
-        )
+        return checkout.worker("ampcheck.speed.base.child_process:Launch", f"{side}, launch {number}")
 
     def _load(self, side: str, worker: Worker) -> Any:
         checkout = self.checkouts[HEAD if side == HEAD else BASE]

@@ -7,8 +7,7 @@ model loses in float32 already are a warning. A compiled cell is compared with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -69,11 +68,8 @@ class Judge:
 
     def of(self, mode: str, precision: str) -> Judged:
         """The verdict on a cell; one that cannot be judged is skipped with the reason."""
-        around: Callable[[], AbstractContextManager[None]] = nullcontext
         try:
-            if precision in ("float32", "tf32"):
-                around = tf32(precision, torch.device(self.device).type)
-            with around():
+            with tf32(precision, torch.device(self.device).type)():
                 if precision not in self._eager:
                     self._eager[precision] = self._judge_eager(precision)
                 eager = self._eager[precision]
@@ -99,15 +95,12 @@ class Judge:
             stats = replace(stats, errors=errors, faults=faults, no_backward="nothing is trained", prevented=False)
         findings = check_numerics(stats, self._limits(), VALUES)
         if precision == "float32":  # the user's own precision: its lost digits are no fault of a cell
-            lossy = [finding.check == PRECISION_LOSS.slug and finding.verdict is Verdict.FAIL for finding in findings]
-            findings = [
-                replace(f, verdict=Verdict.WARN) if warns else f for f, warns in zip(findings, lossy, strict=True)
-            ]
+            lossy = PRECISION_LOSS.slug, Verdict.FAIL
+            findings = [replace(f, verdict=Verdict.WARN) if (f.check, f.verdict) == lossy else f for f in findings]
         outputs = [error.error for error in stats.errors if error.kind == "output"]
         return judged(findings, VALUES, [PRECISION_LOSS.slug], max(outputs, default=None))
 
     def _judge_compiled(self, mode: str, precision: str) -> Judged:
-        limits = self._limits()
         stats = measure_accuracy(
             self.subject,
             device=self.device,
@@ -117,9 +110,8 @@ class Judge:
             backward=self.trains,
         )
         outputs = [error.error for error in stats.errors if error.kind == "output"]
-        return judged(
-            check_accuracy(stats, limits, COMPILED), COMPILED, COMPILED[: 1 + self.trains], max(outputs, default=None)
-        )
+        findings = check_accuracy(stats, self._limits(), COMPILED)
+        return judged(findings, COMPILED, COMPILED[: 1 + self.trains], max(outputs, default=None))
 
     def _limits(self) -> Limits:
         return load_settings().limits.with_(self.subject.limits, f"the subject {self.subject.name}")

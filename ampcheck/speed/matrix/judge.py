@@ -9,7 +9,6 @@ from ampcheck.catalog.speed import SPEEDUP
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.speed.matrix.stats import SLOW, UNDECIDED, WRONG, Cell, MatrixStats
-from ampcheck.speed.stats import Ratio
 from ampcheck.speed.threads import meanwhile
 from ampcheck.speed.verdict import EFFECT, WHERE
 
@@ -130,21 +129,16 @@ def _row(cell: Cell) -> tuple[Scalar, ...]:
         cell.mode,
         cell.precision,
         round(1000 * cell.seconds, 3),
-        shown(cell.ratio) if cell.verdict else "1",
+        str(cell.ratio) if cell.verdict else "1",
         cell.verdict or "reference",
         cell.accuracy or "not judged",
         None if cell.error is None else float(f"{cell.error:.2g}"),
-        None if cell.gain is None else shown(cell.gain),
+        None if cell.gain is None else str(cell.gain),
         None if cell.peak is None else round(cell.peak / 2**20, 2),
         None if cell.compiling is None else round(cell.compiling, 2),
         f"{cell.graphs}, {cell.breaks} breaks" if cell.breaks else cell.graphs or None,
         None if cell.break_even is None else str(cell.break_even),
     )
-
-
-def shown(ratio: Ratio) -> str:
-    """A ratio with its interval."""
-    return f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 def _speedups(timed: list[Cell]) -> Chart:

@@ -26,13 +26,8 @@ Figures = dict[str, Any]
 """Fields of a `Launch`."""
 
 
-def commands() -> Start:
-    """The commands of a launch: `load`, then `load_artifacts`, `start`, `save_artifacts`, `memory` and `pair`."""
-    return Start()
-
-
 class Start:
-    """A subject from its import to its steady state."""
+    """A subject from its import to its steady state: `load`, then the others in any order."""
 
     def __init__(self) -> None:
         self.subject: Subject
@@ -204,7 +199,7 @@ def _lookup(name: str, text: str) -> Lookup | None:
         label, _, value = rest.partition(": ")
         parts[label] = value if len(value) <= 60 else number.lstrip("[")
     reason = str(data.get("cache_bypass_reason") or "")
-    return Lookup(_CACHES[cache], result, data.get("key") or "", reason, parts)
+    return Lookup(_CACHES[cache], result, reason, parts)
 
 
 def _disabled_caches() -> tuple[str, ...]:

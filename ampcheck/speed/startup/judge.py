@@ -299,9 +299,8 @@ def _cost(stats: StartupStats, arm: StartupArm) -> tuple[Scalar, ...]:
     if arm.name == EAGER:
         return *row, 1.0, peak, 0.0, None
     times, paid = stats.times(arm), stats.break_even(arm)
-    ratio = paired_ratio(*times) if times else None
-    shown = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})" if ratio is not None else None
-    return *row, shown, peak, median(stats.cost(arm)), str(paid) if paid is not None else None
+    ratio = str(paired_ratio(*times)) if times else None
+    return *row, ratio, peak, median(stats.cost(arm)), str(paid) if paid is not None else None
 
 
 def _compiled(stats: StartupStats) -> Table:

@@ -95,7 +95,7 @@ def measure_startup(
                 launch(name, variant)
             else:
                 left_out[name] = reason if wanted is None else "it was not asked for"
-    return StartupStats(facts["name"], tuple(arms), device, config.precision, left_out, facts["environment"])
+    return StartupStats(facts["name"], tuple(arms), left_out, facts["environment"])
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Launcher:
         artifacts = str(self.folder / "artifacts")
         figures: dict[str, Any] = {}
         with Worker(
-            "ampcheck.speed.startup.child_process",
+            "ampcheck.speed.startup.child_process:Start",
             name=f"the {name} start of {self.target}",
             cwd=options.cwd,
             env=env,

@@ -14,7 +14,7 @@ from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
 from ampcheck.speed.stats import ArmTimes
-from ampcheck.speed.verdict import RESAMPLES, bootstrapped
+from ampcheck.speed.verdict import bootstrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ def break_even(cost: float, eager: ArmTimes, arm: ArmTimes, *, lowest: float, hi
     return BreakEven(calls_until(cost, saving), calls_until(lowest, high), calls_until(highest, low), cost, saving)
 
 
-def savings(eager: ArmTimes, arm: ArmTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
+def savings(eager: ArmTimes, arm: ArmTimes) -> tuple[float, float, float]:
     """Seconds that a call of `arm` saves, and the ends of its interval at 95 per cent; cycles correspond."""
     times = np.asarray(eager.seconds), np.asarray(arm.seconds)
-    return float(_saving(*times)), *bootstrapped(_saving, *times, resamples=resamples, seed=seed)
+    return float(_saving(*times)), *bootstrapped(_saving, *times)
 
 
 def _saving(eager: NDArray[np.float64], arm: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -102,7 +102,6 @@ class Lookup:
 
     cache: str
     result: str
-    key: str = ""
     reason: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
 
@@ -189,8 +188,6 @@ class StartupStats:
 
     subject: str
     arms: tuple[StartupArm, ...]
-    device: str = "cpu"
-    precision: str = "float32"
     left_out: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Scalar] = field(default_factory=dict)
 

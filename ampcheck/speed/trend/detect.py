@@ -89,7 +89,7 @@ class Change:
 
     index: of the most likely first point after the step. earliest, latest: the first changed point is between them,
     both included, at 95 per cent. detected: the index of the point at which it was detected. factor: level after /
-    level before; low, high: its interval at 95 per cent. before, after: levels on both sides. height: |z|.
+    level before; low, high: its interval at 95 per cent. before, after: levels on both sides.
     """
 
     index: int
@@ -101,7 +101,6 @@ class Change:
     high: float
     before: float
     after: float
-    height: float
 
     @property
     def slower(self) -> bool:
@@ -121,32 +120,21 @@ def change_points(ratios: Sequence[float], *, effect: float = EFFECT) -> list[Ch
     if not 0 <= effect < 1:
         raise UsageError(f"effect must be a share between 0 and 1, such as 0.02; found {effect!r}")
     logs: Floats = np.log(values)
-    starts, steps = [0], []
+    starts, detected = [0], list[int]()
     for end in range(1, len(logs) + 1):
         begin = max(starts[-1], end - WINDOW)
         if end - begin < LEAST:
             continue
-        alarm = alarms(logs[None, begin:end], effect=effect)
-        if after := int(alarm.after[0]):
+        if after := int(alarms(logs[None, begin:end], effect=effect)[0]):
             starts.append(_most_likely(logs, begin, end, after))
-            steps.append((end - 1, float(alarm.height[0])))
+            detected.append(end - 1)
     ends = [*starts[2:], len(logs)]
-    return [
-        _described(logs, start, index, end, *step)
-        for start, index, end, step in zip(starts, starts[1:], ends, steps, strict=False)
-    ]
+    return [_described(logs, *step) for step in zip(starts, starts[1:], ends, detected, strict=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class Alarms:
-    """For each window: how many points are after a step near its end (0: no step), and the highest statistic."""
-
-    after: NDArray[np.int64]
-    height: Floats
-
-
-def alarms(windows: Floats, *, effect: float = EFFECT) -> Alarms:
-    """Whether windows of log-ratios, float64 [series, points], at least 20 points, end in a step."""
+def alarms(windows: Floats, *, effect: float = EFFECT) -> NDArray[np.int64]:
+    """How many points come after a step near the end of each window of log-ratios, float64 [series, points], of at
+    least 20 points; 0 where there is none: int64 [series]."""
     count = windows.shape[1]
     afters = [k for k in HEIGHTS if k + BEFORE <= count]
     z = step_statistics(windows, afters)
@@ -155,10 +143,8 @@ def alarms(windows: Floats, *, effect: float = EFFECT) -> Alarms:
     heights = heights_of(z, afters)
     loud = (np.abs(z) > heights) & (shifts * np.sign(z) >= math.log1p(effect))
     excess = np.where(loud, np.abs(z) / heights, 0.0)
-    best = excess.argmax(axis=1)
-    rows = np.arange(len(windows))
-    after = np.where(loud.any(axis=1), np.asarray(afters)[best], 0)
-    return Alarms(after.astype(np.int64), np.abs(z)[rows, best])
+    after = np.where(loud.any(axis=1), np.asarray(afters)[excess.argmax(axis=1)], 0)
+    return after.astype(np.int64)
 
 
 def step_statistics(windows: Floats, afters: Sequence[int]) -> Floats:
@@ -278,7 +264,7 @@ def huber(residuals: Floats) -> Floats:
     return np.where(residuals <= CLIP, residuals**2 / 2, CLIP * (residuals - CLIP / 2))
 
 
-def _described(logs: Floats, start: int, index: int, end: int, detected: int, height: float) -> Change:
+def _described(logs: Floats, start: int, index: int, end: int, detected: int) -> Change:
     candidates, costs = _likelihoods(logs, start, end, index)
     weights = np.exp(costs.min() - costs)
     order = np.argsort(-weights, kind="stable")
@@ -296,7 +282,6 @@ def _described(logs: Floats, start: int, index: int, end: int, detected: int, he
         high=math.exp(high),
         before=math.exp(float(np.median(before))),
         after=math.exp(float(np.median(after))),
-        height=height,
     )
 
 
