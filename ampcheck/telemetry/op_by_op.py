@@ -30,10 +30,10 @@ _MOVES = MOVES - {torch.ops.aten.view.dtype}
 _LOOPS = [tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None]
 """Tags of ops that Inductor writes as loops, in which it computes in float32."""
 
-_REDUCTIONS = frozenset(
-    ("all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "nansum", "norm", "prod")
-    + ("std", "std_mean", "sum", "var", "var_mean")
-)
+_REDUCTIONS = frozenset((
+    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "nansum", "norm", "prod",
+    "std", "std_mean", "sum", "var", "var_mean",
+))  # fmt: skip
 """Ops that have the tag `reduction` since PyTorch 2.10."""
 
 
