@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.audit import audit as audit
     from ampcheck.autocast.emulate import emulate as emulate
     from ampcheck.autocast.judge import assert_policy as assert_policy
-    from ampcheck.blame.blame import blame as blame
+    from ampcheck.causes.blame import blame as blame
     from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
     from ampcheck.core.errors import UsageError as UsageError
     from ampcheck.core.limits import Limits as Limits
@@ -51,7 +51,7 @@ _MODULES = {
     "assert_speed": "speed.assert_speed",
     "assert_training": "training.judge",
     "audit": "audit",
-    "blame": "blame.blame",
+    "blame": "causes.blame",
     "emulate": "autocast.emulate",
     "watch": "watch",
 }

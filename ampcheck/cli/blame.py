@@ -49,8 +49,8 @@ def _blame(options: argparse.Namespace) -> int:
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
-        from ampcheck.blame.blame import blame
-        from ampcheck.blame.stats import is_code
+        from ampcheck.causes.blame import blame
+        from ampcheck.causes.stats import is_code
         from ampcheck.compiled.options import BlameOptions
         from ampcheck.target import load_placed
 

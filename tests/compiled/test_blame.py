@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
-from ampcheck.blame.bisect import BisectBackend, first_failing_node
-from ampcheck.blame.minimise import Minimised
-from ampcheck.blame.stats import BlameStats, Cost, StageResult, check_blame, is_code, tables
+from ampcheck.causes.bisect import BisectBackend, first_failing_node
+from ampcheck.causes.minimise import Minimised
+from ampcheck.causes.stats import BlameStats, Cost, StageResult, check_blame, is_code, tables
 from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.subject import as_subject

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcheck import Subject, emulate
-from ampcheck.blame.blame import measure_cost
-from ampcheck.blame.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.blame.stats import Cost
+from ampcheck.causes.blame import measure_cost
+from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.causes.stats import Cost
 from ampcheck.speed.steps import StepConfig
 
 TREE = [""] + [f"{a}" for a in "abc"] + [f"{a}.{b}" for a in "abc" for b in "xyz"] + [f"b.y.{c}" for c in "pq"]

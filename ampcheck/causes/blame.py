@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.device import place
-from ampcheck.blame.case import (
+from ampcheck.causes.case import (
     Case,
     bisect,
     faults_to_blame,
@@ -20,8 +20,8 @@ from ampcheck.blame.case import (
     passes_without,
     run_stage,
 )
-from ampcheck.blame.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.blame.stats import BlameStats, Cost, StageResult, check_blame, tables
+from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
+from ampcheck.causes.stats import BlameStats, Cost, StageResult, check_blame, tables
 from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
 from ampcheck.compiled.accuracy.plans import trains

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.blame.bisect import Backend, Bisected, first_failing_node
+from ampcheck.causes.bisect import Backend, Bisected, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER

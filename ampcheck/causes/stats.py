@@ -8,9 +8,9 @@ from statistics import median
 
 import numpy as np
 
-from ampcheck.blame.bisect import Bisected
-from ampcheck.blame.minimise import Minimised
 from ampcheck.catalog.compiled import BLAME
+from ampcheck.causes.bisect import Bisected
+from ampcheck.causes.minimise import Minimised
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATE, EMULATED, INDUCTOR
 from ampcheck.core.run import Coverage, Finding, Table, Where
 from ampcheck.shadow import Fault
