@@ -243,5 +243,5 @@ def test_a_backward_pass_from_nothing_is_refused_and_not_left_out() -> None:
 
 def test_a_configuration_as_text() -> None:
     assert str(StepConfig()) == "eager, float32"
-    text = str(StepConfig("default", "bfloat16", regional=True, dynamic=False, inside=True))
-    assert text == "default, bfloat16, regional, dynamic=False, autocast inside"
+    text = str(StepConfig("default", "bfloat16", regional=True, dynamic=False))
+    assert text == "default, bfloat16, regional, dynamic=False"
