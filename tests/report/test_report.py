@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ampcheck.report as report
 from ampcheck.core.run import Chart, Finding, Run, Table, Verdict
+from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, command_lines, number, quantity, shorten_middle
 
 HEAVY = ("torch", "matplotlib", "jinja2", "rich", "numpy")
@@ -47,7 +48,7 @@ def test_checks_come_worst_first_and_keep_their_evidence() -> None:
         tables=(Table("t", (), (), check="flush"), Table("u", (), ()), Table("v", (), (), check="unjudged")),
         charts=(Chart("line", "c", "x", check="overflow"),),
     )
-    content = report.arrange(run)
+    content = arrange(run)
     assert [section.check for section in content.checks] == ["overflow", "flush", "unjudged"]
     overflow, flush, unjudged = content.checks
     assert [finding.message for finding in overflow.findings] == ["3", "2"]

@@ -16,10 +16,11 @@ from ampcheck.training.stagnation.updates import UpdateWatch
 def watched(tensor, change, role=Role.PARAMETER, steps=1):
     """The updates of one tensor that `change(tensor)` changes in place, or gives a new value that it returns."""
     shadow, lineage = LoopShadow(judge=False), Lineage()
-    watch = UpdateWatch(shadow, lineage)
+    loop = TrainingLoop(Subject({"step": lambda i: None}))
+    watch = UpdateWatch(shadow, lineage, steps)
     for _ in range(steps):
         shadow.renew(tensor)
-        watch.begin([Resident(role, "it", tensor)])
+        watch.begin([Resident(role, "it", tensor)], loop)
         with torch.no_grad(), shadow, lineage:
             new = change(tensor)
         tensor = tensor if new is None else new
