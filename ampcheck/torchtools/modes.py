@@ -13,6 +13,8 @@ from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.torchtools.dynamo import in_eager_mode
+
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 """The dispatch keys of autocast."""
 
@@ -62,11 +64,16 @@ class DispatchMode(TorchDispatchMode):
 
     def __enter__(self) -> DispatchMode:
         _flags.keep()
+        if not _KNOWN:  # Dynamo would skip code that it meets under a mode for good
+            self._eager = in_eager_mode()
+            self._eager.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        if not _KNOWN:
+            self._eager.__exit__(None, None, None)
         _flags.restore()
 
     @classmethod
