@@ -12,7 +12,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan, input_names
-from ampcheck.torchtools.copying import modules_of, prepare
+from ampcheck.torchtools.copying import prepare, trains
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
 
@@ -72,11 +72,6 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
         rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
     return replace(plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate)
-
-
-def trains(subject: Subject) -> bool:
-    """Whether anything in the subject is trained."""
-    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
 
 
 def _leaves(subject: Subject, *, every: bool) -> frozenset[str]:
