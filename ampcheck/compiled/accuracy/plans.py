@@ -61,8 +61,11 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         if seen.ran.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break
     if seen.ran.error is not None and seen.ran.phase == "backward" and plan.loss is None:
-        # The default loss is ours: a model for inference need not have a gradient.
-        return replace(plan, no_backward="backward raises in eager mode")
+        # The default loss is ours: a model for inference need not have a gradient, of which AOTAutograd makes a graph.
+        forward = replace(plan, no_backward="backward raises in eager mode")
+        without = replace(forward, grad=False)
+        alone = run_plan(without, prepare(subject, device=plan.device), around=[in_eager_mode()])
+        return without if alone.ran.error is None else forward
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
     if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
         return replace(plan, no_backward="no output has a finite value to be differentiated")
