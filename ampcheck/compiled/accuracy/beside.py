@@ -77,7 +77,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
         return replace(stats, unsupported=NO_SCRIPT)
     expected = eager.recorded
     assert expected is not None, "the eager run keeps its results only with compared=True"
-    # AOTAutograd differentiates while forward runs: an op that has no backward raises there, as eager mode's does later.
+    # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
     for grad in (True, False) if plan.no_backward else (True,):
         prepared = prepare(subject, device=plan.device)
         telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)

@@ -47,8 +47,9 @@ class Passes:
     """How the passes ended.
 
     calls: that completed. error: the exception that ended them; eager: the exception of the same call in eager mode,
-    where it was `compared`; in_backward: it is one of backward. state_changes: of calls, where eager mode makes none; changed_by: the backend under which,
-    where it is not the subject's own. backward_error: of a backward, which leaves the forward judged.
+    where it was `compared`; in_backward: it is one of backward. state_changes: of calls, where eager mode makes none;
+    changed_by: the backend under which, where it is not the subject's own. backward_error: of a backward, which leaves
+    the forward judged.
     """
 
     calls: int = 0
