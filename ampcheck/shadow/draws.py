@@ -107,7 +107,7 @@ def follow_draws(call: Call, store: CompanionStore) -> None:
 
 def with_low_digits(tensor: torch.Tensor, other: Any, name: str, store: CompanionStore) -> torch.Tensor | None:
     """Uniform numbers with the digits that their format leaves out, drawn by a generator of our own, if a comparison
-    with a number asks for a rate that the format does not have: `rand(n) < 0.001` in bfloat16 has 3 in 1,000. Else None.
+    with a number asks for a rate that the format does not have: `rand(n) < 0.001` in bfloat16 has 0.003. Else None.
 
     name: `lt` or another comparison, of the tensor with the number.
     """
