@@ -39,7 +39,7 @@ from ampcheck.shadow.compare import (
 )
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
-from ampcheck.torchtools.copying import Prepared, modules_of, prepare
+from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains
 from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.source import users_place
 
@@ -89,6 +89,12 @@ def measure_numerics(
             "one: return it without detach(), and let the model run with gradients"
         )
     raised = _raised(subject, run) if run.outcome.error is not None else None
+    if run.outcome.error is not None and raised is None and not run.outcome.gradients:  # forward has yet to end
+        reason, prevented = run.outcome.no_backward, run.outcome.prevented
+        run = _ShadowedRun(prepare(subject, device=device), replace(run.plan, no_backward=reason), compared)
+        run.execute()
+        run.outcome.prevented = prevented
+        raised = _raised(subject, run) if run.outcome.error is not None else None
     stats = replace(run.stats(subject, dtype, native), raised=raised)
     return Measured(stats, run.plan, run.recorded, run.masked, run.shadow.freedom)
 
@@ -272,7 +278,7 @@ def positive(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
-    """What the run raised; None where float32 raises in backward too and the default loss is at fault.
+    """What the run raised; None where float32 raises in backward too and the default loss, which is ours, is at fault.
 
     Raises `UsageError` where float32 raises too: there is nothing to judge.
     """
@@ -283,7 +289,8 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     plain = run_subject(prepare(subject, device=device), run.plan, around=around)
     if plain.error is None:
         return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
-    float32 = run_subject(prepare(subject, device=device, to=torch.float32), Plan(device, loss=subject.loss))
+    wide = Plan(device, loss=subject.loss, no_backward=run.plan.no_backward)
+    float32 = run_subject(prepare(subject, device=device, to=torch.float32), wide)
     if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
         file, line = users_place(error)
         place = f" at {file}:{line}" if file else ""
@@ -293,7 +300,7 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
         ) from error
     if error is not None and outcome.phase == "backward":
         outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
-        outcome.prevented = True
+        outcome.prevented = trains(subject)
         return None
     where = _place(run, outcome)
     if lack:

@@ -285,6 +285,12 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         )
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
+        if faults.DRAWS in fault.note:
+            message = (
+                f"a draw must reach the integers of its range; {op_text(fault.where)}{source_text(stats, fault.where)} "
+                f"never makes {fault.elements / fault.count:,.0f} of {seen.numel:,}: {fault.note}"
+            )
+            hint = "draw in float32, or draw integers with torch.randint"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
         findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
     if not findings and not stats.whole:

@@ -17,12 +17,14 @@ COLLISION = "collision"
 ROUNDING = "rounding"
 CANCELLATION = "cancellation"
 ABSORPTION = "absorption"
+IMAGINARY = "imaginary part"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
 
 DRAWS = "draws only"
-"""In the note of an overflow: it follows from the few numbers that a format draws, in other runs at least."""
+"""In the note of an overflow or a collision that follows from the few numbers which a format draws, in other runs at
+least."""
 
 
 @dataclass(frozen=True, slots=True)

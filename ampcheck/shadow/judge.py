@@ -15,7 +15,7 @@ from ampcheck.shadow import faults
 from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
-from ampcheck.shadow.casts import is_own_cast
+from ampcheck.shadow.casts import discards_imaginary, is_own_cast
 from ampcheck.shadow.cause import (
     fault_at,
     fault_of,
@@ -29,6 +29,7 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
+from ampcheck.shadow.draws import absorbed_noise, skipped_integers
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, finite, largest_number
@@ -121,6 +122,8 @@ class Judge:
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
         results = call.written + call.fresh
+        if (skipped := skipped_integers(call)) is not None:
+            self._add(skipped, "an index")
         if not results:
             return
         if is_own_cast(call):
@@ -139,6 +142,11 @@ class Judge:
             return
         if not inherited and not call.written and (call.moves or call.widens):
             return
+        if (share := discards_imaginary(call, self._store)) > 0:
+            cast = fault_at(faults.IMAGINARY, call, results[0], Examination(results[0].numel(), error=share))
+            self._add(with_sizes(cast, call, results[0], self._store), "the cast")
+        if (fault := absorbed_noise(call, results[0], self._store)) is not None:
+            self._add(fault, "the sum")
         if call.drawn and all(bool(finite(t).all()) for t in results):
             self._add(replace(fault_at(faults.OVERFLOW, call, results[0], Examination(0)), note=call.drawn))
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")

@@ -140,6 +140,11 @@ def is_scripted(subject: Subject) -> bool:
     return any(isinstance(part, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for part in _blocks(subject.model))
 
 
+def trains(subject: Subject) -> bool:
+    """Whether anything in the subject is trained."""
+    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
+
+
 def modules_of(model: object) -> list[torch.nn.Module]:
     """The modules that a subject's callables are or contain (see `closures.walk`), each once."""
     plain = (dynamo.uncompiled(part) for block in _blocks(model) for part in walk(block))

@@ -72,10 +72,15 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
         return replace(stats, unsupported=NO_SCRIPT)
     expected = eager.recorded
     assert expected is not None, "the eager run keeps its results only with compared=True"
-    prepared = prepare(subject, device=plan.device)
-    telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
-    with measure_graphs() as graphs, telemetry.watching(), configured({EQUAL_STREAMS: True}):
-        recorded = run_plan(plan, prepared, compiled=partial(recompiled, subject), masked=eager.masked)
+    # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
+    for grad in (True, False) if plan.no_backward else (True,):
+        prepared = prepare(subject, device=plan.device)
+        telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
+        with measure_graphs() as graphs, telemetry.watching(), configured({EQUAL_STREAMS: True}):
+            own = replace(plan, grad=grad)
+            recorded = run_plan(own, prepared, compiled=partial(recompiled, subject), masked=eager.masked)
+        if recorded.ran.error is None:
+            break
     raised, inside, error = Exceptions(), telemetry.read(), recorded.ran.error
     if error is not None and not (eager.stats.prevented and recorded.ran.phase == "backward"):
         raised = Exceptions(compiled=brief(error), missing=lacking(error), where=Where("compile"))

@@ -11,7 +11,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan, input_names
-from ampcheck.torchtools.copying import modules_of, prepare
+from ampcheck.torchtools.copying import prepare, trains
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
 
@@ -44,8 +44,11 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         if seen.ran.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break
     if seen.ran.error is not None and seen.ran.phase == "backward" and plan.loss is None:
-        # The default loss is ours: a model for inference need not have a gradient.
-        return replace(plan, no_backward="backward raises in eager mode")
+        # The default loss is ours: a model for inference need not have a gradient, of which AOTAutograd makes a graph.
+        forward = replace(plan, no_backward="backward raises in eager mode")
+        without = replace(forward, grad=False)
+        alone = run_plan(without, prepare(subject, device=plan.device), around=[in_eager_mode()])
+        return without if alone.ran.error is None else forward
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
     if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
         return replace(plan, no_backward="no output has a finite value to be differentiated")
@@ -55,11 +58,6 @@ def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
         steepness = math.hypot(*(float(g.norm()) for g in gradients if bool(g.isfinite().all())))
         rate = STRIDE * math.hypot(*(float(w.norm()) for w in weights)) / steepness if steepness else 0.0
     return replace(plan, scale=scale, finite_loss=not all(bool(t.isfinite().all()) for t in outputs), rate=rate)
-
-
-def trains(subject: Subject) -> bool:
-    """Whether anything in the subject is trained."""
-    return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
 
 
 def _leaves(subject: Subject, *, every: bool) -> frozenset[str]:

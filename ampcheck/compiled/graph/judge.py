@@ -55,8 +55,12 @@ def measure_graph(
     dtype: torch.dtype | None = None,
     options: CompileOptions = _DEFAULT_OPTIONS,
     limits: GraphLimits = _DEFAULT_LIMITS,
+    grad: bool = True,
 ) -> GraphStats:
-    """The record of a compiled run, see `judge_graph`. Dynamo is reset before and after."""
+    """The record of a compiled run, see `judge_graph`. Dynamo is reset before and after.
+
+    grad: the grad mode. A model whose ops have no backward, in eager mode either, runs without gradients.
+    """
     options.require_effect(subject)
     if reason := trace_unsupported():
         return GraphStats(subject.name, reason)
@@ -65,7 +69,7 @@ def measure_graph(
     if is_scripted(subject):
         return GraphStats(subject.name, NO_SCRIPT)
     device = own_device(subject, device)
-    runner, recorder = Runner(subject, device, dtype), GraphRecorder()
+    runner, recorder = Runner(subject, device, dtype, grad), GraphRecorder()
     reset()
     try:
         with recorder.trace():
@@ -84,6 +88,8 @@ def measure_graph(
         runner.compare_eager(passes, blocks)
     finally:
         reset()
+    if grad and subject.loss is None and passes.eager is not None and passes.in_backward:  # the default loss is ours
+        return measure_graph(subject, device=device, dtype=dtype, options=options, limits=limits, grad=False)
     stats = recorder.stats(subject.name, passes, device=device, wants_cudagraphs=_wants_cudagraphs(options))
     if stats.breaks and blocks.plain:
         stats = replace(stats, cross_checks=runner.cross_checks())

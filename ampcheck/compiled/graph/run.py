@@ -47,13 +47,15 @@ class Passes:
     """How the passes ended.
 
     calls: that completed. error: the exception that ended them; eager: the exception of the same call in eager mode,
-    where it was `compared`. state_changes: of calls, where eager mode makes none; changed_by: the backend under which,
-    where it is not the subject's own. backward_error: of a backward, which leaves the forward judged.
+    where it was `compared`; in_backward: it is one of backward. state_changes: of calls, where eager mode makes none;
+    changed_by: the backend under which, where it is not the subject's own. backward_error: of a backward, which leaves
+    the forward judged.
     """
 
     calls: int = 0
     error: BaseException | None = None
     eager: BaseException | None = None
+    in_backward: bool = False
     state_changes: dict[str, tuple[str, str]] = field(default_factory=dict)
     changed_by: str = ""
     compared: bool = False
@@ -63,11 +65,12 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs a subject on a device. dtype: what autocast casts to, None for none."""
+    """Runs a subject on a device. dtype: what autocast casts to, None for none. grad: the grad mode."""
 
     subject: Subject
     device: str
     dtype: torch.dtype | None = None
+    grad: bool = True
 
     def build(self, options: Mapping[str, Any]) -> Copy:
         """A compiled copy; of a subject that is compiled already, with its own settings."""
@@ -117,6 +120,7 @@ class Runner:
                     passes.changed_by = "eager" if changes else ""
                 with nullcontext() if blocks.plain else in_eager_mode():
                     outcome, also = self._guarded(blocks.plain or blocks.compiled, call)
+                passes.in_backward = outcome.phase == "backward"
                 passes.eager = outcome.error  # of the backward as well, which a compiled forward traces
                 for name, (old, new) in changes.items():
                     if also.get(name) != (old, new):
@@ -181,8 +185,8 @@ class Runner:
         args, kwargs = _fresh(call, None if is_compiled_already(self.subject) else self.device)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
         leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
-        plan, changes = Plan(self.device, self.dtype, self.subject.loss), Changes()
-        outcome = Outcome(no_backward="" if leaves else "nothing requires a gradient")
+        plan, changes = Plan(self.device, self.dtype, self.subject.loss, grad=self.grad), Changes()
+        outcome = Outcome(no_backward="" if leaves and self.grad else "nothing requires a gradient")
         named = {str(number): leaf for number, leaf in enumerate(leaves)}
         with preserved_state(changes):
             try:
