@@ -19,7 +19,7 @@ from ampcheck.core.arguments import parse_integer
 from ampcheck.core.exit import exit_without_teardown
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Run, Where, merge
+from ampcheck.core.run import Finding, Run, merge
 from ampcheck.outcome.raising import verify
 from ampcheck.shadow.companions import roundoff
 from ampcheck.torchtools.storage import local, placements
@@ -128,13 +128,12 @@ def check_sums(sums: Sequence[CollectiveStats], subject: str) -> list[Finding]:
         form = format_of(total.format)
         limit = _TURNED * math.sqrt(form.unit_roundoff)
         if form.bits <= 16 and total.lost > limit:
-            where = Where(phase=total.phase, op=total.op, file=total.file, line=total.line)
             text = (
-                f"a sum over ranks must keep the digits that it has in float32; {total.op} over {total.world} ranks in "
-                f"{total.format} loses {total.lost:.2g} of its result to rounding: the addends nearly cancel"
+                f"a sum over ranks must keep the digits that it has in float32; {total.where.op} over {total.world} "
+                f"ranks in {total.format} loses {total.lost:.2g} of its result to rounding: the addends nearly cancel"
             )
             failure = REDUCE_PRECISION.fail(
-                subject, text, where=where, hint=_REDUCE, observed=total.lost, limit=limit, unit="relative error"
+                subject, text, where=total.where, hint=_REDUCE, observed=total.lost, limit=limit, unit="relative error"
             )
             findings.append(failure)
     return findings

@@ -10,7 +10,6 @@ Differences of counts give the record, so that no implementation depends on the 
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.health.stats import TensorHealth
-from ampcheck.health.subnormals import subnormals_kept
 
 _COUNTS = 4
 
@@ -62,10 +60,7 @@ class Plan:
     @property
     def normal_code(self) -> int:
         """The bit pattern of the smallest normal value in the carrier: patterns without sign rise with magnitude."""
-        carrier = self.format
-        inf = ((1 << carrier.exponent_bits) - 1) << carrier.mantissa_bits
-        with subnormals_kept():
-            return bisect.bisect_left(range(inf), self.smallest_normal, key=carrier.decode)
+        return self.format.encode(self.smallest_normal)
 
     def unpack(self, packed: Sequence[float], dtype: str, numel: int, unstored: int = 0) -> TensorHealth:
         """Return the record of ``numel`` elements, given their packed vector.

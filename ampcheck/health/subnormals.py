@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,19 +45,6 @@ def measure_subnormal_support(device: torch.device | str = "cpu") -> dict[str, S
 def flushed_here() -> bool:
     """Return whether the calling CPU thread reads float32 subnormals as zero."""
     return not _nonzero(_filled(torch.float32, 1, torch.device("cpu")).to(torch.float64))
-
-
-@contextlib.contextmanager
-def subnormals_kept() -> Iterator[None]:
-    """Keep the calling CPU thread from flushing subnormals, Python's own float64 arithmetic included."""
-    flushed = flushed_here()
-    if flushed:
-        torch.set_flush_denormal(False)
-    try:
-        yield
-    finally:
-        if flushed:
-            torch.set_flush_denormal(True)
 
 
 def _probe(device: torch.device, dtype: torch.dtype) -> SubnormalSupport:

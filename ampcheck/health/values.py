@@ -19,7 +19,7 @@ _MEASURED = frozenset(
     if hasattr(torch, name)  # float8_e8m0fnu came with PyTorch 2.7
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_SPARSE = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
@@ -78,10 +78,8 @@ def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
-    if tensor.layout is torch.sparse_coo:
-        if not tensor.is_coalesced():
-            return Unmeasured("a sparse tensor that is not coalesced stores summands; measure the result of coalesce()")
-        return tensor.detach().values()
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return Unmeasured("a sparse tensor that is not coalesced stores summands; measure the result of coalesce()")
     if tensor.layout in _SPARSE:
         return tensor.detach().values()
     return Unmeasured(

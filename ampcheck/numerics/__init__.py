@@ -3,7 +3,6 @@
 from ampcheck.numerics.arm_format import arm_name as arm_name
 from ampcheck.numerics.arm_format import native_format as native_format
 from ampcheck.numerics.checks import CHECKS as CHECKS
-from ampcheck.numerics.checks import OBSERVABLE as OBSERVABLE
 from ampcheck.numerics.checks import check_numerics as check_numerics
 from ampcheck.numerics.measure import Measured as Measured
 from ampcheck.numerics.measure import measure_numerics as measure_numerics

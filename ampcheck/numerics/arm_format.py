@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ampcheck.autocast.emulate import active
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
+from ampcheck.numerics.record import arguments
 from ampcheck.torchtools.copying import modules_of
-from ampcheck.torchtools.pytree import tensors
 
 
 def native_format(subject: Subject) -> torch.dtype | None:
@@ -24,14 +24,13 @@ def native_format(subject: Subject) -> torch.dtype | None:
     sizes: Counter[torch.dtype] = Counter()
     for module in modules:
         for parameter in module.parameters():
-            if parameter.is_floating_point() and not isinstance(parameter, UninitializedParameter):
+            if parameter.is_floating_point() and not is_lazy(parameter):
                 sizes[parameter.dtype] += parameter.numel()
     if sizes:
         dtype = sizes.most_common(1)[0][0]
         return dtype if dtype.itemsize == 2 else None
     data = [buffer for module in modules for buffer in module.buffers()]
-    for call in subject.calls:
-        data += [tensor for _, tensor in tensors((call.args, dict(call.kwargs)))]
+    data += [tensor for _, tensor in arguments(subject.calls)]
     return next((t.dtype for t in data if t.is_floating_point() and t.dtype.itemsize == 2), None)
 
 

@@ -78,12 +78,8 @@ def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
         f"them, but {'; '.join(items)}. They were restored after the call"
     )
     hint = "change them in a with statement (torch.no_grad(), torch.autocast(...), torch.device(...)) or restore them"
-    count = float(len(items))
-    return [
-        AUTOCAST_STATE.fail(
-            who(stats), message, where=Where("forward"), observed=count, limit=0, unit="switches", hint=hint
-        )
-    ]
+    where = Where("forward")
+    return [AUTOCAST_STATE.fail(who(stats), message, where=where, observed=len(items), limit=0, hint=hint)]
 
 
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of_values
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
@@ -19,16 +19,12 @@ def who(stats: NumericsStats) -> str:
     return f"{stats.subject} [{stats.arm}]" if stats.arm else stats.subject
 
 
-def op_text(where: Where) -> str:
-    """The op without the namespace of PyTorch's own."""
-    return where.op.removeprefix("aten::")
-
-
-def source_text(stats: NumericsStats, where: Where) -> str:
-    """`` in `sigma = 1 - alpha` ``: the text of the source line, empty where it is not known."""
-    text = stats.sources.get((where.file, where.line), "")
+def op_text(stats: NumericsStats, where: Where) -> str:
+    """``rsub in `sigma = 1 - alpha` ``: the op without the namespace of PyTorch's own, and the text of its source line
+    where that is known."""
+    op, text = where.op.removeprefix("aten::"), stats.sources.get((where.file, where.line), "")
     part = "the backward pass at " if where.phase == "backward" else ""
-    return f" in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else ""
+    return f"{op} in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else op
 
 
 def range_text(fault: Fault) -> str:
@@ -83,9 +79,11 @@ def passed(
     return check.passed(who(stats), text, seen, observed=observed, limit=limit, unit=unit)
 
 
-def incomplete(stats: NumericsStats, check: Check, reason: str, hint: str = "") -> Finding:
-    """A check that was asked for, and that the subject prevents."""
-    return check.incomplete(who(stats), reason, hint=hint)
+def elements_lost(
+    stats: NumericsStats, check: Check, verdict: Verdict, message: str, where: Where, count: int, hint: str
+) -> Finding:
+    """A failure or warning about `count` elements, of which none may be so."""
+    return check.finding(verdict, who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
 
 
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
@@ -99,4 +97,4 @@ def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
         "mend what raises or cuts the graph (no_grad, detach, a reentrant checkpoint whose inputs need no gradient); "
         "for a model that is never trained set requires_grad_(False)"
     )
-    return incomplete(stats, check, reason, hint)
+    return check.incomplete(who(stats), reason, hint=hint)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
@@ -22,7 +23,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.record import Recorded, run_plan
+from ampcheck.numerics.record import Recorded, arguments, run_plan
 from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
 from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
@@ -39,7 +40,7 @@ from ampcheck.shadow.compare import (
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare
-from ampcheck.torchtools.pytree import is_plain, tensors
+from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.source import users_place
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
@@ -189,48 +190,29 @@ class _ShadowedRun:
 
     def stats(self, subject: Subject, dtype: torch.dtype, native: bool) -> NumericsStats:
         """The frozen record."""
-        outcome, judge = self.outcome, self.shadow.judge
-        assert judge is not None
-        faults = self.shadow.faults
-        places = {f.where for f in faults} | set(judge.nonfinite)
+        outcome = self.outcome
+        judged, counts = judged_by(self.shadow)
         return NumericsStats(
             subject=subject.name,
             arm=arm_name(dtype, native, compiled=False),
             format=format_of(dtype).name,
             device=self.plan.device,
             native=native,
-            faults=faults,
-            nonfinite=tuple(judge.nonfinite.items()),
-            largest=dict(judge.largest),
             errors=tuple(self.errors),
             data=tuple(_data(subject)),
             health=self._health,
             closeness=self._closeness,
-            sources=source_lines(places),
             lost_in=self.lost_in,
             losses=tuple(map(short, outcome.losses)),
             module_dtypes={module: tuple(dtypes) for module, dtypes in outcome.modules.items()},
             declared_dtypes={pattern: format_of(d).name for pattern, d in subject.dtypes.items()},
-            scale=self.plan.scale,
             no_backward=outcome.no_backward,
             prevented=outcome.prevented,
             cut=_cut(self.prepared, outcome),
             masked=bool(self.masked) and subject.loss is None,
             left={name: (short(old), short(new)) for name, (old, new) in outcome.left.items()},
-            ops=self.shadow.ops,
-            low=judge.low,
-            whole=judge.whole,
-            casts=dict(judge.casts),
             coverage=Coverage(
-                positive(
-                    {
-                        "ops": self.shadow.ops,
-                        "16-bit ops": judge.low,
-                        "tensors": judge.judged,
-                        "modules": len(outcome.modules),
-                        **counted_results(self.errors),
-                    }
-                ),
+                positive({**counts, "modules": len(outcome.modules), **counted_results(self.errors)}),
                 {
                     **unruled(self.shadow),
                     **outcome.unseen,
@@ -239,14 +221,29 @@ class _ShadowedRun:
                     **_off(),
                 },
             ),
+            **(judged | {"scale": self.plan.scale}),  # the plan scales here, and no GradScaler
         )
 
 
-def source_lines(places: set[Where]) -> dict[tuple[str, int | None], str]:
-    """The text of the source lines of these places."""
+def judged_by(shadow: Shadow) -> tuple[dict[str, Any], dict[str, int]]:
+    """The fields of `NumericsStats` that a shadow with a judge fills, and what it looked at, for the coverage."""
+    judge, faults = shadow.judge, shadow.faults
+    assert judge is not None
+    places = {fault.where for fault in faults} | set(judge.nonfinite)
     lines = {(where.file, where.line) for where in places if where.file and where.line}
     texts = {(file, line): linecache.getline(file, line or 0).strip() for file, line in lines}
-    return {place: text for place, text in texts.items() if text}
+    fields = {
+        "faults": faults,
+        "nonfinite": tuple(judge.nonfinite.items()),
+        "largest": dict(judge.largest),
+        "sources": {place: text for place, text in texts.items() if text},
+        "ops": shadow.ops,
+        "low": judge.low,
+        "whole": judge.whole,
+        "casts": dict(judge.casts),
+        "scale": judge.scale,
+    }
+    return fields, {"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}
 
 
 def unruled(shadow: Shadow) -> dict[str, int]:
@@ -331,10 +328,8 @@ def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
 
 def _data(subject: Subject) -> Iterator[Values]:
     """Inputs, weights and buffers with a NaN, and weights with an infinity: a buffer of -inf is a mask."""
-    for number, call in enumerate(subject.calls):
-        prefix = f"{number}." if len(subject.calls) > 1 else ""
-        for path, tensor in tensors({"args": call.args, "kwargs": dict(call.kwargs)}):
-            yield from _bad("input", prefix + path, tensor)
+    for name, tensor in arguments(subject.calls):
+        yield from _bad("input", name, tensor)
     modules = modules_of(subject.model)
     for number, module in enumerate(modules):
         prefix = f"{number}." if len(modules) > 1 else ""
@@ -345,12 +340,10 @@ def _data(subject: Subject) -> Iterator[Values]:
 
 
 def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
-    uninitialized = (torch.nn.parameter.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    if not floating or isinstance(tensor, uninitialized) or not is_plain(tensor):
+    if not is_floating(tensor) or is_lazy(tensor) or not is_plain(tensor):
         return
     plain = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()  # float8 has no isnan
-    values = Values(kind, name, plain.numel(), int(plain.isnan().sum()), int(plain.isinf().sum()))
+    values = Values(kind, name, int(plain.isnan().sum()), int(plain.isinf().sum()))
     if values.nan or (kind == "parameter" and values.infinite):
         yield values
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,44 +28,34 @@ from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.restore import restoring
 
 
-@dataclass(frozen=True, slots=True)
-class DtypeStats:
-    """The dtypes of the floating outputs of every module that ran, by module path; `""` is the root."""
-
-    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    outputs: int = 0
-
-
 def measure_dtypes(
     model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-) -> DtypeStats:
+) -> tuple[dict[str, tuple[str, ...]], int]:
     """Run `model(*args, **kwargs)` once, in the caller's autocast state and grad mode, and record what modules return.
 
-    Tuples, dicts, dataclasses and model outputs are followed. The hooks are removed afterwards, also when the model
-    raises.
+    Returns the dtypes of the floating outputs of every module that ran, by module path (`""` is the root), and how many
+    outputs there were. Tuples, dicts, dataclasses and model outputs are followed. The hooks are removed afterwards,
+    also when the model raises.
     """
     dtypes: dict[str, dict[str, None]] = {}
     count = 0
 
-    def make_hook(names: list[str]) -> Any:
-        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
-            nonlocal count
-            for _, tensor in tensors(output):
-                if tensor.is_floating_point():
-                    count += 1
-                    for name in names:
-                        dtypes.setdefault(name, {})[short(tensor.dtype)] = None
-
-        return hook
+    def record(names: list[str], module: torch.nn.Module, inputs: object, output: object) -> None:
+        nonlocal count
+        for _, tensor in tensors(output):
+            if tensor.is_floating_point():
+                count += 1
+                for name in names:
+                    dtypes.setdefault(name, {})[short(tensor.dtype)] = None
 
     paths: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(name)  # a shared module has several
     with ExitStack() as hooks:
         for module, names in paths.items():
-            hooks.callback(module.register_forward_hook(make_hook(names)).remove)
+            hooks.callback(module.register_forward_hook(partial(record, names)).remove)
         model(*args, **(kwargs or {}))
-    return DtypeStats({name: tuple(of_name) for name, of_name in dtypes.items()}, count)
+    return {name: tuple(of_name) for name, of_name in dtypes.items()}, count
 
 
 @restoring
@@ -121,9 +112,9 @@ def _judge_modules(model: Any, inputs: Any, declared: Mapping[str, str], subject
     low = None if dtype is None else low_dtype(dtype)
     kind = placement.emulated or torch.device(device).type
     with placement.entered(), nullcontext() if low is None else torch.autocast(kind, low):
-        stats = measure_dtypes(model, args, kwargs)
-    findings = check_dtypes(subject, stats.modules, declared)
-    return Run(findings=tuple(findings), coverage=Coverage({"modules": len(stats.modules), "outputs": stats.outputs}))
+        dtypes, outputs = measure_dtypes(model, args, kwargs)
+    findings = check_dtypes(subject, dtypes, declared)
+    return Run(findings=tuple(findings), coverage=Coverage({"modules": len(dtypes), "outputs": outputs}))
 
 
 def _callers_dtype(device: str) -> torch.dtype:

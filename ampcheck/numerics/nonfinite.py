@@ -14,7 +14,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.arm_format import on_device
-from ampcheck.numerics.findings import op_text, source_text, who
+from ampcheck.numerics.findings import elements_lost, op_text, who
 from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
 from ampcheck.shadow import Examination
 from ampcheck.shadow.compare import ResultError
@@ -65,15 +65,11 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not makers:
         text = "no op made a NaN that float64 makes as well"
         return [NONFINITE_REFERENCE.passed(who(stats), text, stats.ops, observed=0, limit=0, unit="elements")]
-    count = float(sum(seen.exact_nan for _, seen in makers))
+    count = sum(seen.exact_nan for _, seen in makers)
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
     verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
     message = f"{_made(stats, makers)} in every precision; {end}"
-    return [
-        NONFINITE_REFERENCE.finding(
-            verdict, who(stats), message, where=makers[0][0], observed=count, limit=0, unit="elements", hint=_HINT
-        )
-    ]
+    return [elements_lost(stats, NONFINITE_REFERENCE, verdict, message, makers[0][0], count, _HINT)]
 
 
 def _nan_outputs(stats: NumericsStats, subject: str, reached: list[ResultError]) -> Iterator[Finding]:
@@ -124,8 +120,8 @@ def _made(stats: NumericsStats, makers: list[tuple[Where, Examination]]) -> str:
     where, seen = makers[0]
     count, what = (seen.exact_nan, "NaN") if seen.exact_nan else (seen.exact_inf, "infinite")
     text = (
-        f"finite inputs must give finite results; {op_text(where)}{source_text(stats, where)} made {count:,} of "
-        f"{seen.numel:,} elements {what}"
+        f"finite inputs must give finite results; {op_text(stats, where)} made {count:,} of {seen.numel:,} elements "
+        f"{what}"
     )
     return text + (f", and {len(makers) - 1} further ops do so" if len(makers) > 1 else "")
 

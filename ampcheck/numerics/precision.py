@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.core.check import first_findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.numerics.findings import (
-    faults_of,
-    incomplete,
-    op_text,
-    passed,
-    range_text,
-    reach_text,
-    source_text,
-    who,
-)
+from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, reach_text, who
 from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
-from ampcheck.shadow.compare import LOST, PRECISION, ResultError
+from ampcheck.shadow.compare import LOST, PRECISION
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
 """Faults by which digits are lost."""
@@ -58,7 +47,8 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
         reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
-        return [incomplete(stats, check, f"the subject returns {reason}, so no output was compared", hint)]
+        text = f"the subject returns {reason}, so no output was compared"
+        return [check.incomplete(who(stats), text, hint=hint)]
     lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
     findings = [_at_fault(stats, fault) for fault in lost]
     findings += _misplaced(stats)
@@ -70,11 +60,11 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]
     if named := _named(stats):
-        text = f"the loss starts with {named[0].kind} at {op_text(named[0].where)}: see that finding"
+        text = f"the loss starts with {named[0].kind} at {named[0].where.op.removeprefix('aten::')}: see that finding"
         return [check.skip(who(stats), text)]
     if stats.uncompared:
         text = "no output has an element that is finite in float64: see nonfinite-reference"
-        return [incomplete(stats, check, text)]
+        return [check.incomplete(who(stats), text)]
     if not stats.judged:
         return [passed(stats, check, "no value lost more digits than rounding explains", stats.ops)]
     judged = [error for error in stats.of("output", "gradient") if error.known]
@@ -99,16 +89,15 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         how = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else fault.note
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(where)}{source_text(stats, where)} differ, "
-            f"{how or 'more than near ties explain'}"
+            f"{seen.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
         bound = f", limit {seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}"
         message = (
-            f"values must keep the digits that their format can hold; {groups}{op_text(where)}"
-            f"{source_text(stats, where)} in {fault.dtype}: error {seen.error:.2g} against float64"
-            f"{bound if seen.limit else ''}; {_story(fault)}; {range_text(fault)}"
+            f"values must keep the digits that their format can hold; {groups}{op_text(stats, where)} in "
+            f"{fault.dtype}: error {seen.error:.2g} against float64{bound if seen.limit else ''}; {_story(fault)}; "
+            f"{range_text(fault)}"
         )
     verdict, hint = Verdict.FAIL, _HINTS[fault.kind]
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
@@ -143,38 +132,29 @@ def _misplaced(stats: NumericsStats) -> list[Finding]:
 def _results(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Results beyond their bounds for which no op was named: those of ops without a rule."""
     findings = []
-    for kind in ("output", "gradient"):
+    for kind in () if _named(stats) else ("output", "gradient"):
         errors = stats.of(kind)
         excess = [e for e in errors if e.beyond(limits.precision) and not e.nonfinite and not e.misplaced]
-        if not excess or _named(stats):
+        if not excess:
             continue
         worst = max(excess, key=lambda error: error.times)
-        findings.append(_beyond(stats, worst, excess, errors, limits))
+        module = gradient_module(worst.name) if kind == "gradient" else ""
+        limit = worst.limit * limits.precision / PRECISION
+        hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
+        if worst.ruined and not worst.error > limit:
+            module, limit = stats.lost_in or "", LOST
+            coarse = "the data themselves are too coarse: keep tables, frequencies and positions in float32"
+            hint = f"{coarse}, not {stats.format}"
+        where = Where(phase="backward" if kind == "gradient" else "forward", module=module)
+        message = beyond_text(worst, excess, errors, limit)
+        findings.append(
+            PRECISION_LOSS.fail(
+                who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
+            )
+        )
     return findings
 
 
 def _named(stats: NumericsStats) -> list[Fault]:
     """The faults behind errors that other checks name."""
     return [fault for fault in faults_of(stats, (faults.OVERFLOW, faults.ZERO, faults.FLUSH)) if fault.reaches]
-
-
-def _beyond(
-    stats: NumericsStats,
-    worst: ResultError,
-    beyond: Sequence[ResultError],
-    judged: Sequence[ResultError],
-    limits: Limits,
-) -> Finding:
-    module = gradient_module(worst.name) if worst.kind == "gradient" else ""
-    limit = worst.limit * limits.precision / PRECISION
-    hint = "compute what leads to this result in float32, or reorder it: subtract before rounding, rescale"
-    if worst.ruined and not worst.error > limit:
-        module, limit = stats.lost_in or "", LOST
-        hint = (
-            f"the data themselves are too coarse: keep tables, frequencies and positions in float32, not {stats.format}"
-        )
-    where = Where(phase="backward" if worst.kind == "gradient" else "forward", module=module)
-    message = beyond_text(worst, beyond, judged, limit)
-    return PRECISION_LOSS.fail(
-        who(stats), message, where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint
-    )

@@ -9,8 +9,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import (
+    elements_lost,
     faults_of,
-    incomplete,
     is_cast,
     mend_cast,
     no_gradients,
@@ -18,7 +18,6 @@ from ampcheck.numerics.findings import (
     passed,
     range_text,
     reach_text,
-    source_text,
     who,
     wider,
 )
@@ -44,29 +43,25 @@ def check_overflow(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
-        return [incomplete(stats, check, "no output is finite in float64 either: see nonfinite-reference")]
+        return [check.incomplete(who(stats), "no output is finite in float64 either: see nonfinite-reference")]
     text = "no op or output became inf or NaN where float64 is finite"
     return first_findings(findings) or [passed(stats, check, text, stats.ops, 0, 0, "elements")]
 
 
 def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
-    seen, top = fault.examination, format_of_values(fault.dtype).max
+    seen, top, op = fault.examination, format_of_values(fault.dtype).max, op_text(stats, fault.where)
     message = (
-        f"finite inputs must give finite outputs; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
-        f"{source_text(stats, fault.where)} became inf or NaN in {fault.dtype}, and are finite in float64; "
-        f"{range_text(fault)}"
+        f"finite inputs must give finite outputs; {seen.lost:,} of {seen.numel:,} elements of {op} became inf or NaN "
+        f"in {fault.dtype}, and are finite in float64; {range_text(fault)}"
     )
     if seen.saturated:
         message = (
-            f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op_text(fault.where)}"
-            f"{source_text(stats, fault.where)} are {top:g}, the largest of {fault.dtype}, where float64 reaches "
-            f"{fault.exact_amax:.3g}"
+            f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op} are {top:g}, the "
+            f"largest of {fault.dtype}, where float64 reaches {fault.exact_amax:.3g}"
         )
     if faults.DRAWS in fault.note and not seen.lost:
-        message = (
-            f"finite inputs must give finite outputs; {op_text(fault.where)}{source_text(stats, fault.where)} makes an "
-            f"infinity of the lower end of a draw: {fault.note}; this run drew none"
-        )
+        message = f"finite inputs must give finite outputs; {op} makes an infinity of the lower end of a draw: "
+        message += f"{fault.note}; this run drew none"
     if faults.DRAWS in fault.note:
         hint = f"{fault.note}, where float32 has 1 in 16 million: draw in float32, or clamp what is drawn"
     elif fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
@@ -90,9 +85,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
     verdict, end = Verdict.FAIL, reach_text(fault)
     if not fault.reaches:
         verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients" if seen.lost else ""
-    return OVERFLOW.finding(
-        verdict, who(stats), message + end, where=fault.where, observed=seen.lost, limit=0, unit="elements", hint=hint
-    )
+    return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
 
 
 def _is_scaled(stats: NumericsStats, where: Where) -> bool:
@@ -108,21 +101,16 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
     """
     if not stats.native or stats.data or not any(e.seen.exact_nan + e.seen.exact_inf for e in stats.of("output")):
         return []
-    return [
-        OVERFLOW.fail(
-            who(stats),
-            f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of "
-            f"{op_text(where)}{source_text(stats, where)} are infinite, in float64 too, given the {stats.format} "
-            "weights and buffers that the model holds",
-            where=where,
-            observed=seen.exact_inf,
-            limit=0,
-            unit="elements",
-            hint=f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers",
-        )
-        for where, seen in stats.nonfinite[:1]
-        if seen.exact_inf and not seen.exact_nan and where.phase == "forward"
-    ]
+    where, seen = stats.nonfinite[0] if stats.nonfinite else (Where(), None)
+    if seen is None or not seen.exact_inf or seen.exact_nan or where.phase != "forward":
+        return []
+    message = (
+        f"finite inputs must give finite outputs; {seen.exact_inf:,} of {seen.numel:,} elements of "
+        f"{op_text(stats, where)} are infinite, in float64 too, given the {stats.format} weights and buffers that the "
+        "model holds"
+    )
+    hint = f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers"
+    return [elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, seen.exact_inf, hint)]
 
 
 def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
@@ -135,11 +123,8 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
             message = lost_text(error)
             if cause is not None:
                 where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
-                message += f", which follows from what {op_text(where)}{source_text(stats, where)} loses"
-            count = error.nonfinite
-            findings.append(
-                OVERFLOW.fail(who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
-            )
+                message += f", which follows from what {op_text(stats, where)} loses"
+            findings.append(elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, error.nonfinite, hint))
     return findings
 
 
@@ -158,11 +143,11 @@ def check_nonfinite_gradient(stats: NumericsStats, limits: Limits) -> list[Findi
     bad = [error for error in gradients if error.nonfinite]
     if not bad and stats.uncompared:
         text = "no output is finite in float64, and the default loss leaves all out: see nonfinite-reference"
-        return [incomplete(stats, check, text)]
+        return [check.incomplete(who(stats), text)]
     if not bad:
         count = sum(error.seen.exact_nan + error.seen.exact_inf < error.seen.numel for error in gradients)
         if not count:
-            return [incomplete(stats, check, "no gradient is finite in float64: see nonfinite-reference")]
+            return [check.incomplete(who(stats), "no gradient is finite in float64: see nonfinite-reference")]
         text = finite_gradients_text(count, stats.scale)
         return [passed(stats, check, text, count, 0, 0, "gradients"), *_cut_off(stats)]
     first = bad[-1]  # backward runs from the last parameter to the first
@@ -186,7 +171,7 @@ def _cut_off(stats: NumericsStats) -> list[Finding]:
         "a reentrant checkpoint gives none where its inputs need none (use_reentrant=False); for weights that run "
         "under no_grad on purpose set requires_grad_(False)"
     )
-    return [incomplete(stats, NONFINITE_GRADIENT, reason, hint)]
+    return [NONFINITE_GRADIENT.incomplete(who(stats), reason, hint=hint)]
 
 
 def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -207,9 +192,8 @@ def check_headroom(stats: NumericsStats, limits: Limits) -> list[Finding]:
         closest = max(closest, result / top)
         if result * limits.headroom > top and (source * limits.headroom <= top or result > _GREW * source):
             message = (
-                f"values must stay {limits.headroom:g}x below the maximum of {dtype}; {op_text(where)}"
-                f"{source_text(stats, where)} reaches {result:.5g}, {top / result:.2f}x below {top:.6g}, from inputs "
-                f"up to {source:.5g}"
+                f"values must stay {limits.headroom:g}x below the maximum of {dtype}; {op_text(stats, where)} reaches "
+                f"{result:.5g}, {top / result:.2f}x below {top:.6g}, from inputs up to {source:.5g}"
             )
             hint = f"normalise or scale before this op, or keep it in {wider(dtype)}"
             findings.append(
@@ -239,40 +223,34 @@ def check_flush(stats: NumericsStats, limits: Limits) -> list[Finding]:
     emptied = any(fault.reaches for fault in faults_of(stats, [faults.ZERO]))
     if emptied and not any(fault.reaches for fault in kept):
         return [FLUSH.skip(who(stats), "what is lost becomes zero as a whole: see silent-zero")]
-    return _vanished(stats, limits, FLUSH, kept, "no tensor lost more than rounding to zero and subnormal numbers")
+    return _vanished(stats, FLUSH, kept, "no tensor lost more than rounding to zero and subnormal numbers")
 
 
 def check_silent_zero(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No tensor becomes zero as a whole, and no guarding constant, on its way to a result or gradient."""
     kept = faults_of(stats, [faults.ZERO])
-    return _vanished(stats, limits, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
+    return _vanished(stats, SILENT_ZERO, kept, "no tensor and no needed constant became zero")
 
 
-def _vanished(stats: NumericsStats, limits: Limits, check: Check, kept: list[Fault], text: str) -> list[Finding]:
+def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) -> list[Finding]:
     findings = []
     for fault in (fault for fault in kept if fault.reaches):
-        seen, form = fault.examination, format_of_values(fault.dtype)
+        seen, form, op = fault.examination, format_of_values(fault.dtype), op_text(stats, fault.where)
         what = "all" if seen.emptied else f"{seen.zeroed:,} of {seen.numel:,}"
         message = (
-            f"values must not vanish; {what} results of {op_text(fault.where)}{source_text(stats, fault.where)} are 0 "
-            f"in {fault.dtype}, whose smallest value is {form.smallest_subnormal:.2g}, and not in float64; "
-            f"{range_text(fault)}"
+            f"values must not vanish; {what} results of {op} are 0 in {fault.dtype}, whose smallest value is "
+            f"{form.smallest_subnormal:.2g}, and not in float64; {range_text(fault)}"
         )
         if not seen.zeroed:
             message = (
-                f"values must stay in the normal range; results of {op_text(fault.where)}"
-                f"{source_text(stats, fault.where)} lie below {form.smallest_normal:.2g}, where {fault.dtype} has few "
-                f"digits; {range_text(fault)}"
+                f"values must stay in the normal range; results of {op} lie below {form.smallest_normal:.2g}, where "
+                f"{fault.dtype} has few digits; {range_text(fault)}"
             )
         if fault.note:
             message += f"; {fault.note}"
-        error = f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
-        findings.append(
-            check.fail(
-                who(stats), message + error + reach_text(fault), where=fault.where, observed=float(seen.zeroed),
-                limit=0, unit="elements", hint=_vanished_hint(fault),
-            )
-        )  # fmt: skip
+        message += f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
+        message, hint = message + reach_text(fault), _vanished_hint(fault)
+        findings.append(elements_lost(stats, check, Verdict.FAIL, message, fault.where, seen.zeroed, hint))
     return first_findings(findings) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
 
@@ -301,19 +279,13 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
                 f"other integers than float64 of {fault.elements:,} of {seen.numel:,} values up to {fault.amax_in:.6g}"
             )
         message = (
-            f"different integers must stay different; {op_text(fault.where)}{source_text(stats, fault.where)} makes "
-            f"{what}: {fault.dtype} holds every integer up to "
-            f"{format_of_values(fault.dtype).largest_exact_integer} only"
+            f"different integers must stay different; {op_text(stats, fault.where)} makes {what}: {fault.dtype} holds "
+            f"every integer up to {format_of_values(fault.dtype).largest_exact_integer} only"
         )
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
-        findings.append(
-            check.finding(
-                verdict, who(stats), message, where=fault.where, observed=fault.elements, limit=0, unit="elements",
-                hint=hint,
-            )
-        )  # fmt: skip
+        findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
     if not findings and not stats.whole:
         return [check.skip(who(stats), "no integers were seen in 16 bits")]
     text = f"different integers stayed different in {counted(stats.whole, 'results')} of 16 bits"

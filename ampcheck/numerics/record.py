@@ -4,7 +4,7 @@ arguments."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from ampcheck.core.subject import Call
 from ampcheck.numerics.run import Blocks, Outcome, Plan, Receive, run_subject
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE, has_companions, roundoff
@@ -148,7 +149,7 @@ def run_plan(
     """
     recorded, root = Recorded(shadow, limited), prepared.root
     updated: dict[tuple[str, str], torch.Tensor] = {}
-    others = {("input", name): tensor for name, tensor in _arguments(prepared) if _has_values(tensor)}
+    others = {("input", name): tensor for name, tensor in arguments(prepared.calls) if _has_values(tensor)}
     if root is not None:
         weights = {("update", name): p for name, p in root.named_parameters() if _has_values(p)}
         updates = bool(plan.rate) or plan.optimizer is not None
@@ -176,22 +177,21 @@ def run_plan(
     return recorded
 
 
-def _arguments(prepared: Prepared) -> Iterator[tuple[str, torch.Tensor]]:
+def arguments(calls: Sequence[Call]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that go into the calls, by a name that is the same in every copy."""
-    for number, call in enumerate(prepared.calls):
-        prefix = f"{number}." if len(prepared.calls) > 1 else ""
+    for number, call in enumerate(calls):
+        prefix = f"{number}." if len(calls) > 1 else ""
         for path, tensor in tensors({"args": call.args, "kwargs": dict(call.kwargs)}):
             yield prefix + path, tensor
 
 
 def _move_counts(shadow: Shadow, prepared: Prepared) -> None:
     """Let large whole numbers among the inputs be data as others are: float32 may not even hold their sums exactly."""
-    for call in prepared.calls:
-        for _, tensor in tensors((call.args, dict(call.kwargs))):
-            if has_companions(tensor) and tensor.numel() and not tensor.is_complex():
-                plain = tensor.detach()
-                if float(plain.abs().amax()) >= _COUNTS and bool((plain == plain.round()).all()):
-                    shadow.store.lift(plain, moves=True)
+    for _, tensor in arguments(prepared.calls):
+        if has_companions(tensor) and tensor.numel() and not tensor.is_complex():
+            plain = tensor.detach()
+            if float(plain.abs().amax()) >= _COUNTS and bool((plain == plain.round()).all()):
+                shadow.store.lift(plain, moves=True)
 
 
 @contextmanager

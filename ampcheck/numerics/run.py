@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.state import short
@@ -261,17 +262,12 @@ def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
 
 def _optimizer(plan: Plan, prepared: Prepared) -> Any:
     named = list(prepared.root.parameters()) if prepared.root is not None else []
-    parameters = [p for p in named if p.requires_grad and has_values(p)]
+    parameters = [p for p in named if p.requires_grad and p.layout is torch.strided and not is_lazy(p)]
     if not parameters or plan.no_backward:
         return None
     if plan.optimizer is not None:
         return plan.optimizer(parameters)
     return torch.optim.SGD(parameters, lr=plan.rate) if plan.rate else None
-
-
-def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a weight or buffer can be updated: strided, and no longer waiting for its shape."""
-    return not isinstance(tensor, UninitializedParameter) and tensor.layout is torch.strided
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -315,26 +311,23 @@ def _is_scalar(result: object) -> bool:
 def _module_outputs(
     root: torch.nn.Module, outcome: Outcome, receive: Callable[[str, torch.Tensor], None]
 ) -> Iterator[None]:
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: torch.nn.Module, args: object, output: object) -> None:
-            if not torch.is_grad_enabled():
-                outcome.without_grad.add(name)
-            try:
-                results = [tensor for _, tensor in tensors(output)]
-            except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
-                outcome.unseen["module outputs whose items cannot be read"] += 1
-                return
-            for tensor in filter(is_floating, results):
-                outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
-                if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                    with _disable_current_modes():
-                        receive(name, tensor.detach())
-
-        return record
+    def record(name: str, module: torch.nn.Module, args: object, output: object) -> None:
+        if not torch.is_grad_enabled():
+            outcome.without_grad.add(name)
+        try:
+            results = [tensor for _, tensor in tensors(output)]
+        except Exception:  # noqa: BLE001  # a mapping of the user's that only its own reader understands
+            outcome.unseen["module outputs whose items cannot be read"] += 1
+            return
+        for tensor in filter(is_floating, results):
+            outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
+            if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                with _disable_current_modes():
+                    receive(name, tensor.detach())
 
     with ExitStack() as hooks:
         for name, module in hookable(root):
-            hooks.callback(module.register_forward_hook(Hook(hook(name))).remove)
+            hooks.callback(module.register_forward_hook(Hook(partial(record, name))).remove)
         yield
 
 

@@ -27,7 +27,6 @@ class Values:
 
     kind: str
     name: str
-    numel: int
     nan: int
     infinite: int
 

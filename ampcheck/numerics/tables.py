@@ -47,9 +47,8 @@ def _ops(stats: NumericsStats) -> Table | None:
     rows: list[tuple[Scalar, ...]] = []
     for fault in stats.faults:
         seen, place = fault.examination, _place(fault.where)
-        left = len(fault.reaches)
-        rows.append((fault.kind, *place[:3], fault.dtype, seen.error, seen.limit, fault.elements, fault.amax_out, left))
-        rows[-1] = (*rows[-1], place[3])
+        measured = fault.dtype, seen.error, seen.limit, fault.elements, fault.amax_out, len(fault.reaches)
+        rows.append((fault.kind, *place[:3], *measured, place[3]))
     for (where, dtype), (result, _) in stats.largest.items():
         scaled = where.phase == "backward" and stats.scale != 1  # its size follows from the loss scale
         if not scaled and result * _NEAR > format_of(dtype).max:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.errors import UsageError
-from ampcheck.core.formats import FORMATS, FloatFormat, format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.strategies.values import values
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
     if isinstance(dtype, torch.dtype):
         return dtype
-    name = format_of(dtype).name if dtype in FORMATS else str(dtype).removeprefix("torch.")
-    known = getattr(torch, name, None)
+    known = getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(known, torch.dtype):
         raise UsageError(f"dtype must be one of torch's, such as 'float16' or 'int64'; found {dtype!r}")
     return known

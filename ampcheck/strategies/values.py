@@ -17,20 +17,18 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, FloatFormat, format_of
 
 if TYPE_CHECKING:
     import torch
 
-NARROW = ("float16", "bfloat16")
-"""The formats that autocast casts to: their thresholds matter for wider inputs too."""
-
 LISTED_BITS = 19
 """Formats of up to so many bits, TF32 among them, are listed value by value."""
 
 _CAST_BITS = 16
-"""Above so many bits, values are cast to the narrow formats."""
+"""Above so many bits, values are cast to the narrow formats, whose thresholds matter then too."""
 
 _EACH = 8
 """Drawn numbers for each plain number, on average: how many it has is how often it comes."""
@@ -132,11 +130,6 @@ class Side:
     upto: NDArray[np.int64]
 
     @property
-    def ordered(self) -> Floats:
-        """Every value."""
-        return np.concatenate([part for group in self.groups for part in group])
-
-    @property
     def plains(self) -> int:
         """How many drawn numbers choose a plain number."""
         return int(self.upto[-1])
@@ -187,15 +180,11 @@ def inner(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[f
 
 @lru_cache(maxsize=64)
 def sides(fmt: FloatFormat, low: float, high: float, subnormal: bool) -> tuple[Side, ...]:
-    """The non-negative values from `low` to `high`, then the negative ones, where there are any.
+    """The non-negative values from `low` to `high`, two values of the format (see `inner`), then the negative ones.
 
     Of a format beyond `LISTED_BITS` those of float16 and bfloat16, its own thresholds, and an even grid.
     """
-    ends = inner(fmt, low, high, subnormal)
-    if ends is None:
-        return ()
-    low, high = ends
-    listed = [fmt] if fmt.bits <= LISTED_BITS else [FORMATS[name] for name in NARROW]
+    listed = [fmt] if fmt.bits <= LISTED_BITS else [FORMATS[name] for name in LOW]
     every = np.unique(np.concatenate([magnitudes(format) for format in listed]))
     every = every[_representable(fmt, every)]
     thresholds = np.array(sorted(set(_notable(fmt))), dtype=np.float64)
@@ -287,7 +276,7 @@ def _notable(fmt: FloatFormat) -> Iterator[float]:
     """Magnitudes at which something changes, in the format itself or in one that its values are cast to."""
     yield 0.0
     largest = fmt.encode(fmt.max)
-    for each in (fmt, *(FORMATS[name] for name in NARROW if fmt.bits > _CAST_BITS)):
+    for each in (fmt, *(FORMATS[name] for name in LOW if fmt.bits > _CAST_BITS)):
         limits = [each.max, each.smallest_normal, each.smallest_subnormal, float(each.largest_exact_integer), each.eps]
         limits += [1.0, each.flushes_at, each.subnormal_below, each.overflows_at, each.unit_roundoff]
         for limit in limits:

@@ -150,7 +150,7 @@ def test_the_reference_is_judged_by_its_outputs_data_and_ops() -> None:
     assert [f.verdict for f in check_reference(HEALTHY)] == [Verdict.PASS]
     (finding,) = check_reference(replace(HEALTHY, errors=(bad,), nonfinite=(maker,)))
     assert (finding.verdict, finding.where, finding.subject) == (Verdict.FAIL, PLACE, "model [float64]")
-    (finding,) = check_reference(replace(HEALTHY, errors=(bad,), data=(Values("input", "args.0", 8, 1, 0),)))
+    (finding,) = check_reference(replace(HEALTHY, errors=(bad,), data=(Values("input", "args.0", 1, 0),)))
     assert "input args.0 holds 1 NaN" in finding.message
     assert [f.verdict for f in check_reference(replace(HEALTHY, errors=(bad,)))] == [Verdict.INCOMPLETE]
 

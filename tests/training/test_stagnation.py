@@ -318,7 +318,7 @@ def test_no_step_at_all_is_a_skip_with_the_reason():
 
 
 def test_updates_that_are_not_seen_are_a_skip():
-    stats = StagnationStats("loop", 3, 4, 2, (TensorUpdates("parameter", "w", "", "bfloat16", 4, 0, 0),))
+    stats = StagnationStats("loop", 3, 4, 2, (TensorUpdates("parameter", "w", "bfloat16", 4, 0, 0),))
     stats.coverage.unseen["changes"] = 6  # type: ignore[index]
     (found,) = check_stagnation(stats, Limits())
     assert found.verdict is Verdict.SKIP
@@ -327,7 +327,7 @@ def test_updates_that_are_not_seen_are_a_skip():
 @given(moved=st.integers(2, 10_000), share=st.floats(0, 1), limit=st.floats(0.6, 1))
 def test_the_verdict_follows_the_limit(moved, share, limit):
     lost = math.floor(share * moved)
-    one = TensorUpdates("parameter", "w", "", "bfloat16", 4, moved, lost, steps=3)
+    one = TensorUpdates("parameter", "w", "bfloat16", 4, moved, lost, steps=3)
     (found,) = check_stagnation(StagnationStats("loop", 3, 1, 1, (one,)), Limits(stagnation=limit))
     wanted = Verdict.FAIL if lost / moved >= limit else Verdict.WARN if lost / moved > 0.5 else Verdict.PASS
     assert found.verdict is wanted

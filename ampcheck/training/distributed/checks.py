@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION
@@ -85,12 +86,11 @@ def _judge(stats: DistributedStats, total: CollectiveStats, limits: Limits) -> F
     else:
         return None
     message = (
-        f"a sum over ranks must keep the digits of its format, and its range; {total.op} over {total.world} ranks adds "
-        f"up in {total.format}: {text}"
+        f"a sum over ranks must keep the digits of its format, and its range; {total.where.op} over {total.world} "
+        f"ranks adds up in {total.format}: {text}"
     )
-    where = Where(phase=total.phase, op=total.op, file=total.file, line=total.line)
     return REDUCE_PRECISION.finding(
-        verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit, hint=_HINT
+        verdict, stats.subject, message, where=total.where, observed=observed, limit=limit, unit=unit, hint=_HINT
     )
 
 
@@ -131,8 +131,8 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
     """The sums over ranks, the tensors of each rank, and the gradients of all ranks together."""
     sums: list[tuple[Scalar, ...]] = [
         (
-            f"{total.op} ({total.phase})",
-            f"{total.file}:{total.line}" if total.file else "",
+            f"{total.where.op} ({total.where.phase})",
+            total.where.place,
             *(total.format, total.world, total.calls, total.elements, total.error, total.once, total.vanished),
             ", ".join(f"{p.ratio:.2g} at {p.world}" for p in total.predicted[:: max(len(total.predicted) // 4, 1)]),
         )
@@ -143,20 +143,8 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
         *("became zero", "roundings over more processes"),
     )
     state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
-    gradients = [
-        (
-            name,
-            entry.dtype,
-            entry.numel,
-            entry.nonzero,
-            entry.zeros,
-            entry.subnormals,
-            entry.nonfinite,
-            entry.amax,
-            entry.norm,
-        )
-        for name, entry in stats.gradients.items()
-    ]
+    shown = attrgetter("dtype", "numel", "nonzero", "zeros", "subnormals", "nonfinite", "amax", "norm")
+    gradients = [(name, *shown(health)) for name, health in stats.gradients.items()]
     note = f"replicas differ: {', '.join(stats.differing[:5])}" if stats.differing else ""
     tables = (
         Table("sums over ranks", columns, sums, str(REDUCE_PRECISION)),

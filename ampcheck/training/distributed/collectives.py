@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.shadow.call import Call as OpCall
+from ampcheck.shadow.call import floating_values, op_schema
+from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
@@ -35,7 +38,7 @@ _CALLS = 4096
 
 @dataclass(slots=True)
 class Call:
-    """One call of a collective on this rank. Samples are lists of floats.
+    """One call of a collective on this rank. Samples are lists of floats. where: its op, phase and line.
 
     ranks: of its group. number: which call of that group it is, the same on all ranks. parts: the addends, one part for
     each process that gets a sum of its own (`reduce_scatter`), else one. wide: the addends before they were cast.
@@ -45,12 +48,9 @@ class Call:
 
     ranks: tuple[int, ...]
     number: int
-    op: str
-    phase: str
+    where: Where
     format: str
     elements: int
-    file: str
-    line: int | None
     parts: list[list[float]] = field(default_factory=list)
     wide: list[float] | None = None
     result: list[float] = field(default_factory=list)
@@ -71,8 +71,8 @@ class _Cast:
     factor: float = 1.0
 
     @classmethod
-    def of(cls, result: torch.Tensor, wide: torch.Tensor | None, factor: float = 1.0) -> _Cast:
-        return cls(region(result), wide, 0 if wide is None else wide._version, factor)
+    def of(cls, result: torch.Tensor, wide: torch.Tensor | None) -> _Cast:
+        return cls(region(result), wide, 0 if wide is None else wide._version)
 
     def values(self) -> torch.Tensor | None:
         """The values before the cast, scaled as those after it."""
@@ -81,20 +81,13 @@ class _Cast:
         return self.wide if self.factor == 1.0 else self.wide * self.factor
 
 
-@dataclass(slots=True)
-class _Reduction:
-    """A reduction over a group. result: where it is written; None where the op returns it. root: who gets it. whole:
-    the tensor that has all parts, None where each is its own."""
+class _Reduction(NamedTuple):
+    """One sum over a group. whole: the tensor that has all parts, None where each is its own. result: where it is
+    written; None where the op returns it, () where only another rank gets it."""
 
     parts: list[torch.Tensor]
-    result: torch.Tensor | None
-    group: Any
-    root: int | None = None
-    whole: torch.Tensor | None = None
-
-    def is_mine(self, ranks: tuple[int, ...]) -> bool:
-        """Whether this rank gets a result."""
-        return self.root is None or dist.get_rank() == ranks[self.root]
+    whole: torch.Tensor | None
+    result: torch.Tensor | tuple[()] | None
 
 
 class CollectiveMode(DispatchMode):
@@ -121,42 +114,45 @@ class CollectiveMode(DispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
-        if any(placements(t) for _, t in tensors((args, kwargs))):
+        given = [tensor for _, tensor in tensors((args, kwargs))]
+        if any(map(placements, given)):
             return NotImplemented  # DTensor decomposes it into ops on shards and collectives, which are dispatched here
-        name = op_name(func)
-        space, _, base = name.partition("::")
+        space, _, name = func._schema.name.partition("::")
         if space not in ("c10d", "_c10d_functional"):
             out = func(*args, **kwargs)
             if space == "aten":
-                self._follow_cast(base.partition(".")[0], args, kwargs, out)
+                self._follow_cast(name, args, kwargs, out)
             return out
-        base = base.partition(".")[0].strip("_")
-        reducer, kind = _REDUCERS.get((space, base)), _reduction(args)
-        if reducer is None or kind[0] not in ("", "sum", "avg"):
+        base = name.strip("_")
+        plan, kind = COLLECTIVES.get(name) if "reduce" in name else None, _reduction(args)
+        strided = all(tensor.layout is torch.strided for tensor in given)
+        if plan is None or not strided or kind[0] not in ("", "sum", "avg"):
             self.others.update(() if base in ("wait_tensor", "wrap_tensor_autograd") else (base,))
             return func(*args, **kwargs)
-        reductions = list(reducer(args))
+        collective = plan(OpCall(func, op_schema(func), args, kwargs), group_among((*args, *kwargs.values())))
+        assert collective is not None  # that of a reduction is always known
+        reductions = list(_reductions(name, collective))
         line = users_line(sys._getframe())
         with _disable_current_modes(), torch.no_grad():
-            calls = [self._begin(base, line, reduction, kind) for reduction in reductions]
+            calls = [self._begin(base, line, reduction, collective.group, kind) for reduction in reductions]
         out = func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
             wait_for(out)
-            results = list(out) if isinstance(out, (list, tuple)) else [out]
+            results = floating_values(out)
             for number, (call, reduction) in enumerate(zip(calls, reductions, strict=True)):
-                if call is not None and reduction.is_mine(call.ranks):
-                    result = reduction.result if reduction.result is not None else results[number]
+                if call is not None and not isinstance(reduction.result, tuple):
+                    result = results[number] if reduction.result is None else reduction.result
                     call.result = _sample(result, len(call.parts))
         return out
 
     def _begin(
-        self, base: str, line: tuple[str, int | None], reduction: _Reduction, kind: tuple[str, float]
+        self, base: str, line: tuple[str, int | None], reduction: _Reduction, group: Any, kind: tuple[str, float]
     ) -> Call | None:
         """Record the addends; None where the call is only counted."""
         first = reduction.parts[0]
         if isinstance(values_of(first), Unmeasured) or not first.is_floating_point():
             return None
-        ranks = tuple(dist.get_process_group_ranks(reduction.group))
+        ranks = tuple(dist.get_process_group_ranks(group))
         number = self._numbers[ranks]
         self._numbers[ranks] += 1
         if len(ranks) < 2:
@@ -166,16 +162,15 @@ class CollectiveMode(DispatchMode):
             phase = "backward"
         elements = sum(part.numel() for part in reduction.parts)
         fmt = format_of(first.dtype).name
-        call = Call(ranks, number, base, phase, fmt, elements, *line)
+        call = Call(ranks, number, Where(phase, "", base, *line), fmt, elements)
         self.calls.append(call)
-        key = (ranks, base, phase, fmt, line)
+        key = (ranks, call.where, fmt)
         self._followed[key] += 1
         if self._followed[key] > min(max(_CALLS // len(ranks), 16), 128):
             return None
         call.parts = [_sample(part, len(reduction.parts)) for part in reduction.parts]
         call.scale = {"sum": kind[1], "avg": 1 / len(ranks)}.get(kind[0])
-        whole = reduction.whole if reduction.whole is not None else first if len(reduction.parts) == 1 else None
-        cast = None if whole is None else self._cast_of(whole)
+        cast = None if reduction.whole is None else self._cast_of(reduction.whole)
         self._casts.pop(first)  # the collective overwrites it
         if cast is not None:
             call.factor = cast.factor
@@ -240,48 +235,17 @@ def _reduction(args: _Args) -> tuple[str, float]:
     return (names[0].lower(), 1.0) if names else reduction_around(sys._getframe()) or ("", 1.0)
 
 
-def _split(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    return list(tensor.detach().chunk(group.size()))
-
-
-def _reduce(args: _Args, rooted: bool = True) -> Iterator[_Reduction]:
-    root = (
-        next(value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)) if rooted else None
-    )
-    return (_Reduction([tensor], tensor, group_among(args), root) for tensor in args[0])
-
-
-def _scatter_base(args: _Args) -> Iterator[_Reduction]:
-    group = group_among(args)
-    yield _Reduction(_split(args[1], group), args[0], group, whole=args[1])
-
-
-def _scatter_lists(args: _Args) -> Iterator[_Reduction]:
-    group = group_among(args)
-    for out, addends in zip(args[0], args[1], strict=True):
-        parts = list(addends) if isinstance(addends, (list, tuple)) else _split(addends, group)
-        yield _Reduction(parts, out, group)
-
-
-def _functional(args: _Args, scatter: bool = False) -> Iterator[_Reduction]:
-    group = group_among(args)
-    for tensor in args[0] if isinstance(args[0], (list, tuple)) else [args[0]]:
-        yield _Reduction(_split(tensor, group) if scatter else [tensor], None, group, whole=tensor)
-
-
-_REDUCERS: dict[tuple[str, str], Callable[[_Args], Iterator[_Reduction]]] = {
-    ("c10d", "allreduce"): partial(_reduce, rooted=False),
-    ("c10d", "allreduce_coalesced"): partial(_reduce, rooted=False),
-    ("c10d", "reduce"): _reduce,
-    ("c10d", "reduce_scatter_base"): _scatter_base,
-    ("c10d", "reduce_scatter"): _scatter_lists,
-    ("c10d", "reduce_scatter_tensor_coalesced"): _scatter_lists,
-    ("_c10d_functional", "all_reduce"): _functional,
-    ("_c10d_functional", "all_reduce_coalesced"): _functional,
-    ("_c10d_functional", "reduce_scatter_tensor"): partial(_functional, scatter=True),
-    ("_c10d_functional", "reduce_scatter_tensor_coalesced"): partial(_functional, scatter=True),
-}
-"""Collectives that add up over processes, by namespace and name without underscores at its ends."""
+def _reductions(name: str, collective: Collective) -> Iterator[_Reduction]:
+    """The sums of a collective: of each tensor, of each part of it, or of a list of tensors for each process."""
+    size, of_lists = collective.group.size(), name == "reduce_scatter_"
+    step = size if of_lists else 1
+    for number, first in enumerate(range(0, len(collective.gives), step)):
+        parts = collective.gives[first : first + step]
+        whole = None if of_lists else parts[0]
+        if whole is not None and "scatter" in name:
+            parts = list(whole.detach().chunk(size))
+        gets = collective.gets
+        yield _Reduction(parts, whole, None if gets is None else gets[number] if gets else ())
 
 
 def _sample(tensor: torch.Tensor, parts: int = 1) -> list[float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -18,7 +19,7 @@ from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
 from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
-from ampcheck.training.distributed.ranks import by_value, gather, rank
+from ampcheck.training.distributed.ranks import gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
 from ampcheck.training.distributed.sums import DistributedStats, RankState, compare_sums
 from ampcheck.training.lineage import Lineage
@@ -38,11 +39,10 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class LocalHealth:
-    """The health of the part of a tensor on this rank. copy: another rank has the same elements, and counts them."""
+    """The health of the part of a tensor on this rank; of a shard only where no other rank counts its elements."""
 
     health: TensorHealth
     sharded: bool
-    copy: bool
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
             if any(gather(bool(mine.raised))):  # who has raised takes part in no further collective of the loop
                 break
         mine.state = _state(loop)
-        mine.sums, mine.norms = reductions.sums(), reductions.norms()
+        mine.sums, mine.norms = list(reductions.sums.values()), reductions.norms.totals
         if not loop.optimizers:
             gradients.update(local_health(_gradients(loop)))
         merged, differing = merge_health(gradients)
@@ -128,15 +128,14 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
 def local_health(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalHealth | Unmeasured]:
     """The health of the part of each tensor on this rank; a DTensor that is still to be summed cannot be measured."""
     records: dict[str, LocalHealth | Unmeasured] = {}
+    pending = Unmeasured("its addends are still to be summed over processes")
     for name, tensor in tensors.items():
-        if is_pending(tensor):
-            records[name] = Unmeasured("its addends are still to be summed over processes")
-            continue
-        health = health_of(tensor, histogram=True)
-        if not isinstance(health, Unmeasured):
-            records[name] = LocalHealth(health, bool(placements(tensor)), not holds_first_copy(tensor))
-        else:
+        health = pending if is_pending(tensor) else health_of(tensor, histogram=True)
+        sharded = bool(placements(tensor))
+        if isinstance(health, Unmeasured):
             records[name] = health
+        elif not sharded or holds_first_copy(tensor):
+            records[name] = LocalHealth(health, sharded)
     return records
 
 
@@ -154,8 +153,7 @@ def merge_health(
     for of_rank in gather({name: record for name, record in records.items() if isinstance(record, LocalHealth)}):
         for name, record in of_rank.items():
             if record.sharded:
-                if not record.copy:
-                    merged[name] = merged[name] + record.health if name in merged else record.health
+                merged[name] = merged[name] + record.health if name in merged else record.health
             elif name not in plain:
                 merged[name] = plain[name] = record.health
             elif plain[name] != record.health:
@@ -164,20 +162,22 @@ def merge_health(
 
 
 def _state(loop: TrainingLoop) -> list[RankState]:
-    tensors: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for resident in loop.residents():
-        key = str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")
         values = values_of(resident.tensor)
-        tensors[key] += 1
-        sizes[key] += 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
-    return [RankState(rank(), *key, count, sizes[key]) for key, count in tensors.items()]
+        size = 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
+        sizes[str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")].append(size)
+    return [RankState(rank(), *key, len(own), sum(own)) for key, own in sizes.items()]
 
 
 def _differences(names: Sequence[str], ranks: list[dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The names of which the ranks have different values, and which."""
-    values = {name: by_value([record.get(name, "None") for record in ranks]) for name in names}
-    return {name: ranks_of for name, ranks_of in values.items() if len(ranks_of) > 1}
+    """The names of which the ranks have different values, and which ranks have which."""
+    ranks_of: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in names}
+    for name, by_value in ranks_of.items():
+        for number, record in enumerate(ranks):
+            value = record.get(name, "None")
+            by_value[value] = (*by_value.get(value, ()), number)
+    return {name: by_value for name, by_value in ranks_of.items() if len(by_value) > 1}
 
 
 def _merged_norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
@@ -216,14 +216,11 @@ def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collecti
     """Record the autocast state of each module at its forward, and count the forwards that run."""
     device = loop.device_type
 
-    def enter(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            collectives.inside += 1
-            enabled = torch.is_autocast_enabled(device)
-            dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            states[name].add(f"on in {dtype}" if enabled else "off")
-
-        return hook
+    def enter(name: str, *_: object) -> None:
+        collectives.inside += 1
+        enabled = torch.is_autocast_enabled(device)
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        states[name].add(f"on in {dtype}" if enabled else "off")
 
     def leave(*_: object) -> None:
         collectives.inside = max(collectives.inside - 1, 0)
@@ -232,6 +229,6 @@ def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collecti
         for path, module in loop.reached.modules.items():
             for name, part in hookable(module):
                 full = f"{path}.{name}" if name else path
-                hooks.callback(part.register_forward_pre_hook(enter(full)).remove)
+                hooks.callback(part.register_forward_pre_hook(partial(enter, full)).remove)
                 hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield

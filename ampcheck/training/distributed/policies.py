@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -21,28 +20,21 @@ _HINT = (
 )
 
 
-class FollowedPolicies:
+class FollowedPolicies(ExitStack):
     """Records, inside, the dtypes of parameters in each forward. sums: of gradients, recorded around it."""
 
     def __init__(self, model: nn.Module, sums: CollectiveMode) -> None:
-        self._policies: dict[str, Any] = {
-            name: _policy(part) for name, part in model.named_modules() if _policy(part) is not None
-        }
+        super().__init__()
         self._modules = dict(model.named_modules())
+        policies = {name: _policy(part) for name, part in self._modules.items()}
+        self._policies: dict[str, Any] = {name: policy for name, policy in policies.items() if policy is not None}
         self._computed: dict[str, set[torch.dtype]] = {}
         self._sums = sums
-        self._open = ExitStack()
 
     def __enter__(self) -> FollowedPolicies:
-        if self._policies:
-            for name, module in self._modules.items():
-                self._open.callback(module.register_forward_pre_hook(self._recorder(name)).remove)
+        for name, module in self._modules.items() if self._policies else ():
+            self.callback(module.register_forward_pre_hook(self._recorder(name)).remove)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
 
     def findings(self, subject: str) -> tuple[Finding, ...]:
         """A failure for each policy that was accepted and had no effect."""
@@ -61,7 +53,7 @@ class FollowedPolicies:
                 path, dtype = other[0]
                 texts.append(f"param_dtype={policy.param_dtype}, but {path} computes in {dtype}{whose}")
         if own and policy.reduce_dtype is not None:
-            formats = {call.format for call in self._sums.calls if call.phase == "backward"}
+            formats = {call.format for call in self._sums.calls if call.where.phase == "backward"}
             wanted = format_of(policy.reduce_dtype).name
             if formats and wanted not in formats:
                 sums = ", ".join(sorted(formats))
@@ -72,8 +64,7 @@ class FollowedPolicies:
 
     def _owner(self, path: str) -> str:
         """The nearest module with a policy around a path."""
-        owners: list[str] = [name for name in self._policies if _inside(path, name)]
-        return max(owners, key=len)
+        return max((name for name in self._policies if _inside(path, name)), key=len)
 
     def _recorder(self, name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: object) -> None:

@@ -28,6 +28,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table, Where
 from ampcheck.core.text import listed
+from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.training.loop import StepError
 
 Value = TypeVar("Value")
@@ -55,9 +56,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def rank() -> int:
-    """The number of this process; 0 where no process group is set up."""
-    return dist.get_rank() if world_size() > 1 else 0
+rank = process_rank
 
 
 def side_group() -> Any:
@@ -91,14 +90,6 @@ def gather(value: Value) -> list[Value]:
 def agreed(flag: bool) -> bool:
     """Whether the flag is set on any process, so that all take the same decision. Every process must call it."""
     return any(gather(flag))
-
-
-def by_value(values: Sequence[Value]) -> dict[Value, tuple[int, ...]]:
-    """Which ranks have which value."""
-    ranks: dict[Value, list[int]] = {}
-    for number, value in enumerate(values):
-        ranks.setdefault(value, []).append(number)
-    return {value: tuple(numbers) for value, numbers in ranks.items()}
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

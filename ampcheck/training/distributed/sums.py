@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.core.run import Coverage
+from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import SumStats, compare_sum
+from ampcheck.training.reductions.sums import InRoundings, SumStats, compare_sum
 
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
@@ -27,7 +27,7 @@ _MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(InRoundings):
     """A sum over more processes than there are: a ring whose addends are drawn from the measured ones.
 
     error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
@@ -38,29 +38,23 @@ class Prediction:
     once: float
     overflows: bool = False
 
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return _ratio(self.error, self.once)
-
 
 @dataclass(frozen=True, slots=True)
-class CollectiveStats:
+class CollectiveStats(InRoundings):
     """The sums of one collective at one line of code, over all of its calls.
 
-    phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients there), `forward` (of what needs a
-    gradient), or `update`. format: of the addends that the collective gets. world: how many processes add up.
-    error: Euclidean distance of the result from the float64 sum of the addends, relative to it, of the worst call;
-    once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a sum below a
-    thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not zero that
-    are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends were
-    known before they were cast to that format (a communication hook), and are measured as they were then. divided:
+    where: its op and line, and the phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients
+    there), `forward` (of what needs a gradient), or `update`. format: of the addends that the collective gets. world:
+    how many processes add up. error: Euclidean distance of the result from the float64 sum of the addends, relative to
+    it, of the worst call; once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a
+    sum below a thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not
+    zero that are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends
+    were known before they were cast to that format (a communication hook), and are measured as they were then. divided:
     whether they were divided before. elements: of one call, at most; followed: how many were compared, of all calls.
     predicted: at more processes, powers of two to 1024 and the number that the user names.
     """
 
-    op: str
-    phase: str
+    where: Where
     format: str
     world: int
     calls: int
@@ -74,17 +68,6 @@ class CollectiveStats:
     cast: bool = False
     divided: bool = False
     predicted: tuple[Prediction, ...] = ()
-    file: str = ""
-    line: int | None = None
-
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return _ratio(self.error, self.once)
-
-
-def _ratio(error: float, once: float) -> float:
-    return error / once if once else 0.0 if not error else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +123,8 @@ def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[Co
         if all(member in by_rank for member in members):
             group = [by_rank[member] for member in members]
             first = group[0]
-            if len({(call.op, call.format, call.elements) for call in group}) == 1:
-                lines[len(members), first.op, first.phase, first.format, first.file, first.line].append(group)
+            if len({(call.where.op, call.format, call.elements) for call in group}) == 1:
+                lines[len(members), first.where, first.format].append(group)
     stats = (_at_one_line(groups, target, len(ranks)) for groups in lines.values())
     return [comparison for comparison in stats if comparison is not None]
 
@@ -163,11 +146,10 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
     usable = addends[:, addends.isfinite().all(0)]
     predicted: tuple[Prediction, ...] = ()
     # A group that is a part of the world does not grow with it.
-    if fmt.bits <= 16 and first.phase != "forward" and usable.numel() and len(first.ranks) == world:
+    if fmt.bits <= 16 and first.where.phase != "forward" and usable.numel() and len(first.ranks) == world:
         predicted = tuple(emulate(usable, fmt, _worlds(len(first.ranks), target), divided=compared[0].divided))
     return CollectiveStats(
-        first.op,
-        first.phase,
+        first.where,
         first.format,
         len(first.ranks),
         calls=len(groups),
@@ -181,8 +163,6 @@ def _at_one_line(groups: list[list[Call]], target: int | None, world: int) -> Co
         cast=any(comparison.cast for comparison in compared),
         divided=compared[0].divided,
         predicted=predicted,
-        file=first.file,
-        line=first.line,
     )
 
 
@@ -223,11 +203,9 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
         return None
     # An addend that is rounded, or too small for the format, is a part of the error; see `Call.wide`.
     addends, reduced = torch.tensor(rows, dtype=torch.float64), torch.tensor(result, dtype=torch.float64)
-    factor = first.scale
-    if factor is None:  # a reduction that could not be read
-        if not _is_sum(addends, reduced):
-            return None
-        factor = _factor(addends, reduced)
+    factor = _factor(addends, reduced) if first.scale is None else first.scale
+    if factor is None:
+        return None
     exact, divided = addends.sum(0) * factor, any(abs(call.factor * len(group) - 1) < 1e-3 for call in group)
     nonzero = exact.isfinite() & reduced.isfinite() & (exact != 0)
     counts = int(exact.isfinite().sum()), int(nonzero.sum()), int((nonzero & (reduced == 0)).sum())
@@ -236,22 +214,19 @@ def _compare(group: list[Call], fmt: FloatFormat) -> _Compared | None:
     return _Compared(addends, cast, divided, size, *errors, *counts)
 
 
-def _factor(addends: torch.Tensor, result: torch.Tensor) -> float:
-    """The factor of a sum: 1, or 1/n where the collective averages, by its values."""
-    total, mean = addends.sum(0), addends.mean(0)
-    good = total.isfinite() & result.isfinite()
-    far = float((result - total)[good].norm()), float((result - mean)[good].norm())
-    return 1.0 if far[0] <= far[1] else 1.0 / len(addends)
-
-
-def _is_sum(addends: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether a result is a sum or mean of the addends rather than their maximum, minimum or product."""
+def _factor(addends: torch.Tensor, result: torch.Tensor) -> float | None:
+    """The factor of a sum that could not be read, by its values: 1, or 1/n where the collective averages; None where
+    the result is exactly the maximum, minimum or product of the addends."""
     good = addends.isfinite().all(0) & result.isfinite()
-    total = addends.sum(0) * _factor(addends, result)
-    off = float((result - total)[good].norm())
+
+    def off(reduced: torch.Tensor) -> float:
+        return float((result - reduced)[good].norm())
+
+    total, mean = off(addends.sum(0)), off(addends.mean(0))
     others = (addends.amax(0), addends.amin(0), addends.prod(0))
-    nearest = min(float((result - other)[good].norm()) for other in others)
-    return not (nearest == 0.0 and off > 0.0)
+    if min(total, mean) > 0.0 and min(map(off, others)) == 0.0:
+        return None
+    return 1.0 if total <= mean else 1.0 / len(addends)
 
 
 def emulate(
@@ -291,11 +266,9 @@ def emulate(
 
 
 def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The common part of the ranks, [elements], and the difference of each from it, [ranks, elements]."""
+    """The common part of two ranks or more, [elements], and the difference of each from it, [ranks, elements]."""
     ranks = len(addends)
     mean = addends.mean(0)
-    if ranks < 2:
-        return mean, torch.zeros_like(addends)
     apart = (addends - mean) * math.sqrt(ranks / (ranks - 1))
     power, noise = float(mean.square().sum()), float(apart.square().sum()) / ranks**2
     return mean * math.sqrt(max(1.0 - noise / power, 0.0) if power else 0.0), apart

@@ -30,7 +30,7 @@ class ReductionStats:
 
 def reduction_stats(watch: ReductionWatch, lineage: Lineage, subject: str) -> ReductionStats:
     """The sums and norms of a run that has ended."""
-    sums, norms = tuple(watch.sums()), tuple(watch.norms())
+    sums, norms = tuple(watch.sums.values()), tuple(watch.norms.totals)
     seen = {"ops": lineage.ops, "running sums": len(sums), "total norms": len(norms)}
     return ReductionStats(subject, sums, norms, Coverage(seen, lineage.unfollowed))
 
@@ -63,53 +63,53 @@ def _judged(total: SumStats) -> bool:
     return format_of(total.format).bits <= 16 and (total.roundings >= FEWEST - 1 or bool(total.overflowed))
 
 
+_KINDS = {
+    "sum": "a running sum is kept",
+    "gradient": "gradients are accumulated",
+    "graph": "values of the graph are added up",
+}
+_HINTS = {
+    "sum": "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)",
+    "gradient": "accumulate in float32: float32 parameters under autocast, or float32 buffers for the gradients",
+    "graph": "add up in float32, or stack the addends and take torch.sum, which adds in float32 inside",
+}
+
+
 def _sums(stats: ReductionStats, limits: Limits) -> Iterator[Finding]:
-    places: dict[tuple[str, str, str, int | None], list[SumStats]] = defaultdict(list)
+    places: dict[tuple[str, str, Where], list[SumStats]] = defaultdict(list)
     for total in stats.sums:
         if _judged(total) and (total.overflowed or total.ratio > limits.reduction or total.vanished > limits.underflow):
-            places[total.kind, total.format, total.file, total.line].append(total)
-    for (kind, fmt, file, line), group in places.items():
+            places[total.kind, total.format, total.where].append(total)
+    for (kind, fmt, where), group in places.items():
         worst = max(group, key=lambda total: (total.overflowed, total.vanished > limits.underflow, total.ratio))
-        what = {"gradient": "gradients are accumulated", "graph": "values of the graph are added up"}.get(kind, "")
         others = f" ({len(group)} sums)" if len(group) > 1 else ""
-        observed = (
-            f"{worst.overflowed} followed elements overflow where the exact sum does not"
-            if worst.overflowed
-            else f"{worst.vanished:.0%} of the addends' nonzero values had become zero before they were added"
-            if worst.vanished > limits.underflow
-            else f"its relative error is {worst.error:.2g}, that of {worst.ratio:.2g} roundings of the exact sum"
-        )
+        observed: float
+        if worst.overflowed:
+            observed, limit, unit = worst.overflowed, 0.0, "elements"
+            text = f"{observed} followed elements overflow where the exact sum does not"
+        elif worst.vanished > limits.underflow:
+            observed, limit, unit = worst.vanished, limits.underflow, "share of the addends"
+            text = f"{observed:.0%} of the addends' nonzero values had become zero before they were added"
+        else:
+            observed, limit, unit = worst.ratio, limits.reduction, "roundings"
+            text = f"its relative error is {worst.error:.2g}, that of {observed:.2g} roundings of the exact sum"
         message = (
             "a sum of many addends must be as exact as one rounding of it, within a factor of "
-            f"{limits.reduction:g}; {what or 'a running sum is kept'} in {fmt}{others}: after {worst.addends} addends "
-            f"{observed}"
+            f"{limits.reduction:g}; {_KINDS[kind]} in {fmt}{others}: after {worst.addends} addends {text}"
         )
-        where = Where({"sum": "update", "gradient": "backward"}.get(kind, ""), "", "aten::add", file, line)
-        shown = Evidence(where=where, observed=worst.ratio, limit=limits.reduction, unit="roundings")
-        if worst.overflowed:
-            shown = Evidence(where=where, observed=worst.overflowed, limit=0.0, unit="elements")
-        elif worst.vanished > limits.underflow:
-            unit = "share of the addends"
-            shown = Evidence(where=where, observed=worst.vanished, limit=limits.underflow, unit=unit)
-        shown["hint"] = _sum_hint(kind)
         verdict = Verdict.WARN if kind == "graph" else Verdict.FAIL
-        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
-
-
-def _sum_hint(kind: str) -> str:
-    if kind == "gradient":
-        return "accumulate in float32: float32 parameters under autocast, or float32 buffers for the gradients"
-    if kind == "graph":
-        return "add up in float32, or stack the addends and take torch.sum, which adds in float32 inside"
-    return "keep the running sum in float32 and round it once at the end (reduce_dtype=torch.float32)"
+        yield REDUCE_PRECISION.finding(
+            verdict, stats.subject, message, where=where, observed=observed, limit=limit, unit=unit,
+            hint=_HINTS[kind],
+        )  # fmt: skip
 
 
 def _norms(stats: ReductionStats) -> Iterator[Finding]:
-    places: dict[tuple[bool, str, str, int | None], list[NormStats]] = defaultdict(list)
+    places: dict[tuple[bool, str, Where], list[NormStats]] = defaultdict(list)
     for norm in stats.norms:
         if norm.grouped or (norm.low and norm.terms > 1) or norm.overflowed:
-            places[norm.grouped, norm.format, norm.file, norm.line].append(norm)
-    for (grouped, fmt, file, line), group in places.items():
+            places[norm.grouped, norm.format, norm.where].append(norm)
+    for (grouped, fmt, where), group in places.items():
         worst = max(group, key=lambda norm: (norm.overflowed, norm.error or 0.0))
         measured = "" if worst.error is None else f", {worst.value:.6g} where float64 gives {worst.exact:.6g}"
         across = " over the shards of several processes" if worst.sharded else ""
@@ -125,14 +125,13 @@ def _norms(stats: ReductionStats) -> Iterator[Finding]:
             f"{measured}{f' (relative error {worst.error:.2g})' if worst.error is not None else ''}; "
             f"{fmt} has {format_of(fmt).mantissa_bits + 1} significant bits"
         )
-        where = Where("update", op="aten::linalg_vector_norm", file=file, line=line)
         hint = "cast the gradients, or their norms before they are combined, to float32"
-        shown = Evidence(where=where, hint=hint)
-        if worst.error is not None:
-            limit = format_of(fmt).unit_roundoff
-            shown = Evidence(where=where, observed=worst.error, limit=limit, unit="relative error", hint=hint)
         verdict = Verdict.FAIL if grouped or worst.overflowed else Verdict.WARN
-        yield REDUCE_PRECISION.finding(verdict, stats.subject, message, **shown)
+        limit = None if worst.error is None else format_of(fmt).unit_roundoff
+        yield REDUCE_PRECISION.finding(
+            verdict, stats.subject, message, where=where, observed=worst.error, limit=limit, unit="relative error",
+            hint=hint,
+        )  # fmt: skip
 
 
 def reduction_table(stats: ReductionStats) -> Table | None:
@@ -140,18 +139,14 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     sums = sorted(stats.sums, key=lambda total: (not _judged(total), -total.ratio))[:_ROWS]
     norms = sorted(stats.norms, key=lambda norm: (not norm.grouped, not norm.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
-        (f"running sum ({total.kind})", _place(total), total.format, total.addends, total.error, total.once)
+        (f"running sum ({total.kind})", total.where.place, total.format, total.addends, total.error, total.once)
         for total in sums
     ]
     rows += [
-        ("total norm", _place(total), total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
+        ("total norm", total.where.place, total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
         for total in norms
     ]
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
     return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None
-
-
-def _place(total: SumStats | NormStats) -> str:
-    return f"{total.file}:{total.line}" if total.file else ""

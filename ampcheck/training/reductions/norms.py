@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.torchtools.storage import StorageMap
 
@@ -37,8 +38,7 @@ class NormStats:
     exact: float | None
     order: float = 2.0
     sharded: bool = False
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=Where)
 
     @property
     def low(self) -> bool:
@@ -148,23 +148,16 @@ class NormWatch:
                 self._total(followed[0], result, place, norms[0].terms)
         elif base in ("allreduce", "all_reduce") and power:
             followed = tuple(
-                replace(
-                    norm,
-                    terms=norm.terms + 1,
-                    low=norm.low or low,
-                    grouped=norm.grouped or norm.low or low,
-                    sharded=True,
-                )
-                for norm in norms
+                replace(n, terms=n.terms + 1, low=n.low or low, grouped=n.grouped or n.low or low, sharded=True)
+                for n in norms
             )
         if followed:
             self._keep(result, followed)
 
     def _total(self, norm: _Norm, out: torch.Tensor, place: tuple[str, int | None], terms: int) -> None:
-        name = format_of(out.dtype).name
-        self.totals.append(
-            NormStats(name, terms, norm.grouped, float(out.detach()), norm.exact, norm.order, norm.sharded, *place)
-        )
+        name, value = format_of(out.dtype).name, float(out.detach())
+        where = Where("update", "", "aten::linalg_vector_norm", *place)
+        self.totals.append(NormStats(name, terms, norm.grouped, value, norm.exact, norm.order, norm.sharded, where))
 
     def _of(self, tensor: object) -> tuple[_Norm, ...]:
         norms = self._norms.get(tensor)

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.reductions.norms import NormStats, NormWatch
+from ampcheck.training.reductions.norms import NormWatch
 
 FEWEST = 8
 """A running sum of fewer addends is not judged: it loses little more than one rounding."""
@@ -30,18 +31,32 @@ _ADDED = 65536
 """Elements of a sum that are added up in float64 as well, spread over all of it."""
 
 _SIGNS = {"add": 1.0, "sub": -1.0}
+_PHASES = {"sum": "update", "gradient": "backward", "graph": ""}
 _COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
 
+class InRoundings:
+    """A record of a sum: its error, and that of the exact sum rounded once, both relative to the exact sum."""
+
+    __slots__ = ()
+    error: float
+    once: float
+
+    @property
+    def ratio(self) -> float:
+        """The error in roundings of the exact sum."""
+        return self.error / self.once if self.once else 0.0 if not self.error else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
-class SumStats:
+class SumStats(InRoundings):
     """One running sum, at its longest.
 
     kind: `sum` (what the user adds up), `gradient` (a parameter's gradient over several backward passes), `graph`
     (addends of a forward, or that backward adds up on its way). format: the narrowest format that the partial sums were
-    rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. elements: of one
-    addend. error: Euclidean distance from the sum of the same addends in float64, relative to it; once: the same of
-    that sum rounded once. overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
+    rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. error: Euclidean
+    distance from the sum of the same addends in float64, relative to it; once: the same of that sum rounded once.
+    overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
     share of the addends' nonzero values that had become zero, in float16, before they were added.
     """
 
@@ -49,20 +64,11 @@ class SumStats:
     format: str
     addends: int
     roundings: int
-    elements: int
     error: float
     once: float
     overflowed: int = 0
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=Where)
     vanished: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the sum."""
-        if not self.error:
-            return 0.0
-        return self.error / self.once if self.once else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +80,10 @@ class _Sum:
     number: int
     mask: int
     addends: int
-    elements: int
     roundings: int = 0
     format: str = ""
     kind: str = ""
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=Where)
     gone: int = 0
     present: int = 0
     wide: torch.Tensor | None = field(default=None, compare=False)
@@ -88,40 +92,33 @@ class _Sum:
 class ReductionWatch:
     """Follows every running sum and every norm of norms.
 
-    A running sum is `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was
-    not computed from the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else
-    has written to starts again.
+    sums: those of `FEWEST` addends or more, and shorter ones that overflow, by number. A running sum is
+    `acc = acc + g`, `acc += g` and their foreach forms, also with casts between, where the addend was not computed from
+    the partial sum: `h = h + f(h)` is a residual stream, no reduction. A tensor that anything else has written to
+    starts again.
     """
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow
-        self._sums = StorageMap[dict[tuple[int, int], _Sum]]()  # by offset and length
-        self._longest: dict[int, SumStats] = {}
+        self._partial = StorageMap[dict[tuple[int, int], _Sum]]()  # by offset and length
+        self.sums: dict[int, SumStats] = {}
         self._pending: list[tuple[torch.Tensor, _Sum] | None] = []
         self._count = 0
-        self._norms = NormWatch()
-
-    def sums(self) -> list[SumStats]:
-        """Every running sum of `FEWEST` addends or more, and shorter ones that overflow."""
-        return list(self._longest.values())
-
-    def norms(self) -> list[NormStats]:
-        """Every norm that was computed from norms."""
-        return list(self._norms.totals)
+        self.norms = NormWatch()
 
     @property
     def goes_on(self) -> bool:
         """Whether a sum in 16 bits is alive that has been added to several times."""
-        totals = (total for _, sums in self._sums for total in sums.values())
+        totals = (total for _, sums in self._partial for total in sums.values())
         return any(total.roundings and total.addends >= _OVERFLOWING for total in totals)
 
     def begin(self, lineage: Lineage) -> None:
         """Sums go on over the steps, with origins of their own in each."""
-        self._norms.forget()
-        for storage, sums in self._sums:
+        self.norms.forget()
+        for storage, sums in self._partial:
             mask = lineage.new_origin()
             lineage.depend(storage, mask)
-            self._sums.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
+            self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: Call, lineage: Lineage) -> None:
         """Find the partial sums that an op is going to make, and end those that it overwrites."""
@@ -129,16 +126,17 @@ class ReductionWatch:
         for position, name in call.schema.writes:
             for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
                 if not any(p is not None and p[0] is tensor for p in self._pending):
-                    self._sums.pop(tensor)
+                    self._partial.pop(tensor)
 
     def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
         """Note the partial sums that an op has made."""
-        self._norms.see(call, place)
+        self.norms.see(call, place)
         results = list(leaves(call.out)) or (list(leaves(call.args[0])) if self._pending else [])
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
-                total = replace(total, kind=_kind(accumulator), file=place[0], line=place[1])
+                kind = _kind(accumulator)
+                total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *place))
                 self._keep(total, result, accumulator, lineage, rounded=True)
         if call.name in _COPIES and results:
             source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
@@ -168,7 +166,7 @@ class ReductionWatch:
         if total is None:
             self._count += 1
             started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
-            total = _Sum(self._count, lineage.new_origin(), max(started, 1), accumulator.numel())
+            total = _Sum(self._count, lineage.new_origin(), max(started, 1))
             if _kind(accumulator) != "graph":
                 total = _widened(total, accumulator, sign * _sampled(addend, accumulator))
             return accumulator, total
@@ -198,18 +196,18 @@ class ReductionWatch:
         narrowest = total.format and format_of(total.format).bits <= form.bits
         name = total.format if narrowest else form.name
         total = replace(total, roundings=total.roundings + (rounded and low), format=name)
-        sums = self._sums.get(tensor)
+        sums = self._partial.get(tensor)
         if sums is None:
-            self._sums.put(tensor, sums := {})
+            self._partial.put(tensor, sums := {})
         sums[int(tensor.storage_offset()), tensor.numel()] = total
         lineage.depend(tensor, total.mask)
-        known = self._longest.get(total.number)
+        known = self.sums.get(total.number)
         over = low and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
         if (total.addends >= FEWEST or over) and (known is None or total.addends >= known.addends):
-            self._longest[total.number] = self._stats(total, tensor.detach())
+            self.sums[total.number] = self._stats(total, tensor.detach())
 
     def _of(self, tensor: object) -> _Sum | None:
-        sums = self._sums.get(tensor)
+        sums = self._partial.get(tensor)
         if sums is None or not isinstance(tensor, torch.Tensor):
             return None
         return sums.get((int(tensor.storage_offset()), tensor.numel()))
@@ -221,19 +219,9 @@ class ReductionWatch:
         if total.wide is not None:
             spread = _sampled((moved.nan_to_num() - exact).abs() / MOVE, tensor)
             error, once, _ = compare_sum(_sampled(tensor, tensor), total.wide, spread, format_of(total.format))
-        return SumStats(
-            total.kind,
-            total.format,
-            total.addends,
-            total.roundings,
-            total.elements,
-            error,
-            once,
-            overflowed,
-            total.file,
-            total.line,
-            vanished=total.gone / total.present if total.present and total.kind == "sum" else 0.0,
-        )
+        vanished = total.gone / total.present if total.present and total.kind == "sum" else 0.0
+        known = total.kind, total.format, total.addends, total.roundings
+        return SumStats(*known, error, once, overflowed, total.where, vanished)
 
     def _summed(self, values: Any, out: Any, place: tuple[str, int | None]) -> None:
         """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
@@ -244,7 +232,8 @@ class ReductionWatch:
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
             self._count += 1
-            self._longest[self._count] = SumStats("sum", name, many, 1, out.numel(), 0.0, 0.0, bad, *place)
+            where = Where(_PHASES["sum"], "", "aten::add", *place)
+            self.sums[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, where)
 
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:

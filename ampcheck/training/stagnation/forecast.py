@@ -219,10 +219,5 @@ def _stop(course: Course, end: torch.Tensor, steps: int, horizon: int) -> Stop:
         target = increment if course.kind == MEAN else increment / (1.0 - course.gain)
         size = torch.maximum(target, course.now.abs())
         distance = torch.where(end == course.now, course.never, (target - end).abs()) / size
-    values = (distance.clamp(min=0.0), end.abs(), increment)
-    return Stop(
-        course.kind,
-        course.gain,
-        steps=steps,
-        **{name: float(value.median()) for name, value in zip(("distance", "value", "increment"), values, strict=True)},
-    )
+    missing, value, added = (float(part.median()) for part in (distance.clamp(min=0.0), end.abs(), increment))
+    return Stop(course.kind, course.gain, missing, steps, value, added)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ampcheck.catalog.causes import GUARD_VANISHED
 from ampcheck.catalog.training import STAGNATION
@@ -72,7 +72,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         updates.optimizer, number, rate = rates.get(updates.name, ("", 0, 1.0))
         updates.rate = rate if 0.0 < rate < math.inf else 1.0
         owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
-        updates.module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
+        module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
+        updates.where = replace(updates.where, module=module)
         updates.compensates = updates.name in carriers
         if updates.optimizer and not updates.random and not updates.carriers:
             form = format_of(updates.dtype)
@@ -190,7 +191,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
             f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
             f"moves from about {unit:.2g} of its value on"
         )
-    where, hint = _where(worst), _cured(worst)
+    where, hint = worst.where, _cured(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
     )
@@ -208,7 +209,7 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     )
     if worst.role != "parameter":
         message += ", so the values grow and never shrink"
-    where, limit, hint = _where(worst, decay.op), limits.stagnation, _cured(worst)
+    where, limit, hint = replace(worst.where, op=decay.op), limits.stagnation, _cured(worst)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
@@ -228,7 +229,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
         )
         if stop.increment == round(stop.increment):
             hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
-        where, hint = _where(worst), hint + _replayed(worst)
+        where, hint = worst.where, hint + _replayed(worst)
         return STAGNATION.fail(stats.subject, message, where=where, observed=stop.steps, unit="steps", hint=hint)
     if stop.kind == MEAN:
         message = (
@@ -242,7 +243,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
             f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
-    where, hint, limit = _where(worst), _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
+    where, hint, limit = worst.where, _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=stop.distance, limit=limit, unit="of its size", hint=hint
     )
@@ -351,10 +352,6 @@ def _names(ranked: list[TensorUpdates]) -> str:
     role = ranked[0].role
     kind = _PLURAL.get(role, role if role == Role.STATE.value else f"{role}s")
     return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
-
-
-def _where(tensor: TensorUpdates, op: str = "") -> Where:
-    return Where("update", tensor.module, op or tensor.op, tensor.file, tensor.line)
 
 
 def _percent(share: float) -> str:

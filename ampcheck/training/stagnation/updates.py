@@ -12,6 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.saving import same_bits
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
@@ -63,7 +64,6 @@ class TensorUpdates:
 
     role: str
     name: str
-    module: str
     dtype: str
     elements: int
     moved: int = 0
@@ -87,9 +87,7 @@ class TensorUpdates:
     stop: Stop | None = None
     plan: Plan | None = None
     compensates: bool = False
-    op: str = ""
-    file: str = ""
-    line: int | None = None
+    where: Where = field(default_factory=lambda: Where("update"))
     cures: tuple[Cure, ...] = ()
 
     @property
@@ -149,7 +147,7 @@ class TensorUpdates:
         if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
             return None
         # PyTorch's kernels for the CPU multiply running statistics in their own format.
-        likely = COARSE if "batch_norm" in self.op else APART if self.decay.looked else ONCE
+        likely = COARSE if "batch_norm" in self.where.op else APART if self.decay.looked else ONCE
         return course_of(self.samples, factors, getattr(torch, self.dtype), horizon, likely)
 
 
@@ -171,7 +169,7 @@ class UpdateWatch:
     value of a learning rate that left a tensor as 0. numbers_before: the numbers that left the step before.
     """
 
-    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: int) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.unseen: Counter[str] = Counter()
@@ -191,13 +189,13 @@ class UpdateWatch:
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> bool:
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop) -> bool:
         """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow.
 
         Returns whether there is something to follow: after the first steps weights that have gradients, and others that
         changed, of which fewer updates than wanted were recorded.
         """
-        self._rates = self.schedules.begin(loop) if loop is not None else {}
+        self._rates = self.schedules.begin(loop)
         self._lineage.begin(residents)
         before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
@@ -249,20 +247,15 @@ class UpdateWatch:
             narrow = (r for r in parameters if r.tensor.dtype in NARROW and r.tensor.grad is not None)
             self.waiting |= {resident.name for resident in narrow if resident.tensor.requires_grad}
             now = {(resident.role, resident.name): resident.tensor for resident in residents}
-            lost = {
-                id(now.get((b.resident.role, b.resident.name))) for b in self._before if self._is_overwritten(b, now)
-            }
+            after = [(before, now.get((before.resident.role, before.resident.name))) for before in self._before]
+            pairs = [(before, tensor) for before, tensor in after if tensor is not None]
+            # A tensor that the step set to values which do not depend on it has lost what it held.
+            lost = {id(tensor) for before, tensor in pairs if not self._lineage.form(tensor).mask & before.bit}
             carriers = _Carriers([r for r in residents if id(r.tensor) not in lost], self._versions)
-            for before in self._before:
-                tensor = now.get((before.resident.role, before.resident.name))
-                if tensor is not None and tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
+            for before, tensor in pairs:
+                if tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
                     self._book(before, tensor, carriers)
         self._before = []
-
-    def _is_overwritten(self, before: _Before, now: Mapping[tuple[Role, str], torch.Tensor]) -> bool:
-        """Whether the step set a tensor to values that do not depend on it: what it held is lost."""
-        tensor = now.get((before.resident.role, before.resident.name))
-        return tensor is not None and not self._lineage.form(tensor).mask & before.bit
 
     def _made_at(self, tensor: torch.Tensor) -> Where | None:
         """The statement that makes a tensor of its own result in the step before: `total = total + loss`."""
@@ -273,19 +266,17 @@ class UpdateWatch:
         resident, lineage = before.resident, self._lineage
         updates = self.tensors.setdefault(
             (resident.role, resident.name),
-            TensorUpdates(
-                resident.role.value, resident.name, "", str(tensor.dtype).removeprefix("torch."), tensor.numel()
-            ),
+            TensorUpdates(resident.role.value, resident.name, format_of(tensor.dtype).name, tensor.numel()),
         )
         number = storage_number(before.tensor)
         written: Written | None = lineage.written.get(-1 if number is None else number)
         if written is not None:
-            updates.op, updates.file, updates.line = written.op, written.file, written.line
+            updates.where = Where("update", op=written.op, file=written.file, line=written.line)
         moved_memory = storage_number(tensor) != number
         if moved_memory and (place := self._made_at(tensor)) is not None:
-            updates.op, updates.file, updates.line = place.op, place.file, place.line
+            updates.where = Where("update", op=place.op, file=place.file, line=place.line)
         if written is None and not moved_memory:
-            if not torch.equal(_bits(tensor), _bits(before.old)):
+            if not same_bits(tensor, before.old):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
             return
         form = lineage.form(tensor)
@@ -298,7 +289,8 @@ class UpdateWatch:
         moved = torch.isfinite(update) & (update.abs() > _NOISE * old.abs())
         lost = moved & (new == old)
         updates.moved += int(moved.sum())
-        noise = (update.abs() / spacing(old, format_of(updates.dtype))).clamp(max=0.5)
+        gap = spacing(old, format_of(updates.dtype))
+        noise = (update.abs() / gap).clamp(max=0.5)
         if form.mask & lineage.drawn and float(noise.mean()) > _NOISY:
             lost = torch.zeros_like(lost)  # noise over a whole spacing was added: it rounds at random
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
@@ -313,8 +305,11 @@ class UpdateWatch:
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
         opaque = written is not None and not written.op.startswith("aten::")
-        if lineage.draws or opaque:
-            _count_jumps(updates, old, new, update, before.old.dtype)
+        if lineage.draws or opaque:  # rounding at random moves values in proportion to the size of small updates
+            part = update.abs() / gap
+            small = (part > 0) & (part < _SMALL)
+            updates.jumped += int((small & (new != old)).sum())
+            updates.expected += float(part[small].sum())
         updates.squared_updates += float(update.square().sum())
         updates.steps += 1
         updates.squared_values += float(torch.where(torch.isfinite(old), old, 0.0).square().sum())
@@ -325,16 +320,6 @@ class UpdateWatch:
             added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
             values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
             updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
-
-
-def _count_jumps(
-    updates: TensorUpdates, old: torch.Tensor, new: torch.Tensor, update: torch.Tensor, dtype: torch.dtype
-) -> None:
-    """Small updates that moved their values: rounding at random does so in proportion to their size."""
-    part = update.abs() / spacing(old, format_of(dtype))
-    small = (part > 0) & (part < _SMALL)
-    updates.jumped += int((small & (new != old)).sum())
-    updates.expected += float(part[small].sum())
 
 
 def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
@@ -394,7 +379,3 @@ class _Carriers:
 def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
     """At most so many elements, evenly spread, the same ones each time."""
     return values.reshape(-1)[:: max(1, -(-values.numel() // most))].clone()
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -19,17 +18,6 @@ _PAIRED = 2
 """Steps after which masters are looked for."""
 
 
-@dataclass(slots=True)
-class _Apart:
-    """A weight that is not the rounded value of its master before a step, and both values."""
-
-    name: str
-    weight: torch.Tensor
-    master: torch.Tensor
-    weight_before: torch.Tensor
-    master_before: torch.Tensor
-
-
 class MasterWatch:
     """Watches weights that no optimizer holds and that become the rounded values of tensors that one steps.
 
@@ -41,37 +29,47 @@ class MasterWatch:
         self.overwritten: dict[str, int] = {}
         self._loop, self._reached = loop, reached
         self._masters: dict[str, torch.Tensor] = {}
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._apart: list[_Apart] = []
+        self._narrow: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # weights, and their values before the step
+        self._wide: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._steps = 0
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compare the weights with their masters before an optimizer steps these."""
+        """Copy the weights that are not the rounded values of their masters before an optimizer steps these; in the
+        first steps also those whose masters are not known, and all that may be one."""
         weights = self._weights()
         stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         wide = {id(p): p for p in stepped if p.dtype is torch.float32} if weights else {}
-        if self._steps < _PAIRED and wide:
-            tensors = (*weights.values(), *wide.values())
-            self._before = {id(t): (t, plain_values(t.detach()).clone()) for t in tensors}
+        early = self._steps < _PAIRED and bool(wide)
         for name, weight in weights.items():
             master = self._masters.get(name)
-            if master is not None and id(master) in wide and _far(plain_values(weight), plain_values(master)):
-                values = (plain_values(t.detach()).clone() for t in (weight, master))
-                self._apart.append(_Apart(name, weight, master, *values))
+            if master is None and early:
+                self._narrow[name] = weight, plain_values(weight).clone()
+            elif master is not None and id(master) in wide and _far(plain_values(weight), plain_values(master)):
+                self._narrow[name] = weight, plain_values(weight).clone()
+                self._wide[id(master)] = master, plain_values(master).clone()
+        if early:
+            self._wide |= {number: (p, plain_values(p).clone()) for number, p in wide.items()}
 
     @torch.no_grad()
     def ended(self, step: int) -> None:
-        """Look at what a step left of the weights."""
-        if self._before:
-            self._pair()
-        for apart in self._apart:
-            now, master = plain_values(apart.weight), plain_values(apart.master)
-            written = (apart.weight_before.double() - apart.master_before).norm()
-            followed = (master.double() - apart.master_before).norm()
-            if torch.equal(now, master.to(now.dtype)) and bool(followed < _FOLLOWED * written):
-                self.overwritten.setdefault(apart.name, step)
-        self._apart.clear()
-        self._before.clear()
+        """Look at what a step left of the weights. The master of one is the tensor of which it is the rounded value."""
+        for name, (weight, before) in self._narrow.items():
+            now = plain_values(weight)
+            for wide, _ in self._wide.values() if name not in self._masters and bool(now.any()) else ():
+                if wide.shape == weight.shape and torch.equal(now, plain_values(wide).to(now.dtype)):
+                    self._masters[name] = wide
+                    break
+            master = self._masters.get(name)
+            if master is None or id(master) not in self._wide:
+                continue
+            values, master_before = plain_values(master), self._wide[id(master)][1]
+            written = (before.double() - master_before).norm()
+            followed = (values.double() - master_before).norm()
+            rounded = torch.equal(now, values.to(now.dtype))
+            if rounded and _far(before, master_before) and bool(followed < _FOLLOWED * written):
+                self.overwritten.setdefault(name, step)
+        self._narrow.clear()
+        self._wide.clear()
         self._steps += 1
 
     def _weights(self) -> dict[str, torch.nn.Parameter]:
@@ -82,20 +80,6 @@ class MasterWatch:
             for name, p in self._loop.parameters()
             if id(p) not in optimized and p.is_floating_point() and p.dtype.itemsize == 2 and self._reached.get(id(p))
         }
-
-    def _pair(self) -> None:
-        """Find the masters of weights: those of which a weight is the rounded value."""
-        wide = [t for t, _ in self._before.values() if t.dtype is torch.float32]
-        for name, weight in self._weights().items():
-            if name in self._masters or id(weight) not in self._before:
-                continue
-            now = plain_values(weight)
-            same = (m for m in wide if m.shape == weight.shape and torch.equal(now, plain_values(m).to(now.dtype)))
-            if (master := next(same, None)) is not None and bool(now.any()):
-                self._masters[name] = master
-                before, master_before = self._before[id(weight)][1], self._before[id(master)][1]
-                if _far(before, master_before):
-                    self._apart.append(_Apart(name, weight, master, before, master_before))
 
 
 def _far(weight: torch.Tensor, master: torch.Tensor) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
 import torch
 
 from ampcheck.catalog.training import MASTER_WEIGHTS
-from ampcheck.core.arguments import show
+from ampcheck.core.arguments import parse_choice, show
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.patterns import matches
@@ -29,8 +28,6 @@ ROLES = ("parameter", "gradient", "state", "buffer", "copy", "loss")
 _ROWS = 40
 
 _SAMPLE = 256
-
-_Shape: TypeAlias = "tuple[tuple[int, ...], torch.device]"
 
 
 def _parse_names(value: object, name: str) -> tuple[str, ...]:
@@ -117,26 +114,18 @@ def parse_policy(value: object, subject: str = "subject") -> DtypePolicy | None:
     """
     if value is None or isinstance(value, DtypePolicy):
         return value
+    name = f"policy of {subject}"
     if isinstance(value, str):
-        return _preset(value, subject)
+        return PRESETS[parse_choice(value, name, PRESETS)]
     if not isinstance(value, Mapping):
         raise UsageError(
-            f"policy of {subject} must be one of {', '.join(PRESETS)}, or a mapping of roles to dtypes; "
-            f"found {show(value)}"
+            f"{name} must be one of {', '.join(PRESETS)}, or a mapping of roles to dtypes; found {show(value)}"
         )
     values = {("state" if key == "optimizer state" else str(key)): dtypes for key, dtypes in value.items()}
-    base = _preset(values.pop("preset"), subject) if "preset" in values else DtypePolicy()
+    base = PRESETS[parse_choice(values.pop("preset"), name, PRESETS)] if "preset" in values else DtypePolicy()
     if unknown := sorted(set(values) - {*ROLES, "exceptions", "masters"}):
-        raise UsageError(
-            f"policy of {subject} names {unknown[0]!r}; there are preset, {', '.join(ROLES)}, exceptions and masters"
-        )
+        raise UsageError(f"{name} names {unknown[0]!r}; there are preset, {', '.join(ROLES)}, exceptions and masters")
     return replace(base, **values, name=f"{base.name}, changed" if base.name in PRESETS else "declared")
-
-
-def _preset(name: object, subject: str) -> DtypePolicy:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise UsageError(f"policy of {subject} must be one of {', '.join(PRESETS)}; found {show(name)}")
-    return PRESETS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,18 +244,20 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     low = [
         (resident, local(resident.tensor))
         for resident in residents
-        if resident.role in (Role.PARAMETER, Role.COPY) and _is_low(resident.tensor.dtype)
+        if resident.role in (Role.PARAMETER, Role.COPY)
+        and resident.tensor.is_floating_point()
+        and resident.tensor.dtype not in (torch.float32, torch.float64)
     ]
-    full: dict[_Shape, list[tuple[str, torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    full: dict[object, list[tuple[str, torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for resident in residents:
         part = local(resident.tensor)
         wide = resident.role in (Role.PARAMETER, Role.STATE) and part.dtype in (torch.float32, torch.float64)
         plain = type(part).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # no packed format
         if wide and plain and part.layout is torch.strided:
-            full[_shape(part)].append((resident.name, part, _sample(part)))
+            full[part.shape, part.device].append((resident.name, part, _sample(part)))
     masters: dict[int, str] = {}
     for weight, part in low:
-        candidates = full[_shape(part)] if part.layout is torch.strided else []
+        candidates = full[part.shape, part.device] if part.layout is torch.strided else []
         sample = _sample(part) if candidates else part
         for name, wide_part, wide_sample in candidates:
             # In a model of equal layers each weight is compared with the tensors of all: most differ in a sample.
@@ -276,18 +267,10 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     return masters
 
 
-def _shape(part: torch.Tensor) -> _Shape:
-    return tuple(part.shape), part.device
-
-
 def _sample(part: torch.Tensor) -> torch.Tensor:
     """About `_SAMPLE` elements in float64, the same ones of all tensors of a shape; an odd stride meets all columns."""
     flat = part.reshape(-1)
     return flat[:: flat.numel() // _SAMPLE | 1].double()
-
-
-def _is_low(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
 
 
 def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> bool:

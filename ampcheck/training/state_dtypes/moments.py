@@ -135,10 +135,8 @@ class MomentWatch:
         for resident in residents if self._before and math.isfinite(size) else ():
             state = resident.tensor
             before = self._before.get(resident.name.rpartition(".")[0]) if resident.role is Role.STATE else None
-            if before is None or state.dtype not in NARROW or state.shape != before.old.shape:
+            if before is None or state.dtype not in NARROW or state.shape != before.old.shape or not _is_plain(state):
                 continue
-            if not _is_plain(state):
-                continue  # a packed format has values of its own, and not every op
             exact = self._exact(state)
             lost = (state == 0) & (exact != 0)
             if bool(lost.any()):
@@ -209,10 +207,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _guard(group: Mapping[str, Any]) -> float:
     """The largest of the options of a group that are called eps; 0.0 without any."""
-    values = (v for name, option in group.items() if name.startswith("eps") for v in _numbers(option))
-    return max(values, default=0.0)
-
-
-def _numbers(option: object) -> list[float]:
-    several = option if isinstance(option, (list, tuple)) else (option,)
-    return [float(value) for value in several if isinstance(value, (int, float)) and value > 0]
+    options = [option for name, option in group.items() if name.startswith("eps")]
+    values = [v for option in options for v in (option if isinstance(option, (list, tuple)) else (option,))]
+    return max((0.0, *(float(value) for value in values if isinstance(value, (int, float)))))

@@ -43,16 +43,15 @@ _KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_"
 
 @dataclass(frozen=True, slots=True)
 class ReducedProduct:
-    """A float32 product whose operands have lost mantissa bits of the float32 tensors that they were made from.
+    """A float32 product, at `where`, whose operands have lost mantissa bits of the float32 tensors that they were made
+    from.
 
     bits: how many trailing mantissa bits are zero in all elements. error: of the product, against float64 of those
     tensors, relative, in the Euclidean norm, in unit roundoffs of float32; None where it was not computed again.
     terms: how many products an element of the result sums. calls: how often this line multiplied such operands.
     """
 
-    op: str
-    file: str
-    line: int | None
+    where: Where
     bits: int
     terms: int
     error: float | None
@@ -111,12 +110,12 @@ class OperandMode(DispatchMode):
         lines: defaultdict[object, list[ReducedProduct]] = defaultdict(list)
         for product, split in self._reduced:
             if not split[0]:
-                lines[product.op, product.file, product.line].append(product)
-        worst = (
-            max(same, key=lambda product: -1.0 if product.error is None else product.error) for same in lines.values()
-        )
-        counts = map(len, lines.values())
-        reduced = tuple(replace(product, calls=calls) for product, calls in zip(worst, counts, strict=True))
+                lines[product.where].append(product)
+
+        def error(product: ReducedProduct) -> float:
+            return -1.0 if product.error is None else product.error
+
+        reduced = tuple(replace(max(same, key=error), calls=len(same)) for same in lines.values())
         return OperandStats(subject, self._products, reduced, raised)
 
     def __torch_dispatch__(
@@ -183,8 +182,8 @@ class OperandMode(DispatchMode):
             self._measured += 1
             error = _error(func, args, kwargs, out, {id(tensor): origin.of(tensor) for tensor, origin, _ in reduced})
         bits = min(bits for _, _, bits in reduced)
-        product = ReducedProduct(name, *users_line(sys._getframe()), bits, _terms(name, pair, args), error)
-        self._reduced.append((product, reduced[0][1].family))
+        where = Where("", "", name, *users_line(sys._getframe()))
+        self._reduced.append((ReducedProduct(where, bits, _terms(name, pair, args), error), reduced[0][1].family))
 
 
 def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
@@ -253,22 +252,18 @@ def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
         limit = allowed_error(product.terms, limits)
         if product.error is not None and product.error <= limit:
             continue
-        error = (
-            ""
-            if product.error is None
-            else (
-                f"; it is off by {product.error * UNIT:.2g} of its norm against float64, where float32 explains "
-                f"{limit * UNIT:.2g}"
-            )
-        )
         message = (
-            f"a product in float32 must be given float32 operands; {product.op.removeprefix('aten::')} was given, "
-            f"{product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off{error}"
+            f"a product in float32 must be given float32 operands; {product.where.op.removeprefix('aten::')} was "
+            f"given, {product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off"
         )
+        if product.error is not None:
+            far, explained = product.error * UNIT, limit * UNIT
+            message += f"; it is off by {far:.2g} of its norm against float64, where float32 explains {explained:.2g}"
         hint = "multiply the float32 tensors themselves, or cast to float16 or bfloat16, so that the dtype says it"
-        where = Where(op=product.op, file=product.file, line=product.line)
         build = TF32.fail if product.bits <= _WIDEST else TF32.warn
-        findings.append(build(stats.subject, message, where=where, observed=product.error, limit=limit, hint=hint))
+        findings.append(
+            build(stats.subject, message, where=product.where, observed=product.error, limit=limit, hint=hint)
+        )
     if findings:
         return sorted(findings, key=lambda finding: -(finding.observed or 0.0))[:LISTED]
     if stats.raised:

@@ -100,9 +100,7 @@ class ConfounderStats:
     unmeasured: str = ""
 
 
-def measure_confounders(
-    device: str | torch.device = "cpu", subject: str = "float32 on this machine"
-) -> ConfounderStats:
+def measure_confounders(device: str | torch.device = "cpu") -> ConfounderStats:
     """Read the flags, and measure a matmul, a convolution and a linear layer's gradient in float32 on `device`.
 
     Takes milliseconds; changes no setting and draws nothing from the generators of the program.
@@ -110,13 +108,14 @@ def measure_confounders(
     where = torch.device(device)
     flags = _flags()
     flushes = bool(torch.full((1,), format_of("float32").smallest_subnormal * 4).mul(0.5).eq(0).item())
+    products: tuple[ProductError, ...] = ()
+    reason = ""
     try:
         with torch.inference_mode(False), torch.autocast(where.type, enabled=False):
             products = _products(where)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        return ConfounderStats(subject, str(where), flags, (), flushes, unmeasured=reason)
-    return ConfounderStats(subject, str(where), flags, products, flushes)
+    return ConfounderStats("float32 on this machine", str(where), flags, products, flushes, unmeasured=reason)
 
 
 def _flags() -> dict[str, Scalar]:
@@ -203,8 +202,7 @@ def measure_nondeterminism(step: Callable[[], Any]) -> dict[str, int]:
 def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
     """Whether products in float32 have the error of float32. The finding names the flag to change."""
     if not stats.products:
-        reason = stats.unmeasured or "no product was measured"
-        return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {reason}")]
+        return [TF32.skip(stats.subject, f"the error of float32 could not be measured: {stats.unmeasured}")]
     findings = []
     on_cuda = stats.device.startswith("cuda")
     for product in stats.products:

@@ -149,7 +149,8 @@ def watched(name, target):
         "differing": list(stats.differing),
         "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.state],
         "collectives": [
-            {k: getattr(c, k) for k in ("op", "phase", "format", "world", "calls", "cast", "divided", "ratio", "file")}
+            {k: getattr(c, k) for k in ("format", "world", "calls", "cast", "divided", "ratio")}
+            | {k: getattr(c.where, k) for k in ("op", "phase", "file")}
             for c in stats.collectives
         ],
         "norms": [[n.value, n.exact, n.grouped, n.sharded] for n in stats.norms],

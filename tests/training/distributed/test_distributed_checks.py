@@ -14,7 +14,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.training.distributed.checks import check_distributed, distributed_tables
-from ampcheck.training.distributed.collectives import Call
+from ampcheck.training.distributed.collectives import Call, CollectiveMode
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
 from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats, Prediction, compare_sums, emulate
@@ -22,7 +22,7 @@ from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()
 BF16 = format_of("bfloat16")
-LOW = CollectiveStats("allreduce", "backward", "bfloat16", 2, 10, 1000, 256, error=2e-3, once=1e-3)
+LOW = CollectiveStats(Where("backward", op="allreduce"), "bfloat16", 2, 10, 1000, 256, error=2e-3, once=1e-3)
 
 
 def stats(*collectives, **more):
@@ -120,19 +120,8 @@ def test_the_range_of_float16_is_judged_by_the_exact_sum():
 
 
 def call(rank, addends, result, ranks=(0, 1), **more):
-    return Call(
-        ranks,
-        0,
-        "allreduce",
-        "backward",
-        more.pop("format", "bfloat16"),
-        len(addends),
-        "f",
-        1,
-        [addends],
-        result=result,
-        **more,
-    )
+    where, fmt = Where("backward", "", "allreduce", "f", 1), more.pop("format", "bfloat16")
+    return Call(ranks, 0, where, fmt, len(addends), [addends], result=result, **more)
 
 
 @pytest.mark.slow
@@ -162,6 +151,18 @@ def test_infinite_addends_are_no_overflow_of_the_sum():
     (told,) = compare_sums(both, None)
     assert told.overflowed == 0
     assert told.error == 0.0
+
+
+def test_a_sparse_sum_over_processes_is_counted_and_does_not_end_the_run():
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with CollectiveMode() as seen:
+            dist.all_reduce(torch.ones(3).to_sparse())
+    finally:
+        dist.destroy_process_group()
+    assert seen.calls == []
+    assert seen.others == {"allreduce": 1}
 
 
 def test_addends_that_a_hook_cast_are_measured_as_they_were_before():

@@ -8,7 +8,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from sharded_steps import HEALTHY, PLANTED
 
-from ampcheck.core.run import Verdict
+from ampcheck.core.run import Verdict, Where
 from ampcheck.sharded import Gradients, assert_sharded, check_sums, check_whole, judge_sharded
 from ampcheck.training.distributed.sums import CollectiveStats
 
@@ -27,7 +27,7 @@ def test_a_factor_fails(factor, verdict):
     ("lost", "form", "fails"), [(0.2, "bfloat16", True), (0.1, "bfloat16", False), (1.0, "float32", False)]
 )
 def test_a_sum_in_16_bits_that_loses_digits_fails(lost, form, fails):
-    total = CollectiveStats("allreduce", "update", form, 2, 1, 8, 8, 0.0, 0.0, lost)
+    total = CollectiveStats(Where("update", op="allreduce"), form, 2, 1, 8, 8, 0.0, 0.0, lost)
     assert bool(check_sums([total], "step")) is fails
 
 
