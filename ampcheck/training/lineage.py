@@ -137,7 +137,7 @@ class Lineage(DispatchMode):
     def _mixed_into_weights(self) -> Iterator[str]:
         """The tensors of which a parameter took a part in the step, and gave up as much of what it had.
 
-        A gradient, or a sum of them that is cleared then, is added to a parameter that keeps its value, but for a decay.
+        A gradient, or a sum of them that is then cleared, is added to a parameter that keeps all but a decay.
         """
         for parameter in (resident for resident in self._origins.values() if resident.role is Role.PARAMETER):
             gains = self.form(parameter.tensor).gains
