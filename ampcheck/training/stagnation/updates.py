@@ -169,7 +169,7 @@ class UpdateWatch:
     value of a learning rate that left a tensor as 0. numbers_before: the numbers that left the step before.
     """
 
-    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: int) -> None:
+    def __init__(self, shadow: LoopShadow, lineage: Lineage, most: float = math.inf) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.iterates = lineage.iterates
@@ -190,13 +190,13 @@ class UpdateWatch:
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
-    def begin(self, residents: Sequence[Resident], loop: TrainingLoop) -> bool:
+    def begin(self, residents: Sequence[Resident], loop: TrainingLoop | None = None) -> bool:
         """Take down the values of the narrow tensors, before a step. loop: whose learning rates they follow.
 
         Returns whether there is something to follow: after the first steps weights that have gradients, and others that
         changed, of which fewer updates than wanted were recorded.
         """
-        self._rates = self.schedules.begin(loop)
+        self._rates = self.schedules.begin(loop) if loop is not None else {}
         self._lineage.begin(residents)
         before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
