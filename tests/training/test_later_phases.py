@@ -1,4 +1,4 @@
-"""Promise: gradients that a later phase computes are compared at several loss scales as those of the first steps are."""
+"""Promise: gradients of a later phase are compared at several loss scales, as those of the first steps are."""
 
 from __future__ import annotations
 
