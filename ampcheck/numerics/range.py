@@ -287,7 +287,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
         if faults.DRAWS in fault.note:
             message = (
-                f"a draw must reach the integers of its range; {op_text(fault.where)}{source_text(stats, fault.where)} "
+                f"a draw must reach the integers of its range; {op_text(stats, fault.where)} "
                 f"never makes {fault.elements / fault.count:,.0f} of {seen.numel:,}: {fault.note}"
             )
             hint = "draw in float32, or draw integers with torch.randint"

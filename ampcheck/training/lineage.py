@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,6 +35,9 @@ _FUSED_GAINS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2", "momentum_buffer_li
 _REDUCING = frozenset(("norm", "max", "powsum"))
 _CASTS = frozenset(("_to_copy", "clone", "copy"))
 _GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
+
+_DECAYED = 0.5
+"""Of the part that a parameter takes of another tensor, how much a decay may take away in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,12 @@ class Lineage(DispatchMode):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
-    part of it, that was given values which do not depend on the ones it had. drawn: the origin of random numbers;
-    weights: those of narrow parameters. draws: whether random numbers were drawn after a backward pass or while
-    autograd was off, as by an optimizer that rounds at random. additions: watches, such as a `ReductionWatch`, which
-    see every op and may add origins. active: whether ops are followed. unfollowed: counts ops that were not, by reason.
+    part of it, that was given values which do not depend on the ones it had. iterates: the names of further weights:
+    tensors that parameters are mixed from, as the second iterate of a schedule-free optimizer. drawn: the origin of
+    random numbers; weights: those of narrow parameters and iterates. draws: whether random numbers were drawn after a
+    backward pass or while autograd was off, as by an optimizer that rounds at random. additions: watches, such as a
+    `ReductionWatch`, which see every op and may add origins. active: whether ops are followed. unfollowed: counts ops
+    that were not, by reason.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -103,13 +108,16 @@ class Lineage(DispatchMode):
         self.overwritten: Callable[[torch.Tensor], None] | None = None
         self.vanished: dict[tuple[float, str], VanishedConstant] = {}
         self.unfollowed = Counter[str]()
+        self.iterates: set[str] = set()
         self._additions = additions
+        self._origins: dict[int, Resident] = {}
         self.begin(())
 
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
+        self.iterates.update(self._mixed_into_weights())
         self._forms, self._bits = StorageMap[Form](), StorageMap[int]()
-        self._origins: dict[int, Resident] = {}
+        self._origins = {}
         self.written: dict[int, Written] = {}
         self._count = self.weights = 0
         self.draws = self._after_backward = False
@@ -121,19 +129,30 @@ class Lineage(DispatchMode):
                 self._bits.put(resident.tensor, bit)
                 self._origins[bit] = resident
                 self._residents |= bit
-                self.weights |= bit if resident.role is Role.PARAMETER else 0
+                self.weights |= bit if resident.role is Role.PARAMETER or resident.name in self.iterates else 0
                 self.put(resident.tensor, itself(bit))
         for watch in self._additions:
             watch.begin(self)
+
+    def _mixed_into_weights(self) -> Iterator[str]:
+        """The tensors of which a parameter took a part in the step, and gave up as much of what it had.
+
+        A gradient, or a sum of them that is then cleared, is added to a parameter that keeps all but a decay.
+        """
+        for parameter in (resident for resident in self._origins.values() if resident.role is Role.PARAMETER):
+            gains = self.form(parameter.tensor).gains
+            extra = abs(sum(gains.values()) - 1.0)
+            mixed_in = [self._origins[bit] for bit, gain in gains.items() if extra < _DECAYED * gain]
+            yield from (other.name for other in mixed_in if self.form(other.tensor).mask & self.bit_of(other.tensor))
 
     def new_origin(self) -> int:
         """The bit of a new origin."""
         self._count += 1
         return 1 << (self._count - 1)
 
-    def bit_of(self, tensor: torch.Tensor) -> int:
-        """The bit of a tensor of the loop; 0 for another."""
-        return self._bits.get(tensor) or 0
+    def bit_of(self, key: object) -> int:
+        """The bit of a tensor of the loop, or of its storage; 0 for another."""
+        return self._bits.get(key) or 0
 
     def form(self, key: object) -> Form:
         """The form of the values of a tensor, all parts of its memory together."""

@@ -19,7 +19,7 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.training.protocol.events import Act, Event, Rounded
 from ampcheck.training.protocol.rounded import RoundedWeights, check_rounded
 
-STEPS = 6
+STEPS = 12
 Change = Callable[[nn.Module, int], Any]
 
 
@@ -85,6 +85,34 @@ def matrices_cast_and_back(model: nn.Module, number: int) -> None:
             parameter.data = parameter.data.half()
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
+
+
+def every(steps: int, change: Change) -> Change:
+    """A change after each so many steps, as at an evaluation."""
+
+    def changed(model: nn.Module, number: int) -> None:
+        if number % steps == steps - 1:
+            change(model, number)
+
+    return changed
+
+
+def swapped(backup: torch.dtype) -> Change:
+    """An evaluation with other weights: backed up, overwritten and copied back."""
+
+    def swap(model: nn.Module, number: int) -> None:
+        with torch.no_grad():
+            kept = [parameter.to(backup, copy=True) for parameter in model.parameters()]
+            for parameter, weight in zip(model.parameters(), kept, strict=True):
+                parameter.zero_()
+                parameter.copy_(weight)
+
+    return swap
+
+
+def offloaded(model: nn.Module, number: int) -> None:
+    """The weights are loaded again from a state in half precision."""
+    model.load_state_dict({name: weight.half() for name, weight in model.state_dict().items()})
 
 
 def nothing(model: nn.Module, number: int) -> None:
@@ -164,6 +192,22 @@ def test_a_cast_between_steps_that_undoes_them_is_named_at_the_step(judged, make
     assert finding.code == "optimizer.step()"
 
 
+@pytest.mark.every(3)
+@ways
+@pytest.mark.parametrize("make", [lambda: adam(2e-6), from_checkpoint(2e-6)], ids=["new", "weights of a checkpoint"])
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize(
+    ("between", "dtype"),
+    [(cast_and_back, "float16"), (swapped(torch.bfloat16), "bfloat16"), (offloaded, "float16")],
+)
+def test_a_cast_at_each_evaluation_that_undoes_the_steps_since_the_last_one_is_named(
+    judged, make, between, dtype, steps
+):
+    (finding,) = judged(make, every(steps, between))
+    assert finding.verdict is Verdict.FAIL
+    assert f"were rounded to {dtype} before the next step" in finding.message
+
+
 def test_the_loss_of_updates_is_real():
     """The weights go hardly any of the way that they go without the casts, beyond what one rounding moves them."""
     start = torch.cat([parameter.detach().flatten() for parameter in adam()[0].parameters()])
@@ -188,6 +232,9 @@ def test_the_loss_of_updates_is_real():
         pytest.param(from_checkpoint(0.0), nothing, id="a learning rate of zero"),
         pytest.param(from_checkpoint(1e-12), nothing, id="updates below the spacing of float32"),
         pytest.param(lambda: adam(0.05), cast_and_back, id="updates that survive"),
+        pytest.param(lambda: adam(0.05), every(3, cast_and_back), id="updates that survive each evaluation"),
+        pytest.param(from_checkpoint(1e-3), every(3, swapped(torch.float32)), id="a backup in float32"),
+        pytest.param(adam, every(3, swapped(torch.float32)), id="a backup of new weights in float32"),
     ],
 )
 def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
@@ -197,7 +244,7 @@ def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
 @pytest.mark.every(5)
 @ways
 @pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
-@pytest.mark.parametrize("accepted", [0, 1], ids=["each step", "each second step"])
+@pytest.mark.parametrize("accepted", [0, 1, 2], ids=["each step", "each second step", "each third step"])
 @pytest.mark.parametrize(
     "make",
     [layer_norm, from_checkpoint, lambda rate: scaled(torch.tensor([1.0, -0.5, 0.25, 2.0] * 4), rate)],
@@ -206,6 +253,13 @@ def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
 def test_weights_that_are_restored_after_a_step_are_no_finding(judged, make, accepted, rate):
     restored = Restored(accepted)
     assert not judged(restored.after(make(rate)), restored)
+
+
+@ways
+def test_weights_that_are_restored_late_and_then_often_are_no_finding(judged, monkeypatch):
+    monkeypatch.setattr("ampcheck.training.protocol.rounded._APART", 2)
+    restored = Restored()
+    assert not judged(restored.after(from_checkpoint(1e-4)), lambda model, n: n > 3 and restored(model, n))
 
 
 @pytest.mark.every(3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,9 @@ STEPS = 3
 
 ACCUMULATED = 16
 """How many steps are tried where none of the first steps an optimizer."""
+
+_LATER = 8
+"""The last step that is repeated for what it does first: by then even exact values of two scales drift apart."""
 
 NEVER = 2**31 - 1
 """A number of steps that no repetition makes."""
@@ -155,6 +158,18 @@ def measure_invariance(loop: TrainingLoop, start: Snapshot, steps: int = STEPS) 
         why = "the step is not reproducible: it reads data or random numbers that are not reset"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     return compare_scales(loop.name, first, repeat)
+
+
+def steps_to_new_passes(events: Sequence[Event]) -> int:
+    """How many steps reach what a later phase makes of gradients: up to the first step after `STEPS` with a backward
+    pass in a line that no step ran before, and one more. 0 where none comes soon.
+    """
+    first: dict[tuple[str, int | None], int] = {}
+    for event in events:
+        if event.act in (Act.BACKWARD, Act.GRAD):
+            first.setdefault((event.file, event.line), event.step)
+    new = min((step for step in first.values() if STEPS <= step <= _LATER), default=None)
+    return 0 if new is None else new + 2
 
 
 def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetition]) -> InvarianceStats:

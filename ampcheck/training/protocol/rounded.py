@@ -1,4 +1,4 @@
-"""Float32 weights that something rounds to 16 bits between two steps: `model.half()` for an evaluation, and back."""
+"""Float32 weights that something rounds to 16 bits between steps: `model.half()` for an evaluation, and back."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ _BOUNDS = 2
 _ROUNDS = 2
 """A checkpoint that is loaded rounds weights once."""
 
+_APART = 12
+"""Steps over which a weight is compared with its last 16-bit values: one that is rounded less often is not judged."""
+
 _LISTED = 3
 
 
 @dataclass(slots=True)
 class _Values:
-    """All elements of a weight whose values before a step are 16-bit numbers of `dtype`.
+    """All elements of a weight whose values were 16-bit numbers of `dtype` before its last steps.
 
-    before: in `dtype`. changed: whether the step changed an element. after: what a cast to `dtype` makes of the weight
-    after the step.
+    before: in `dtype`. steps: how many since. changed: whether they changed an element. after: what a cast to `dtype`
+    makes of the weight after them.
     """
 
     dtype: torch.dtype
     before: torch.Tensor
+    steps: int = 0
     changed: torch.Tensor | None = None
     after: torch.Tensor | None = None
 
@@ -51,8 +55,9 @@ class _Values:
 class _Step:
     """A weight around a step.
 
-    before, after: its first elements, in float32. was_cast: whether a cast was recognized before an earlier step.
-    values: None where the weight was no 16-bit weight before the step.
+    before, after: its first elements, in float32; narrow: those that were 16-bit numbers before this step or an earlier
+    one, the last. was_cast: whether a cast was recognized before an earlier step.
+    values: None where the weight was no 16-bit weight before the last steps.
     """
 
     shape: torch.Size
@@ -60,6 +65,7 @@ class _Step:
     was_cast: bool
     before: torch.Tensor
     values: _Values | None
+    narrow: torch.Tensor | None
     after: torch.Tensor | None = None
 
     def is_of(self, weight: torch.Tensor) -> bool:
@@ -67,11 +73,11 @@ class _Step:
 
 
 class RoundedWeights:
-    """Compares the weights before each step with those before and after the last one.
+    """Compares weights of 16-bit numbers with what the last step left, and with their last 16-bit numbers before.
 
-    A clamp, or a restored state, can also undo a step and leave 16-bit numbers (1.0, 0.5). A weight was cast where each
+    A clamp, or a restored state, can also undo steps and leave 16-bit numbers (1.0, 0.5). A weight was cast where each
     element is the rounded value of what the step left, and, at least once, some took values that neither a clamp nor
-    the state before the step explains.
+    an earlier state explains.
     """
 
     def __init__(self) -> None:
@@ -89,8 +95,13 @@ class RoundedWeights:
                 was_cast = last.was_cast or (dtype is not None and _is_cast(last, weight, dtype))
                 if was_cast and last.values is not None and last.values.dtype is dtype:
                     yield from _rounded(last.values, weight, names.get(id(parameter), "?"))
-            values = None if dtype is None else _Values(dtype, weight.to(dtype))
-            self._steps[parameter] = _Step(weight.shape, weight.device, was_cast, _first(weight).clone(), values)
+            first = _first(weight).clone()
+            values, narrow = (last.values, last.narrow) if last is not None and last.is_of(weight) else (None, None)
+            if dtype is not None:
+                values, narrow = _Values(dtype, weight.to(dtype)), first
+            elif values is not None and values.steps == _APART:
+                values = None
+            self._steps[parameter] = _Step(weight.shape, weight.device, was_cast, first, values, narrow)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what the step left."""
@@ -102,6 +113,7 @@ class RoundedWeights:
             step.after = _first(weight).clone()
             if (values := step.values) is not None:
                 values.changed, values.after = weight != values.before, weight.to(values.dtype)
+                values.steps += 1
             self._steps[parameter] = step
 
 
@@ -121,11 +133,11 @@ def check_rounded(
     message = (
         f"weights in float32 must stay what a step made of them; those of {listed(names, _LISTED)} were rounded to "
         f"{weight.dtype} before the next step, {len(rounded):,} times, and {lost / moved:.0%} of the elements that the "
-        "step had changed were again what they were before it"
+        "steps since the last time had changed were again what they were before them"
     )
     hint = (
         f"cast a copy for an evaluation or a forward (copy.deepcopy(model).to(torch.{weight.dtype}), torch.autocast), "
-        "and leave the weights that the optimizer steps in float32"
+        "back weights up in float32, and leave the weights that the optimizer steps in float32"
     )
     observed, limit = lost / moved, limits.stagnation
     shown = Evidence(where=event.where, observed=observed, limit=limit, unit="of the updates", hint=hint)
@@ -163,12 +175,13 @@ def _is_cast(last: _Step, weight: torch.Tensor, dtype: torch.dtype) -> bool:
     values = _first(weight)
     if not bool((last.after.to(dtype) == values).all()):
         return False
-    new = values[(values != last.after) & (values != last.before)]
+    known = (state for state in (last.after, last.before, last.narrow) if state is not None)
+    new = values[torch.stack([values != state for state in known]).all(0)]
     return len(set(new.tolist())) > _BOUNDS
 
 
 def _rounded(last: _Values, weight: torch.Tensor, name: str) -> Iterator[Rounded]:
-    """What was lost of the last step, where each element is the rounded value of what it left."""
+    """What was lost of the steps since, where each element is the rounded value of what they left."""
     if last.changed is None or last.after is None or not bool((weight == last.after).all()):
         return
     if moved := int(last.changed.count_nonzero()):

@@ -113,9 +113,14 @@ class ReductionWatch:
         return any(total.roundings and total.addends >= _OVERFLOWING for total in totals)
 
     def begin(self, lineage: Lineage) -> None:
-        """Sums go on over the steps, with origins of their own in each."""
+        """Sums go on over the steps, with origins of their own in each; those that turn out to be weights end."""
         self.norms.forget()
         for storage, sums in self._partial:
+            if lineage.bit_of(storage) & lineage.weights:
+                self._partial.pop(storage)
+                for total in sums.values():
+                    self.sums.pop(total.number, None)
+                continue
             mask = lineage.new_origin()
             lineage.depend(storage, mask)
             self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})

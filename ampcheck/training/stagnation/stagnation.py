@@ -78,7 +78,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if updates.optimizer and not updates.random and not updates.carriers:
             form = format_of(updates.dtype)
             updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
-    known = {n: updates.course(updates.name in watch.restarted, horizon) for n, updates in enumerate(tensors)}
+    endless = watch.restarted | watch.iterates
+    known = {n: updates.course(updates.name in endless, horizon) for n, updates in enumerate(tensors)}
     courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop

@@ -136,15 +136,15 @@ class TensorUpdates:
         """Whether a step keeps a part of the value, and replaces the rest."""
         return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
-    def course(self, restarts: bool, horizon: int) -> Course | None:
+    def course(self, endless: bool, horizon: int) -> Course | None:
         """What will stop a tensor that builds on its own value, unless another carries what it loses.
 
-        restarts: a sum that is reset now and then does not stop.
+        endless: a sum that is reset now and then does not stop, nor does one of updates, as a weight is.
         """
         factors = self.factors
         if self.role == Role.PARAMETER.value or not factors or self.compensates or self.carriers or self.random:
             return None
-        if self.steps <= self.overwritten or (factors[-1] == 1.0 and (restarts or self.overwritten)):
+        if self.steps <= self.overwritten or (factors[-1] == 1.0 and (endless or self.overwritten)):
             return None
         # PyTorch's kernels for the CPU multiply running statistics in their own format.
         likely = COARSE if "batch_norm" in self.where.op else APART if self.decay.looked else ONCE
@@ -172,6 +172,7 @@ class UpdateWatch:
     def __init__(self, shadow: LoopShadow, lineage: Lineage, most: int) -> None:
         self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
+        self.iterates = lineage.iterates
         self.unseen: Counter[str] = Counter()
         self.looked = self.narrow = self.steps = 0
         self._shadow, self._lineage = shadow, lineage
