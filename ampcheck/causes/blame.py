@@ -24,7 +24,6 @@ from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_floa
 from ampcheck.causes.stats import BlameStats, Cost, StageResult, check_blame, tables
 from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
-from ampcheck.compiled.accuracy.plans import trains
 from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
@@ -42,7 +41,7 @@ from ampcheck.shadow.compare import ResultError
 from ampcheck.speed.paired import PairedMeasurement
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.threads import Threads
-from ampcheck.torchtools.copying import is_compiled_already, prepare
+from ampcheck.torchtools.copying import is_compiled_already, prepare, trains
 from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.seeds import seeded

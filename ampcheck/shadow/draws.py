@@ -186,7 +186,7 @@ def skipped_integers(call: Call) -> Fault | None:
     draw = next((companions.draw for companions in call.before if companions.draw is not None), None)
     if draw is None or call.kwargs.get("dtype") is torch.bool:
         return None
-    ints, wide = (end[1:][end[1:].isfinite()].double().trunc().unique() for end in (draw.low, draw.above))
+    ints, wide = (torch.unique(end[1:][end[1:].isfinite()].double().trunc()) for end in (draw.low, draw.above))
     if wide.numel() < _FEWEST or ints.numel() >= _REACHED * wide.numel():
         return None
     missing = wide.numel() - ints.numel()
