@@ -37,7 +37,9 @@ def discards_imaginary(call: Call, store: CompanionStore) -> float:
 
     Data are parameters, buffers and inputs. What a run computes, as by an inverse FFT, may be real but for rounding.
     """
-    if call.name != "_to_copy" or not call.fresh or not call.inputs[0].is_complex() or call.fresh[0].is_complex():
+    if call.name != "_to_copy" or not (call.fresh and call.inputs):
+        return 0.0
+    if not call.inputs[0].is_complex() or call.fresh[0].is_complex():
         return 0.0
     data = not call.before[0].written or isinstance(call.inputs[0], torch.nn.Parameter) or _is_in_module_to()
     exact = store.exact(call.inputs[0])

@@ -10,6 +10,7 @@ import torch
 
 from ampcheck.audit import audit
 from ampcheck.core.run import Verdict
+from ampcheck.shadow import Shadow
 
 FORMATS = pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 Function = Callable[[torch.dtype], object]
@@ -142,3 +143,16 @@ def test_a_cast_that_drops_no_imaginary_part_is_silent(low: torch.dtype) -> None
         assert "precision-loss" not in _failed(function), number
     if low is torch.bfloat16:
         assert "precision-loss" not in _failed(lambda: Kernel().bfloat16().out.weight.float())
+
+
+_DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64)
+
+
+@pytest.mark.parametrize("source", _DTYPES, ids=str)
+def test_a_cast_between_any_dtypes_is_judged(source: torch.dtype) -> None:
+    values = torch.tensor([0, 1, 1]).to(source)
+    with Shadow() as shadow, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of an imaginary part that is dropped
+        for dtype in _DTYPES:
+            values.to(dtype)
+    assert not shadow.unruled
