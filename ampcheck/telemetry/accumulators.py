@@ -23,7 +23,7 @@ _SUMMED_AT = 64
 _SMALLEST = format_of("float32").smallest_subnormal
 """A value that flushes in bfloat16 is subnormal in float32: no larger number may replace the amax of such a value."""
 
-_STATISTICS = ("amax", "smallest", "zero", "lost", "tiny", "kept", "finite", "number", "nan")
+_STATISTICS = ("amax", "smallest", "above", "zero", "lost", "tiny", "kept", "finite", "number", "nan")
 _COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans", "numel")
 _MERGE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys(("amax", "lost", "newest"), torch.maximum),
@@ -117,7 +117,10 @@ class _Decoder:
         amax, smallest = packed[:, self._columns["amax"]], packed[:, self._columns["smallest"]]
         nothing = torch.zeros_like(amax)
         numel = torch.where(self._numel.isnan(), count("number", nothing) + count("nan", nothing), self._numel)
-        zero = torch.where(tables.cast, count("zero", nothing), count("lost", nothing))
+        # NaN is not above anything: then only what counts as lost is certain.
+        vague = self._has["above"] & amax.isnan()
+        lowest = torch.where(vague, count("lost", nothing), numel - count("above", numel))
+        zero = torch.where(tables.cast, count("zero", lowest), count("lost", lowest))
         lost = count("lost", zero)
         kept = count("kept", numel)
         finite = torch.where(tables.cast, count("finite", kept), kept)

@@ -18,11 +18,14 @@ from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.telemetry.graph_variants import copied_inputs
 from ampcheck.telemetry.sites import CASTS, MOVES, Site
-from ampcheck.telemetry.statistics import BELOW, Layout, counted, numel_of, thresholds
+from ampcheck.telemetry.statistics import Layout, counted, numel_of, thresholds
 from ampcheck.torchtools.interception import Runnable
 from ampcheck.torchtools.restore import save_random_state
 
 _NARROW = (torch.float16, torch.bfloat16)
+
+_BELOW = ("tiny", "kept", "finite")
+"""Counts of elements below their threshold; the others include it."""
 
 _MOVES = MOVES - {torch.ops.aten.view.dtype}
 """Ops that take values of any dtype; one that reinterprets bits takes only its own."""
@@ -120,7 +123,7 @@ def _measured(value: torch.Tensor, site: Site, unknown_size: bool) -> torch.Tens
     """The statistics of a value in the order of `_names`, float64; see `Layout`."""
     magnitude, limits = value.float().abs(), thresholds(site)
     tests = {
-        name: magnitude < limits[name] if name in BELOW else magnitude <= limits[name]
+        name: magnitude < limits[name] if name in _BELOW else magnitude <= limits[name]
         for name in counted(site, full=True)
     }
     above = magnitude > limits["zero" if site.cast else "lost"]

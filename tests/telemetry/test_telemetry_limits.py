@@ -26,11 +26,11 @@ def site(*, cast: bool, format: str = "float16") -> Site:
 
 
 def test_nan_in_the_lean_statistics_is_no_zero_and_nothing_is_flushed_below_nothing() -> None:
-    names = ("amax", "smallest", "zero", "lost", "tiny")
+    names = ("amax", "smallest", "above", "lost", "tiny")
     layout = Layout(tuple((0, name) for name in names), (10,))
     accumulators = GraphAccumulators((site(cast=True),), layout, layout)
     # Ten elements: six NaN, one zero, three of 1.0.
-    packed = torch.tensor([float("nan"), 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    packed = torch.tensor([float("nan"), 1.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     accumulators.of(0).add(0, packed, full=False)
     (seen,) = accumulators.read({})
     assert (seen.zeros, seen.flushed, seen.lost) == (1, 0, 0.0)
