@@ -188,7 +188,8 @@ class History:
 
 def _slower(run: Run) -> float | None:
     """How many times as fast as the first version a slower one is; None where it is not shown to be slower."""
-    return next((finding.observed for finding in run.findings if finding.verdict is Verdict.FAIL), None)
+    times = (finding for finding in run.findings if finding.check == REGRESSION.slug)  # graph breaks may fail as well
+    return next((finding.observed for finding in times if finding.verdict is Verdict.FAIL), None)
 
 
 def decided(verdicts: set[Verdict]) -> Verdict | None:

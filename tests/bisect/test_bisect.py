@@ -21,7 +21,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.speed.base import checkout
 from ampcheck.speed.base.checkout import Checkout
-from ampcheck.speed.base.stats import BaseStats, Turns
+from ampcheck.speed.base.stats import BaseStats, Signals, Turns
 
 MODEL = """
 import torch
@@ -351,7 +351,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for number in range(4):
             head = scales["head"] * (1 + spread * (-1) ** number)
             rounds.append({"target": Turns((scales["base"],) * 5, (scales["base"],) * 5, (head,) * 5)})
-        return replace(stats, rounds=tuple(rounds))
+        breaks = (("model.py:3", "print"),) * 3 if "breaks" in texts["head"] else ()
+        signals = {"base": Signals(graphs=1), "head": Signals(graphs=1 + len(breaks), breaks=breaks)}
+        return replace(stats, rounds=tuple(rounds), signals=signals)
 
     monkeypatch.setattr(history, "compare", compare)
     return compared
@@ -414,6 +416,15 @@ def test_a_commit_between_is_compared_with_half_the_change(bisect: Any, timed: l
     assert code == 1
     assert f"in {commits[20][:10]} (revision 20); the commit before it" in run.findings[0].message
     assert len(timed) == len(set(timed)) <= 7
+
+
+def test_graph_breaks_that_fail_beside_a_slowdown_are_not_taken_for_its_ratio(bisect: Any, timed: list[str]) -> None:
+    models = [model + "# breaks\n" * (number >= 20) for number, model in enumerate(planted(40, 20, after=1.4))]
+    code, run, _, commits = bisect(models, *RANGE, "--speed")
+    assert code == 1
+    slower = next(finding for finding in run.findings if finding.check == "regression")
+    assert f"in {commits[20][:10]} (revision 20); the commit before it" in slower.message
+    assert "head must be at least 0.88" in slower.message  # 1.4 to the power of -3/8
 
 
 def test_a_slowdown_in_two_steps_is_blamed_on_the_larger(bisect: Any, timed: list[str]) -> None:

@@ -73,7 +73,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     expected = eager.recorded
     assert expected is not None, "the eager run keeps its results only with compared=True"
     # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
-    for grad in (True, False) if plan.no_backward else (True,):
+    for grad in (plan.grad, False) if plan.no_backward else (plan.grad,):
         prepared = prepare(subject, device=plan.device)
         telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
         with measure_graphs() as graphs, telemetry.watching(), configured({EQUAL_STREAMS: True}):
