@@ -6,8 +6,8 @@
 A release of PyTorch for this Python is an environment over the packages of this one, as `ampcheck bisect` makes it; for
 another Python everything is installed. The newest patch of each release is used. Tests that need a newer PyTorch, or an
 older one, say so by the markers `needs_torch` and `until_torch`; what they say is the second table. With --json each
-pair is kept, and an interrupted script goes on from there; --again runs the pairs named in it once more. --prune
-removes each environment after its use.
+pair is kept, and an interrupted script goes on from there; --again runs the pairs named in it once more. A whole suite
+replaces what parts of it gave. --prune removes each environment after its use.
 --stubs takes no libraries of CUDA, which need several gigabytes, and writes stand-ins: for a machine without a GPU.
 """
 
@@ -35,6 +35,7 @@ from ampcheck.core.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 TORCH = "2.6,2.9,2.13,2.15"
+TESTS = "tests"
 COLUMNS = ("torch", "python", "tests", "passed", "failed", "skipped", "minutes", "why")
 
 
@@ -149,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", default=TORCH, help="releases (default: %(default)s)")
     parser.add_argument("--pythons", default=sys.executable, help="interpreters by commas (default: this one)")
-    parser.add_argument("--tests", default="tests", help="paths below the root, by commas (default: %(default)s)")
+    parser.add_argument("--tests", default=TESTS, help="paths below the root, by commas (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=240.0, help="that one run may take (default: %(default)g)")
     parser.add_argument("--workers", type=int, default=2, help="processes of tests (default: %(default)s)")
     parser.add_argument("--stubs", type=Path, metavar="FOLDER", help="of stand-ins for CUDA's libraries")
@@ -173,7 +174,8 @@ def main() -> None:
             number = newest_patch(release, known)
             own = ".".join(map(str, sys.version_info[:2]))
             version = own if python == sys.executable else python.rpartition("python")[2]
-            key = {"torch": number, "python": version, "tests": options.tests}
+            pair = {"torch": number, "python": version}
+            key = {**pair, "tests": options.tests}
             earlier = [row for row in rows if key.items() <= row.items()]
             if earlier and not options.again:
                 continue
@@ -187,7 +189,8 @@ def main() -> None:
                     row = {"why": str(error)}
             if options.prune:
                 shared.remove(number)
-            rows = [row for row in rows if row not in earlier]
+            replaced = pair if options.tests == TESTS else key  # the whole suite says all that its parts said
+            rows = [row for row in rows if not replaced.items() <= row.items()]
             rows.append({**key, **row, "minutes": round((time.perf_counter() - begin) / 60, 1)})
             print({name: rows[-1].get(name) for name in COLUMNS}, flush=True)
             if options.json is not None:
