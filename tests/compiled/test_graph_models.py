@@ -144,6 +144,11 @@ def test_with_fullgraph_the_break_is_a_failure_whatever_the_limit() -> None:
 # Recompilations --------------------------------------------------------------------------------------------------
 
 
+def clamped(x: torch.Tensor) -> torch.Tensor:
+    """Code with a graph for small sizes and others for large ones."""
+    return x * 2 if x.shape[0] < 32 else x[: x.shape[0] // 4 * 4] + x.shape[0] // 40
+
+
 def sizes(*given: int) -> list[tuple[torch.Tensor]]:
     return [(torch.ones(n, 3),) for n in given]
 
@@ -155,7 +160,13 @@ def test_the_one_recompilation_that_makes_a_size_dynamic_is_free() -> None:
     assert "1 recompilation to learn what varies (shape)" in passed.message
 
 
-@pytest.mark.parametrize(("given", "dynamic", "count"), [((4, 5, 6, 7), False, 2), ((4, 5, 1), None, 1)])
+@pytest.mark.parametrize(("given", "dynamic"), [((4, 5, 1), None), ((4, 5, 6, 1), None), ((4, 5, 1), True)])
+def test_a_last_batch_of_one_has_a_graph_of_its_own(given: tuple[int, ...], dynamic: bool | None) -> None:
+    run = judge((double, sizes(*given)), dynamic=dynamic)
+    assert failures(run) == []
+
+
+@pytest.mark.parametrize(("given", "dynamic", "count"), [((4, 5, 6, 7), False, 2), ((4, 5, 1, 0), None, 1)])
 def test_a_size_that_is_specialised_again_and_again_is_found(
     given: tuple[int, ...], dynamic: bool | None, count: int
 ) -> None:
@@ -164,6 +175,11 @@ def test_a_size_that_is_specialised_again_and_again_is_found(
     assert "its guard on shape" in found.message
     assert "mark_dynamic" in found.hint
     assert found.where.line == double.__code__.co_firstlineno or found.where.line == double.__code__.co_firstlineno + 1
+
+
+def test_a_size_beyond_the_limit_that_the_code_has_is_no_graph_of_one() -> None:
+    found = only(judge((clamped, sizes(4, 5, 40, 6, 41))), "recompile")
+    assert found.observed >= 1
 
 
 def test_marking_the_dimension_as_the_hint_says_mends_it() -> None:

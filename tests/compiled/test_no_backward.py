@@ -74,7 +74,9 @@ def test_a_function_with_an_op_without_a_backward_passes_too() -> None:
 @CALLS
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trainable"])
 def test_what_compiled_code_computes_wrongly_without_gradients_still_fails(calls: object, frozen: bool) -> None:
-    assert _failed(audit((Layer(_rms, frozen=frozen), calls))) & {"compiled-error", "precision-loss", "overflow"}
+    run = audit((Layer(_rms, frozen=frozen), calls))
+    refused = [f for f in run.findings if "expected dtype torch.bfloat16 but got torch.float32" in f.message]  # by 2.14
+    assert refused or _failed(run) & {"compiled-error", "precision-loss", "overflow"}
 
 
 def test_every_call_is_judged_although_the_backward_of_the_first_raises() -> None:

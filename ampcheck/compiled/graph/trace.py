@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
@@ -248,6 +248,8 @@ def _cache_key(text: str) -> str:
 
 _TENSOR = re.compile(r"tensor '(.*?)' (.+?) mismatch(?: at index (\d+))?")
 _SIZE = re.compile(r"([\w.\[\]']+)\.size\(\)\[(\d+)\]")
+_TWO_OR_MORE = re.compile(rf"2 <= {_SIZE.pattern}( <= \d+)?")  # of a dynamic size: Dynamo always specialises 0 and 1
+_ACTUAL = re.compile(rf"{_TENSOR.pattern}\. expected \d+, actual (\d+)")
 _CONSTANT = re.compile(r"(.+?) (==|is|!=|is not|in|not in) .+")
 _LENGTH_OF = re.compile(r"len\((.+)\) [=!]= \d+")
 _IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|___dict_\w+\((.+?)[,)]")
@@ -299,7 +301,14 @@ def read_guards(text: str) -> list[Guard]:
         reasons = json.loads(text)
     except ValueError:
         reasons = text
-    return [_guard(str(reason)) for reason in (reasons if isinstance(reasons, list) else [reasons])]
+    texts = [str(reason) for reason in (reasons if isinstance(reasons, list) else [reasons])]
+    return [_guard(text, _actual_sizes(texts)) for text in texts]
+
+
+def _actual_sizes(reasons: Iterable[str]) -> dict[tuple[str, str], int]:
+    """The sizes that the guards of static graphs found, by name and dimension of the tensor."""
+    found = [match for reason in reasons if (match := _ACTUAL.search(reason)) and match[2] == "size"]
+    return {(match[1], match[3]): int(match[4]) for match in found}
 
 
 def closest(guards: Sequence[Guard], known: Collection[tuple[str, ...]]) -> tuple[Guard, bool]:
@@ -321,7 +330,7 @@ def hint(kind: str) -> str:
     return HINTS.get(kind) or next((HINTS[part] for part in kind.split(" and ") if part in HINTS), "")
 
 
-def _guard(reason: str) -> Guard:
+def _guard(reason: str, sizes: Mapping[tuple[str, str], int]) -> Guard:
     text, _, stack = reason.partition(_STACK)
     of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which follows such a guard alone
     text = re.sub(r"^\S+: ", "", text, count=1)
@@ -332,6 +341,8 @@ def _guard(reason: str) -> Guard:
         families = frozenset(("global", flag) for flag in flags)
         return Guard(" and ".join(kinds), text, families, global_state=True, stack=stack)
     kind, family = _kind(text)
+    if (match := _TWO_OR_MORE.fullmatch(text)) and sizes.get((match[1], match[2]), 2 if match[3] else 1) < 2:
+        family = (*family, "0 or 1")
     kind = "constant attribute" if of_module and kind == "constant" else kind
     of_tensor = bool(_TENSOR.match(text) or _SIZE.search(text))
     return Guard(kind, text, frozenset([family]), of_tensor=of_tensor, stack=stack)
