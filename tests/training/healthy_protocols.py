@@ -383,3 +383,25 @@ def constant_scale_by_hand() -> Loop:
         return loss.item()
 
     return {"model": model, "optimizer": optimizer, "scaler": None, "step": step}
+
+
+@healthy
+def gradients_of_micro_batches_in_lists() -> Loop:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1)), torch.randn(4, 16, 8)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(i):
+        lists = []
+        for part in x:
+            with half():
+                out = model(part)
+            loss = F.mse_loss(out.float(), part[:, :1])
+            lists.append(torch.autograd.grad(scaler.scale(loss), list(model.parameters())))
+        for parameter, *grads in zip(model.parameters(), *lists, strict=True):
+            parameter.grad = torch.stack(grads).mean(0)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}

@@ -92,6 +92,26 @@ def test_a_clip_after_unscale_passes(judged):
     assert found.verdict is Verdict.PASS
 
 
+def test_gradients_that_are_kept_and_unscaled_again_in_the_next_step_are_found(failures):
+    model = torch.nn.Linear(8, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = torch.randn(16, 8)
+
+    def step(i):
+        loss = model(x).square().mean()
+        if i == 0:
+            for p, g in zip(
+                model.parameters(), torch.autograd.grad(scaler.scale(loss), list(model.parameters())), strict=True
+            ):
+                p.grad = g
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    assert "unscaled once" in failures({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step})
+
+
 def test_unscale_twice_is_found_though_the_scaler_raises(failures):
     def between(scaler, optimizer, model):
         scaler.unscale_(optimizer)

@@ -292,6 +292,8 @@ class _Order:
         """The user's own `unscale_`, or that of `scaler.step`, which leaves out what is unscaled already."""
         (name,) = event.optimizers
         own, steps = self._gradients[name], event.act is Act.SCALER_STEP
+        if event.cleared and own.stepped and own.mixed is None and not own.unscaled_losses:
+            own = self._gradients[name] = _Gradients()
         yield from self._used(name)
         if own.mixed is None and own.unscaled and not steps:
             message = (

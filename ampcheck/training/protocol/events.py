@@ -61,7 +61,8 @@ class Event:
     optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
     computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     factor: of BACKWARD, the number by which the loss was multiplied last, such as a constant loss scale.
-    cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began.
+    cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began; of UNSCALE, those whose
+    gradients the code itself assigned since the last step.
     through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
     gradients: of OPTIMIZER_STEP, whether a parameter has a gradient when it begins.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -18,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools import patching
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import modules_with, replaced, with_subclasses
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import is_users, users_line
+from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import is_transformed, local
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
@@ -65,8 +66,8 @@ class Recorder:
         self.name_parts()
         self._before_step: list[Callable[[_Optimizer], None]] = []
         self._scalings: dict[object, tuple[str, float]] = {}
-        self._inside_scaler = False
-        self._scaling = False
+        self._inside_scaler = self._scaling = False
+        self._stepped_with: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         self.low: tuple[str, ...] = ()
         self._unpacks = False
         self._rounded = RoundedWeights()
@@ -94,12 +95,12 @@ class Recorder:
             "state_dict": partial(self._state, Act.SAVE),
             "load_state_dict": partial(self._state, Act.LOAD),
         }
-        scalers, schedulers = _with_subclasses(_Scaler), _with_subclasses(LRScheduler)
+        scalers, schedulers = with_subclasses(_Scaler), with_subclasses(LRScheduler)
         clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
         wrappers: list[tuple[object, str, _Function]] = [
             *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
             *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
-            *((owner, name, self._clip) for name in clips for owner in _owners(name)),
+            *((owner, name, self._clip) for name in clips for owner in modules_with(name)),
             (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
@@ -184,8 +185,10 @@ class Recorder:
     def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
         self._overflow(optimizer, scaler.is_enabled())
         if not self._inside_scaler:
-            optimizers = (self._path(optimizer, "optimizer"),)
-            self._add(Act.UNSCALE, optimizers=optimizers, half=self._half(optimizer), **self._of(scaler))
+            name = self._path(optimizer, "optimizer")
+            cleared = (name,) if self._assigned(name, optimizer) else ()
+            facts = {"optimizers": (name,), "cleared": cleared, "half": self._half(optimizer), **self._of(scaler)}
+            self._add(Act.UNSCALE, **facts)
         return original(scaler, optimizer)
 
     def _scaler_step(
@@ -208,7 +211,15 @@ class Recorder:
                 skipped = not stepped if found_inf is None else found_inf
             bad = self._nonfinite(optimizer) if skipped else ()
             self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
+            grads = (parameter.grad for parameter in parameters_of(optimizer))
+            self._stepped_with[name] = [weakref.ref(grad) for grad in grads if grad is not None]
         return result
+
+    def _assigned(self, name: str, optimizer: _Optimizer) -> bool:
+        """Whether the code assigned all gradients since the last step, such as those of `torch.autograd.grad`."""
+        before = {id(grad) for kept in self._stepped_with.get(name, ()) if (grad := kept()) is not None}
+        grads = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+        return name in self._stepped_with and not any(id(grad) in before for grad in grads)
 
     def _update(self, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
         facts = self._of(scaler)
@@ -357,24 +368,6 @@ class Recorder:
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
         bad = (parameter for parameter, grad in _gradients(optimizer) if not bool(grad.isfinite().all()))
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
-
-
-def _with_subclasses(kind: type) -> list[type]:
-    """A class and all classes below it."""
-    direct: list[type] = type.__subclasses__(kind)
-    return list(dict.fromkeys((kind, *(known for part in direct for known in _with_subclasses(part)))))
-
-
-def _owners(name: str) -> list[object]:
-    """Where a clipping function is looked up: PyTorch's own modules, and the user's that imported it by name."""
-    original = getattr(torch.nn.utils, name, None)
-    if original is None:
-        return []
-    users = (
-        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
-    )
-    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
-    return [module for module in modules if vars(module).get(name) is original]
 
 
 def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
