@@ -49,11 +49,6 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     Ops whose lost digits reach a result are named.
     """
     check = PRECISION_LOSS
-    if stats.judged and not stats.of("output"):
-        hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
-        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
-        text = f"the subject returns {reason}, so no output was compared"
-        return [check.incomplete(who(stats), text, hint=hint)]
     lost = [fault for fault in faults_of(stats, KINDS) if _counts(fault, limits)]
     findings = [_at_fault(stats, fault) for fault in lost]
     findings += _misplaced(stats)
@@ -61,6 +56,11 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         findings = _results(stats, limits)
     if findings:
         return first_findings(findings)
+    if stats.judged and not stats.of("output"):
+        hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
+        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
+        text = f"the subject returns {reason}, so no output was compared"
+        return [check.incomplete(who(stats), text, hint=hint)]
     if any(error.nonfinite for error in stats.errors):
         text = "values that are inf or NaN have no error: see overflow and nonfinite-gradient"
         return [check.skip(who(stats), text)]

@@ -240,9 +240,14 @@ def _rounded(call: Call, store: CompanionStore) -> Margins | None:
     if not isinstance(call.out, torch.Tensor) or len(call.args) > 1 or call.kwargs:
         return None
     expected, number = call.op(store.exact(call.args[0])), call.out.double()
-    skips = number.abs() * roundoff(call.args[0].dtype) >= 0.5
+    skips = _skips_integers(call.args[0].dtype, number, expected)
     margin = torch.where(skips & expected.isfinite() & number.isfinite(), (expected - number).abs(), 0.0)
     return Margins(torch.where(margin >= 1, margin, 0.0), torch.zeros_like(margin))
+
+
+def _skips_integers(dtype: torch.dtype, number: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Where the format holds only every second integer or fewer: beyond 2**p, with a significand of p bits."""
+    return torch.maximum(number.abs(), exact.abs()) * roundoff(dtype) > 1.0
 
 
 def _truncated(call: Call, store: CompanionStore) -> Margins | None:
@@ -254,7 +259,7 @@ def _truncated(call: Call, store: CompanionStore) -> Margins | None:
     low = torch.where(number > 0, number, number - 1)
     high = torch.where(number < 0, number, number + 1)
     margin = torch.maximum(low - exact, exact - high).clamp_min(0.0)
-    coarse = (number.abs() * roundoff(call.args[0].dtype) >= 0.5) & (margin >= 1)  # the format skips integers there
+    coarse = _skips_integers(call.args[0].dtype, number, exact) & (margin >= 1)
     return Margins(torch.where(margin.isfinite(), margin, 0.0), torch.where(coarse, 0.0, _scale(exact)))
 
 

@@ -159,8 +159,11 @@ class Observation:
         loop, losses, stopped = self.loop, self.losses, self.stopped
         events, scalers = tuple(self.recorder.events), loop.scalers
         residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)
-        lost = {id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer)} - self._in_modules()
-        replaced = tuple(name for name, parameter in self._owned.items() if id(parameter) in lost)
+        steps = {id(p) for optimizer in loop.optimizers.values() for p in parameters_of(optimizer)}
+        lost = steps - self._in_modules()
+        # The second phase of a script may have a model of its own with the same names, and an optimizer for it.
+        taken_over = {name for name, parameter in loop.parameters() if id(parameter) in steps - lost}
+        replaced = tuple(n for n, p in self._owned.items() if id(p) in lost and n not in taken_over)
         stepped = any(event.act is Act.OPTIMIZER_STEP and event.gradients for event in events)
         stepped = stepped and not all_skipped(events)  # a fused optimizer is called all the same, its kernel skips
         before, after = _weights(self._before), _weights(residency)

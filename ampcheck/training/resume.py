@@ -236,13 +236,16 @@ def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
         trained = resident.role is Role.OTHER and resident.tensor.requires_grad
         if what := _OF_ROLE.get(resident.role, "weights" if trained else ""):
             state.tensors[what, resident.name] = local(resident.tensor).clone()
-    for path, optimizer in loop.optimizers.items():
+    now = loop.reached_now()
+    for path, optimizer in now.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             values = {key: _plain(value) for key, value in group.items() if key != "params"}
             state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
-    for path, scheduler in loop.reached.schedulers.items():
+    for path, scheduler in now.schedulers.items():
         state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    for path, scaler in loop.scalers.items():
+    for path, scaler in now.scalers.items():
+        if not scaler.is_enabled():
+            continue
         state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
     return state
 

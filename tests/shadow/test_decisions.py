@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcheck.audit import audit
+from ampcheck.core.run import Verdict
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import ABSORPTION, DECISION, Fault
 
@@ -281,3 +282,53 @@ def test_zeros_that_float64_has_as_well_and_a_few_that_vanish_are_silent(low: to
     x = torch.randn(64, 64).relu()
     x[:2, :20] = 1e-9
     assert not faults_of(lambda: (x.to(low).nonzero(), x.to(low).relu().nonzero()))
+
+
+RANKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "argmax": lambda scores: scores.argmax(-1),
+    "topk": lambda scores: scores.topk(4).indices,
+    "argsort": lambda scores: scores.argsort(-1),
+    "comparison": lambda scores: (scores > scores[:, :1]).sum(-1),
+}
+
+
+class Ranks(nn.Module):
+    """A model that returns no floating tensor: ids, ranks or counts."""
+
+    def __init__(self, ranks: Callable[[Tensor], Tensor], offset: float) -> None:
+        super().__init__()
+        self.ranks, self.offset = ranks, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ranks((x + self.offset) - self.offset)
+
+
+@FORMATS
+@pytest.mark.parametrize("ranks", RANKS.values(), ids=RANKS)
+def test_a_model_that_returns_integers_alone_fails_where_rounding_decides_them(
+    ranks: Callable[[Tensor], Tensor], low: torch.dtype
+) -> None:
+    x = torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).to(low)
+    run = audit((Ranks(ranks, 1000.0), (x,)), compile=False)
+    (found,) = [finding for finding in run.findings if finding.verdict is Verdict.FAIL]
+    assert found.check == "precision-loss"
+    assert found.where.line == Ranks.forward.__code__.co_firstlineno + 1
+    assert not audit((Ranks(ranks, 0.0), (x,)), compile=False).failed
+
+
+@FORMATS
+def test_codes_of_a_quantiser_that_are_one_off_at_a_tie_are_no_lost_integers(low: torch.dtype) -> None:
+    def quantise(x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round().clamp(-127, 127).to(torch.int8)
+
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).to(low)
+    assert not audit((quantise, (x,)), compile=False).failed
+
+
+def test_positions_beyond_the_integers_of_the_format_are_found_where_they_are_rounded() -> None:
+    def positions(x: Tensor) -> Tensor:
+        return (x * 3).round().long()
+
+    x = torch.arange(200).to(torch.bfloat16)
+    assert [f.check for f in audit((positions, (x,)), compile=False).findings if f.verdict is Verdict.FAIL] == ["integer-cast"]

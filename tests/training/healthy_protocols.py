@@ -403,5 +403,6 @@ def gradients_of_micro_batches_in_lists() -> Loop:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
+        return loss.item()
 
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
