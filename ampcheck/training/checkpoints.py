@@ -23,6 +23,7 @@ def check_checkpoint_events(events: Sequence[Event], subject: str = "subject") -
 def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
     """Each scaler that replaces another, under its name or with its optimizers, without loading its state."""
     used: dict[str, list[int]] = defaultdict(list)
+    resumed = {name for event in events if event.act is Act.LOAD for name in event.optimizers}
     optimizers: dict[str, set[str]] = defaultdict(set)
     for number, event in enumerate(events):
         if event.act in (Act.SCALE, Act.UPDATE, Act.SCALER_STEP) and event.enabled and event.scale is not None:
@@ -31,7 +32,10 @@ def _replacements(events: Sequence[Event], subject: str) -> list[Finding]:
     heirs: list[tuple[str, str]] = []
     for who, uses in used.items():
         before = [name for name, theirs in used.items() if name != who and theirs[-1] < uses[0]]
-        earlier = [name for name in before if _path(who) == _path(name) or optimizers[who] & optimizers[name]]
+        # A fold, or another phase, begins with a new optimizer; one that goes on loads the state of the last one.
+        begins = bool(optimizers[who]) and not optimizers[who] & resumed
+        shared = [name for name in before if optimizers[who] & optimizers[name]]
+        earlier = shared or [name for name in before if _path(who) == _path(name) and not begins]
         other = max(earlier, key=lambda name: used[name][-1], default=None)
         if other is not None and not _was_loaded(events, who, used[other][-1], uses[0]):
             heirs.append((who, other))

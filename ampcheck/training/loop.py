@@ -21,7 +21,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
-from ampcheck.torchtools.reachable import Reached, own_tensors, reach
+from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import local, storage_number
@@ -178,13 +178,13 @@ class TrainingLoop:
             return name
         return f"{root}.{name}" if name else root
 
-    def reached_now(self) -> Reached:
-        """The parts as they are now: a step or `load` may have replaced the contents of a closure or a dict."""
-        return reach(self._roots, within=False)
+    def reach_again(self) -> None:
+        """Follow the parts as they are now: `load` may have built a new model, optimizer or scaler."""
+        self.reached = reach(self._roots)
 
     def residents(self) -> list[Resident]:
         """The tensors that live across steps, each once; optimizer state is created by the first step."""
-        reached = self.reached_now()
+        reached = reach(self._roots, within=False)  # a step may have replaced the contents of a closure
         residents: dict[int, Resident] = {}
 
         def add(role: Role, name: str, tensor: object) -> None:

@@ -118,6 +118,9 @@ def measure_resume(loop: TrainingLoop, start: Snapshot, steps: int = 3) -> Resum
         return _measured(loop, start, steps)
     except _StoppedError as error:
         return ResumeStats(loop.name, steps, skipped=str(error))
+    finally:
+        start.restore()
+        loop.reach_again()
 
 
 def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
@@ -158,6 +161,7 @@ def _measured(loop: TrainingLoop, start: Snapshot, steps: int) -> ResumeStats:
 
 def _uninterrupted(loop: TrainingLoop, start: Snapshot, steps: int) -> _State:
     start.restore()
+    loop.reach_again()
     _disturb_scalers(loop)
     return _state(loop, _losses(loop, range(2 * steps)))
 
@@ -211,6 +215,7 @@ def _written(loop: TrainingLoop) -> tuple[bytes, bool]:
 def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
     """The loop in its initial state, as in a new process, with the checkpoint loaded."""
     start.restore()
+    loop.reach_again()
     caught: BaseException | None = None
     try:
         content = torch.load(io.BytesIO(checkpoint), weights_only=False)
@@ -219,6 +224,7 @@ def _loaded(loop: TrainingLoop, start: Snapshot, checkpoint: bytes) -> _State:
     except BaseException as error:  # noqa: BLE001  # the user's code; the run reports it
         caught = as_result(error)
     _stop_all("load(checkpoint) raised", caught)
+    loop.reach_again()
     return _state(loop)
 
 
@@ -236,16 +242,13 @@ def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
         trained = resident.role is Role.OTHER and resident.tensor.requires_grad
         if what := _OF_ROLE.get(resident.role, "weights" if trained else ""):
             state.tensors[what, resident.name] = local(resident.tensor).clone()
-    now = loop.reached_now()
-    for path, optimizer in now.optimizers.items():
+    for path, optimizer in loop.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             values = {key: _plain(value) for key, value in group.items() if key != "params"}
             state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
-    for path, scheduler in now.schedulers.items():
+    for path, scheduler in loop.reached.schedulers.items():
         state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
-    for path, scaler in now.scalers.items():
-        if not scaler.is_enabled():
-            continue
+    for path, scaler in loop.scalers.items():
         state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
     return state
 

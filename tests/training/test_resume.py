@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck.audit import audit
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.checkpoints import check_checkpoint_events
@@ -318,3 +319,82 @@ def test_a_checkpoint_of_the_optimizer_without_the_scaler_is_found() -> None:
     assert verdicts([*events, checkpoint("model")(0)]) == []
     disabled = list(used("scaler", 0, [1.0, 1.0], enabled=False))
     assert verdicts([*disabled, checkpoint("optimizer")(0)]) == []
+
+
+class Trainer:
+    """Builds model, optimizer, schedule and scaler, and builds them again where a checkpoint is loaded."""
+
+    def __init__(self, forgotten: str = "") -> None:
+        self.forgotten = forgotten
+        self.build()
+
+    def build(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(self, i: int) -> float:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.model(torch.linspace(-1, 1, 32).reshape(8, 4) + 0.1 * i).float().pow(2).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        return float(loss.detach())
+
+    def save(self) -> dict[str, Any]:
+        return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "schedule", "scaler")}
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        self.build()
+        for name, state in checkpoint.items():
+            if name != self.forgotten:
+                getattr(self, name).load_state_dict(state)
+
+
+@pytest.mark.parametrize("forgotten", ["", "model", "optimizer", "schedule", "scaler"])
+def test_a_load_that_builds_everything_anew_is_judged_by_what_it_built(forgotten: str) -> None:
+    trainer = Trainer(forgotten)
+    model = trainer.model
+    finding, _ = judged({"trainer": trainer, "step": trainer.step, "save": trainer.save, "load": trainer.load})
+    assert finding.verdict is (Verdict.FAIL if forgotten else Verdict.PASS)
+    assert trainer.model is model, "the user's own objects are back"
+
+
+def folds(resumed: bool, forgotten: bool = False) -> list[Finding]:
+    """What an audit says of a script that trains three models, one after the other, or one that resumes twice."""
+
+    def main() -> None:
+        torch.manual_seed(0)
+        checkpoint: dict[str, Any] = {}
+        for _ in range(3):
+            model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            parts = {"model": model, "optimizer": optimizer} | ({} if forgotten else {"scaler": scaler})
+            if resumed and checkpoint:
+                for name, part in parts.items():
+                    part.load_state_dict(checkpoint[name])
+            for _ in range(4):
+                x = torch.randn(16, 4)
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    loss = (model(x).float() - x.sum(1, keepdim=True)).square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            checkpoint = {name: part.state_dict() for name, part in parts.items()}
+
+    return [finding for finding in audit(main).findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+def test_models_that_a_script_trains_one_after_the_other_share_no_parameters_and_no_scaler() -> None:
+    assert folds(resumed=False) == []
+    assert folds(resumed=True) == []
+
+
+def test_a_script_that_resumes_without_the_scaler_fails() -> None:
+    assert [finding.check for finding in folds(resumed=True, forgotten=True)] == ["resume"]

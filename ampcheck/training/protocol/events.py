@@ -14,7 +14,8 @@ class Act(str, Enum):
 
     SCALE `scaler.scale(loss)`; BACKWARD a backward pass; GRAD `torch.autograd.grad`; CLIP gradients were clipped;
     UNSCALE the user's own `scaler.unscale_`; SCALER_STEP `scaler.step`; UPDATE `scaler.update`; OPTIMIZER_STEP the step
-    of the optimizer itself; SCHEDULER_STEP; SAVE and LOAD a scaler's state; CHECKPOINT `torch.save`.
+    of the optimizer itself; SCHEDULER_STEP; SAVE and LOAD a scaler's state; LOAD
+    also an optimizer's; CHECKPOINT `torch.save`.
     """
 
     SCALE = "scale"
@@ -58,7 +59,8 @@ class Event:
     new_scale: of UPDATE the one after it. limit: of CLIP, the norm or value that gradients are clipped to.
     scaled: of BACKWARD and GRAD, whether the loss came through `scaler.scale`; None where that is not known, as of
     gradients that the step passes on itself. dtype: of the loss, where there is one. enabled: of a scaler.
-    optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to.
+    optimizers: whose gradients a BACKWARD added to or a CLIP clipped; of SCHEDULER_STEP the one it belongs to; of LOAD
+    the one whose state was loaded.
     computed: of BACKWARD, the 16-bit dtypes in which the loss or a part of it was computed, whatever it was cast to.
     factor: of BACKWARD, the number by which the loss was multiplied last, such as a constant loss scale.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began; of UNSCALE, those whose

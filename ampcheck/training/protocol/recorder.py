@@ -105,6 +105,7 @@ class Recorder:
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
             (torch, "save", self._save),
+            (_Optimizer, "load_state_dict", self._load_optimizer),
         ]
         with ExitStack() as stack:
             stack.enter_context(self.cut.listening())
@@ -256,6 +257,11 @@ class Recorder:
         if not torch.compiler.is_compiling():
             with torch.no_grad(), _disable_current_modes():
                 self._rounded.after(optimizer)
+
+    def _load_optimizer(self, original: _Function, optimizer: _Optimizer, *args: object, **kwargs: object) -> object:
+        result = original(optimizer, *args, **kwargs)
+        self._add(Act.LOAD, optimizers=(self._path(optimizer, "optimizer"),))
+        return result
 
     def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
         begins = getattr(scheduler, "last_epoch", None) == 0
