@@ -159,3 +159,48 @@ def test_values_that_rounding_makes_equal_have_digits_to_lose() -> None:
     nn.init.eye_(layer.weight)
     run = audit((nn.Sequential(layer, nn.LayerNorm(64)), (x,)), dtype="bfloat16", compile=False)
     assert "precision-loss" in failures(run)
+
+
+def trained_on_itself(dtype: torch.dtype | None, head: bool) -> Run:
+    """A student whose first targets are what it gives itself in float32; head: beside another that learns."""
+    torch.manual_seed(0)
+    model, other = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1e-2)
+    inputs = torch.randn(64, 8)
+    targets = model(inputs).detach()
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = F.mse_loss(model(inputs).float(), targets)
+            loss = loss + (F.mse_loss(other(inputs).float(), inputs[:, :1]) if head else 0.0)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return audit({"model": model, "other": other, "optimizer": optimizer, "step": step})
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["alone", "beside a head that learns"])
+def test_float32_gradients_that_cancel_to_zero_are_no_underflow(head: bool) -> None:
+    assert "gradient-underflow" not in failures(trained_on_itself(None, head))
+
+
+class Difference(nn.Module):
+    """A slope by differences: the bias of the last layer cancels to the last bit in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 64), nn.Softplus(), nn.Linear(64, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            steps = torch.eye(3) * 1e-3
+            slope = torch.cat([self.layers(x + s) - self.layers(x - s) for s in steps], -1) / 2e-3
+        return F.normalize(slope, dim=-1)
+
+
+def test_a_gradient_that_is_exactly_zero_in_float64_is_the_rounding_of_float32() -> None:
+    torch.manual_seed(0)
+    run = audit((Difference(), (torch.rand(200, 3) * 2 - 1,)), dtype=torch.bfloat16, autocast=True, compile=False)
+    assert not failures(run)

@@ -19,6 +19,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow import Shadow
+from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.shadow.memory import dtype_name
@@ -311,6 +312,8 @@ def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tens
         grad, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (grad, exact, moved))
     distance = (moved.double() - exact).abs() * (companions.unit / MOVE)
     known = exact.isfinite() & (exact != 0) & (distance <= exact.abs() / 2)
+    if companions.unit < JUDGED_UNIT:  # where terms cancel, float64 sees how float32 rounded them: that is no underflow
+        known &= (grad != 0) | (exact.abs() < torch.finfo(torch.float32).tiny)
     flushed = any(isinstance(key, tuple) and key[0] in (FLUSH, ZERO) for key in companions.faults)
     return grad, exact, known, flushed
 
