@@ -16,7 +16,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import UsageError
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import once_imported, replaced, without_warning
 
 # Settings and caches ---------------------------------------------------------------------------------------------
 
@@ -199,15 +199,12 @@ TRACE_RECORDS = frozenset(
 
 _METRICS = tuple(
     "compile_id co_name co_filename co_firstlineno graph_op_count has_guarded_code fail_type fail_reason "
-    "fail_user_frame_filename fail_user_frame_lineno recompile_reason".split()
+    "fail_user_frame_filename fail_user_frame_lineno".split()
 )
 
 
 def trace_unsupported() -> str:
-    """Why the trace of compilations cannot be read in this PyTorch; "" where it can.
-
-    `CompilationMetrics.recompile_reason` exists since 2.7.
-    """
+    """Why the trace of compilations cannot be read in this PyTorch; "" where it can."""
     try:
         from torch._dynamo.utils import CompilationMetrics
         from torch._logging._internal import trace_log
@@ -245,7 +242,9 @@ def compile_trace(listener: Callable[[TraceRecord], None]) -> Iterator[None]:
         other.addFilter(is_other)
     trace_log.addHandler(handler)
     try:
-        yield
+        # Before 2.7 it warns of settings that it cannot write to a record, which ends a run where warnings are errors.
+        with nullcontext() if hasattr(torch.compiler, "save_cache_artifacts") else without_warning("Skipping serializ"):
+            yield
     finally:
         trace_log.removeHandler(handler)
         for other in others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
@@ -98,6 +99,18 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
                 patch.remove()
                 if _patches.get((owner, name)) is patch:
                     del _patches[owner, name]
+
+
+@contextmanager
+def without_warning(message: str) -> Iterator[None]:
+    """Ignore the warnings inside that begin with `message`. Other filters stay, those that are added inside as well."""
+    warnings.filterwarnings("ignore", message)
+    ignored = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ignored in warnings.filters:
+            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
 
 
 @contextmanager
