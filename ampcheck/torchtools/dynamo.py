@@ -94,10 +94,11 @@ def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
         count_frames = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
 
         def choose(callback: Any) -> Any:
-            exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
+            # 2.6 gives the callback the attributes of what it wraps, under another name.
+            exports = getattr(getattr(callback, "_torchdynamo_orig_backend", callback), "_export", False)
             if callback is None or callback is False or exports:  # `torch.compiler.disable`, or a graph is exported
                 return original(callback)
-            in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", lambda: False)
+            in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", _by_operator)
             if not in_operator():
                 called()
             if original.__name__ == choose.__name__:  # a block around this one counts as well
@@ -113,6 +114,15 @@ def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     with once_imported("torch._dynamo", replace):
         yield
+
+
+def _by_operator() -> bool:
+    """Whether an operator of PyTorch calls what it compiled itself, as `while_loop` does."""
+    between = (__name__, replaced.__module__, "torch._dynamo.eval_frame")
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and (name := str(frame.f_globals.get("__name__"))) in between:
+        frame = frame.f_back
+    return name.startswith(("torch._higher_order_ops.", "torch.nn.attention."))
 
 
 def stance() -> str:

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
@@ -111,6 +111,35 @@ def without_warning(message: str) -> Iterator[None]:
     finally:
         if ignored in warnings.filters:
             warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def originals(functions: Iterable[tuple[object, str]]) -> Iterator[None]:
+    """Inside, the functions `owner.name` are not replaced."""
+    with _lock:
+        patches = [patch for function in functions if (patch := _patches.get(function)) is not None]
+        for patch in patches:
+            patch.remove()
+    try:
+        yield
+    finally:
+        with _lock:
+            for patch in patches:
+                if patch.listeners:
+                    patch.install()
+
+
+def around_exports(enter: Callable[[], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+    """Strict exports run inside `enter()`, which takes away what Dynamo would capture: hooks, functions replaced."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def export(*args: Any, **kwargs: Any) -> Any:
+            with enter():
+                return original(*args, **kwargs)
+
+        return export
+
+    return once_imported("torch.export._trace", lambda module: replaced(module, "_export_to_torch_ir", make))
 
 
 @contextmanager
