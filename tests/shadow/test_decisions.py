@@ -331,4 +331,6 @@ def test_positions_beyond_the_integers_of_the_format_are_found_where_they_are_ro
         return (x * 3).round().long()
 
     x = torch.arange(200).to(torch.bfloat16)
-    assert [f.check for f in audit((positions, (x,)), compile=False).findings if f.verdict is Verdict.FAIL] == ["integer-cast"]
+    assert [f.check for f in audit((positions, (x,)), compile=False).findings if f.verdict is Verdict.FAIL] == [
+        "integer-cast"
+    ]
