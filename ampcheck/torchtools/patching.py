@@ -12,10 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
-
-from ampcheck.torchtools.source import is_users
 
 _INHERITED = object()
 
@@ -186,21 +183,3 @@ class _Finder:
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def with_subclasses(kind: type) -> list[type]:
-    """A class and all classes below it."""
-    direct: list[type] = type.__subclasses__(kind)
-    return list(dict.fromkeys((kind, *(known for part in direct for known in with_subclasses(part)))))
-
-
-def modules_with(name: str) -> list[object]:
-    """Where a function of `torch.nn.utils` is looked up: PyTorch's own modules, and the user's that imported it."""
-    original = getattr(torch.nn.utils, name, None)
-    if original is None:
-        return []
-    users = (
-        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
-    )
-    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
-    return [module for module in modules if vars(module).get(name) is original]

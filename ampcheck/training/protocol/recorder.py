@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools import patching
-from ampcheck.torchtools.patching import modules_with, replaced, with_subclasses
+from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import is_transformed, local
@@ -28,6 +28,7 @@ from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, st
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
+from ampcheck.training.protocol.targets import modules_with, with_subclasses
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
