@@ -54,7 +54,6 @@ def test_every_verdict_says_what_it_looked_at() -> None:
         assert finding.seen, finding
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_the_compiled_model_is_judged_against_float64_too() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
     run = audit((model, torch.randn(4, 16)), dtype="bfloat16")

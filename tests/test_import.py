@@ -67,7 +67,10 @@ def test_an_eager_audit_imports_no_part_of_the_compiler() -> None:
     """Dynamo takes a second to import, SymPy half of one."""
     subject = "from torch import nn, ones; subject = (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (ones(2, 4),))"
     run = "import ampcheck; run = ampcheck.audit(subject, compile=False); assert run.coverage.seen['gradients']"
-    assert heavy_imports(f"{subject}\n{run}", heavy=COMPILER) == set()
+    # Of these PyTorch 2.6 imports parts of the compiler itself, and later releases nothing.
+    own = heavy_imports("import torch.utils.checkpoint, torch._functorch.config", heavy=COMPILER)
+    assert heavy_imports(f"{subject}\n{run}", heavy=COMPILER) <= own
+    assert not own & {"torch._dynamo", "triton"}
 
 
 def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:

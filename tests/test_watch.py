@@ -131,7 +131,6 @@ def test_named_checks_select_what_is_watched_and_reported() -> None:
     assert {finding.check for finding in seen.run.findings} <= {"autocast-scope", "coverage"}
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_graph_checks_are_watched_where_they_are_named() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
@@ -351,7 +350,6 @@ def test_graphs_are_watched_without_the_ops_that_would_hide_them() -> None:
         ampcheck.watch(graphs=3)
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_a_failing_test_of_graphs_logs_no_empty_lines(caplog: pytest.LogCaptureFixture) -> None:
     def breaks(x: torch.Tensor) -> torch.Tensor:
         x = x * 3

@@ -70,7 +70,8 @@ class _FirstCalls:
     def __init__(self) -> None:
         self._calls: dict[object, CompiledCall] = {}
         self._more: set[object] = set()
-        self._stale: dict[str, float] = {}
+        self._trained: dict[object, list[torch.nn.Parameter]] = {}
+        self._stale: dict[str, str] = {}
 
     def add(self, call: CompiledCall) -> None:
         """Keep a call, if it is the first of its code."""
@@ -81,37 +82,46 @@ class _FirstCalls:
         elif code not in self._calls:
             args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
             self._calls[code] = replace(call, args=args, kwargs=kwargs)
+            self._trained[code] = _trained(call)
 
     def compile_again(self) -> None:
         """Find callables whose graphs no longer compute what the callable computes now.
 
-        A graph that was compiled before a hook was added, or an attribute replaced, may pass its guards. The callable
-        runs with the arguments of its first call: by the graphs that it has, compiled again, and in eager mode.
+        A graph that was compiled before a hook was added, or an attribute replaced, may pass its guards; in PyTorch 2.9
+        also one compiled before a weight required a gradient. The callable runs with the arguments of its first call:
+        by the graphs that it has, compiled again, and in eager mode.
         """
-        calls = [(call, _compiled(call)) for call in self._calls.values() if not _steps(call)]
-        known = [_outputs(call, compiled) for call, compiled in calls]
+        calls = [
+            (call, _compiled(call), [w for w in _trained(call) if not any(w is known for known in self._trained[code])])
+            for code, call in self._calls.items()
+            if not _steps(call)
+        ]
+        known = [_outputs(*of_call) for of_call in calls]
         reset()
-        for (call, compiled), old in zip(calls, known, strict=True):
-            if old is None or (new := _outputs(call, compiled)) is None:
+        for of_call, old in zip(calls, known, strict=True):
+            if old is None or (new := _outputs(*of_call)) is None:
                 continue
             with in_eager_mode():
-                eager = _outputs(call, compiled)
+                eager = _outputs(*of_call)
             if eager is None or not [t.shape for t in old] == [t.shape for t in new] == [t.shape for t in eager]:
                 continue
-            away, still = _distance(old, eager), _distance(new, eager)
+            name, first = name_of(of_call[0].original), len(eager) - len(of_call[2])  # of what new weights get
+            away, still = _distance(old[:first], eager[:first]), _distance(new[:first], eager[:first])
             if away > _STALE and away > 10 * still:
-                self._stale[name_of(call.original)] = away
+                self._stale[name] = f"give a result that lies {away:.2g} away from eager mode"
+            elif lost := sum(
+                bool(e == n and e > o) for o, n, e in zip(old[first:], new[first:], eager[first:], strict=True)
+            ):
+                self._stale[name] = f"give no gradient to {lost} weights that get one in eager mode"
 
     def stale(self, name: str) -> Iterator[Finding]:
         """The findings about graphs that are out of date."""
-        for function, away in self._stale.items():
-            message = f"compiled code must compute what {function} computes now; its graphs give a result that lies "
-            message += (
-                f"{away:.2g} away from eager mode, and compiled again it agrees: {function} changed after it was "
-            )
-            message += "compiled, in a way that no guard sees"
-            hint = "register hooks and replace layers before the first compiled call, or call torch.compiler.reset() "
-            hint += "afterwards; torch._dynamo.config.skip_nnmodule_hook_guards = False guards hooks"
+        for function, difference in self._stale.items():
+            message = f"compiled code must compute what {function} computes now; its graphs {difference}, and compiled "
+            message += f"again it agrees: {function} changed after it was compiled, in a way that no guard sees"
+            hint = "register hooks, replace layers and unfreeze weights before the first compiled call, or call "
+            hint += "torch.compiler.reset() afterwards; torch._dynamo.config.skip_nnmodule_hook_guards = False guards "
+            hint += "hooks"
             yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)
 
     def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
@@ -152,20 +162,35 @@ def _steps(call: CompiledCall) -> bool:
     return bool(inside.optimizers or inside.scalers or inside.opaque)
 
 
-def _outputs(call: CompiledCall, function: Any) -> list[torch.Tensor] | None:
-    """The floating results of a call; None where it raises or draws random numbers. What it changes is restored."""
+def _trained(call: CompiledCall) -> list[torch.nn.Parameter]:
+    """The parameters of what is called that require a gradient now."""
+    modules = reach({"": call.original}).modules.values()
+    return list(dict.fromkeys(weight for m in modules for weight in m.parameters() if weight.requires_grad))
+
+
+def _outputs(call: CompiledCall, function: Any, weights: Sequence[torch.nn.Parameter]) -> list[torch.Tensor] | None:
+    """The floating results of a call, and for each of the weights whether it gets a gradient other than zero.
+
+    None where the call raises or draws random numbers. What it changes is restored.
+    """
     args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
     autocast = torch.autocast(call.device, call.autocast, enabled=call.autocast is not None)
     with preserved(reach({"": call.original})), torch.set_grad_enabled(call.grad), autocast:
         begun = torch.get_rng_state()
         try:
             result = function(*args, **kwargs)
+            floating = [t for _, t in tensors(result) if t.is_floating_point()]
+            roots = [t for t in floating if t.requires_grad]
+            seeds = [torch.ones_like(t) for t in roots]
+            gradients: Sequence[torch.Tensor | None] = [None] * len(weights)
+            if roots and weights:
+                gradients = torch.autograd.grad(roots, weights, seeds, allow_unused=True)
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it did not in its own run
             as_result(error)
             return None
         drawn = not torch.equal(begun, torch.get_rng_state())
-        floating = [t.detach().double().clone() for _, t in tensors(result) if t.is_floating_point()]
-    return None if drawn else floating
+        received = [torch.tensor(float(g is not None and bool(g.any()))) for g in gradients]
+        return None if drawn else [*(t.detach().double().clone() for t in floating), *received]
 
 
 def _distance(results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> float:

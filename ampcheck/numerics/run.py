@@ -179,7 +179,10 @@ def run_call(
         return
     outcome.phase = "backward"
     # The scale goes in as the first gradient, where a GradScaler's multiplication puts it: no op of ours.
-    first = torch.full_like(total, plan.scale)
+    try:
+        first = torch.full_like(total, plan.scale)
+    except RuntimeError:  # PyTorch 2.6 writes no number beyond the format
+        first = torch.full_like(total, plan.scale, dtype=torch.float32).to(total.dtype)
     with preserve(outcome.left):
         _backward(total, first, leaves.values())
     _receive_gradients(leaves, outcome, receive, "")

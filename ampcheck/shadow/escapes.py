@@ -12,13 +12,20 @@ import torch
 from torch.jit import _builtins
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import around_exports, once_imported, originals, replaced
 
 _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
 
 _MAKERS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """What makes a tensor of numbers before any op: a dispatch mode sees the tensor after its rounding."""
+
+
+def exports_of_the_user() -> AbstractContextManager[None]:
+    """Strict exports capture PyTorch's own functions, not those that take their place here."""
+    methods = ((torch.Tensor, name) for name in _SHARED + _COPIED)
+    functions = (*_MAKERS, *methods, (torch, "from_numpy"), (torch, "cond"))
+    return around_exports(lambda: originals(functions))
 
 
 @contextmanager

@@ -20,7 +20,13 @@ from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema,
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
 from ampcheck.shadow.draws import follow_draws
-from ampcheck.shadow.escapes import eager_cond, eager_flex_attention, literals_by_ops, watched_escapes
+from ampcheck.shadow.escapes import (
+    eager_cond,
+    eager_flex_attention,
+    exports_of_the_user,
+    literals_by_ops,
+    watched_escapes,
+)
 from ampcheck.shadow.exchange import Exchange, communicates
 from ampcheck.shadow.faults import Fault, Step
 from ampcheck.shadow.follower import Follower
@@ -33,7 +39,7 @@ from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller
+from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
 from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -111,7 +117,7 @@ class Shadow(DispatchMode):
         threads = watched_threads(self, self.store, self.unruled)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
         with ExitStack() as opening:
-            for context in (self._scopes.watched(), literals_by_ops(), escapes, threads, *eager):
+            for context in (self._scopes.watched(), literals_by_ops(), escapes, exports_of_the_user(), threads, *eager):
                 opening.enter_context(context)
             super().__enter__()
             self._open = opening.pop_all()
@@ -196,10 +202,10 @@ class Shadow(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            return self._inside(func, args, kwargs)
         if _traces() or (types and any(issubclass(t, FakeTensor) for t in types)):
             return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._inside(func, args, kwargs)
         if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         if torch.is_inference_mode_enabled() and _is_composite(func):
@@ -287,11 +293,8 @@ class Shadow(DispatchMode):
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
         run = HIGHER.get(str(func))
         if run is not None:
-            super().__enter__()
-            try:
+            with in_this_thread(self):
                 return run(*args, **kwargs)
-            finally:
-                super().__exit__(None, None, None)
         self.unruled[f"what runs inside {func}"] += 1
         tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
         out = func(*args, **kwargs)
@@ -303,11 +306,8 @@ class Shadow(DispatchMode):
 
     def _composed(self, func: torch._ops.OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
-        super().__enter__()
-        try:
+        with in_this_thread(self):
             return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
-        finally:
-            super().__exit__(None, None, None)
 
     def _communicate(self, call: Call) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""

@@ -16,7 +16,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import UsageError
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import once_imported, replaced, without_warning
 
 # Settings and caches ---------------------------------------------------------------------------------------------
 
@@ -94,10 +94,11 @@ def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
         count_frames = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
 
         def choose(callback: Any) -> Any:
-            exports = getattr(getattr(callback, "_torchdynamo_orig_backend", None), "_export", False)
+            # 2.6 gives the callback the attributes of what it wraps, under another name.
+            exports = getattr(getattr(callback, "_torchdynamo_orig_backend", callback), "_export", False)
             if callback is None or callback is False or exports:  # `torch.compiler.disable`, or a graph is exported
                 return original(callback)
-            in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", lambda: False)
+            in_operator = getattr(sys.modules.get("torch._higher_order_ops.utils"), "_in_hop_compile", _by_operator)
             if not in_operator():
                 called()
             if original.__name__ == choose.__name__:  # a block around this one counts as well
@@ -113,6 +114,15 @@ def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     with once_imported("torch._dynamo", replace):
         yield
+
+
+def _by_operator() -> bool:
+    """Whether an operator of PyTorch calls what it compiled itself, as `while_loop` does."""
+    between = (__name__, replaced.__module__, "torch._dynamo.eval_frame")
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and (name := str(frame.f_globals.get("__name__"))) in between:
+        frame = frame.f_back
+    return name.startswith(("torch._higher_order_ops.", "torch.nn.attention."))
 
 
 def stance() -> str:
@@ -199,15 +209,12 @@ TRACE_RECORDS = frozenset(
 
 _METRICS = tuple(
     "compile_id co_name co_filename co_firstlineno graph_op_count has_guarded_code fail_type fail_reason "
-    "fail_user_frame_filename fail_user_frame_lineno recompile_reason".split()
+    "fail_user_frame_filename fail_user_frame_lineno".split()
 )
 
 
 def trace_unsupported() -> str:
-    """Why the trace of compilations cannot be read in this PyTorch; "" where it can.
-
-    `CompilationMetrics.recompile_reason` exists since 2.7.
-    """
+    """Why the trace of compilations cannot be read in this PyTorch; "" where it can."""
     try:
         from torch._dynamo.utils import CompilationMetrics
         from torch._logging._internal import trace_log
@@ -245,7 +252,9 @@ def compile_trace(listener: Callable[[TraceRecord], None]) -> Iterator[None]:
         other.addFilter(is_other)
     trace_log.addHandler(handler)
     try:
-        yield
+        # Before 2.7 it warns of settings that it cannot write to a record, which ends a run where warnings are errors.
+        with nullcontext() if hasattr(torch.compiler, "save_cache_artifacts") else without_warning("Skipping serializ"):
+            yield
     finally:
         trace_log.removeHandler(handler)
         for other in others:

@@ -12,7 +12,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,7 +77,7 @@ class LoweredGraph:
         traced, compiled, options = TracingContext.try_get(), CompileContext.try_get(), config.get_config_copy()
 
         def lower() -> Runnable:
-            with tracing(traced), compile_context(compiled), config.patch(options):
+            with tracing(traced), compile_context(compiled), config.patch(options), _counting():
                 return self.variant(module)[0]
 
         return lower
@@ -138,7 +138,7 @@ def intercepted(handler: Handler) -> Iterator[None]:
                 phase=phase,
                 key=options.get("graph_id") or 0,
                 sources=_inputs(module, sources),
-                saved=_saved(module),
+                saved=_saved(module) if phase == FORWARD else (),
                 donated=frozenset(getattr(_metadata(), "bw_donated_idxs", None) or () if phase == BACKWARD else ()),
                 _lower=lower,
             )
@@ -241,6 +241,13 @@ def _metadata() -> Any:
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
+def _counting() -> AbstractContextManager[object]:
+    """In 2.6 a hit of Inductor's cache is counted among the metrics of a compilation, and raises outside of one."""
+    from torch._dynamo import utils
+
+    return nullcontext() if hasattr(utils, "CompileEventLogger") else utils.get_metrics_context()
+
+
 @contextmanager
 def _without_donation() -> Iterator[None]:
     metadata = _metadata()
@@ -272,20 +279,25 @@ def _inputs(module: fx.GraphModule, sources: Sequence[str]) -> tuple[str, ...]:
     """The source of each input of a lowered graph, whose name or `desc` (2.9) is its index in the Dynamo graph."""
     names = []
     # Where weights are lifted without Dynamo's knowledge, the numbers of the names are not those of its inputs.
-    whole = sum(n.op == "placeholder" and n.name.startswith("primals") for n in module.graph.nodes) == len(sources)
+    whole = len(getattr(_metadata(), "input_info", ())) == len(sources)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             index = getattr(node.meta.get("desc"), "idx", None)
-            if index is None and whole and (match := re.fullmatch(r"primals_(\d+)", node.name)):
-                index = int(match[1]) - 1
+            if index is None and whole and (match := re.fullmatch(r"primals_(\d+)|arg(\d+)_1", node.name)):
+                index = int(match[1]) - 1 if match[1] else int(match[2])
             known = isinstance(index, int) and node.name.startswith(("primals", "arg")) and index < len(sources)
             names.append(sources[index] if known and isinstance(index, int) else "")
     return tuple(names)
 
 
 def _saved(module: fx.GraphModule) -> tuple[int, ...]:
-    """Positions of the outputs that a forward graph saves for its backward, from their descriptors (2.9)."""
-    kinds = [type(descriptor).__name__ for descriptor in module.graph.output_node().meta.get("desc") or ()]
+    """Positions of the outputs that a forward graph saves for its backward, from their descriptors (2.9); before, they
+    are behind all others."""
+    output = module.graph.output_node()
+    if (descriptors := output.meta.get("desc")) is None:
+        count = len(output.args[0])  # type: ignore[arg-type]
+        return tuple(range(getattr(_metadata(), "num_forward", count), count))
+    kinds = [type(descriptor).__name__ for descriptor in descriptors]
     return tuple(position for position, kind in enumerate(kinds) if kind == "SavedForBackwardsAOTOutput")
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo import eval_frame
+from torch._ops import HigherOrderOperator
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.torchtools.dynamo import in_eager_mode
+from ampcheck.torchtools.interception import leave_out, set_eval_frame
+from ampcheck.torchtools.patching import replaced
 
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 """The dispatch keys of autocast."""
 
 _KNOWN = hasattr(eval_frame, "set_code_exec_strategy")
-"""Whether this PyTorch can skip a code object."""
+"""Whether this PyTorch can skip a code object and all that it calls (2.7)."""
+
+_CALLED = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+"""Whether higher-order ops call modes (2.9); before, they raise under a mode that they do not know."""
+
+_ASKED = hasattr(TorchDispatchMode, "ignore_compile_internals")
+"""Whether Dynamo asks modes for `ignore_compile_internals` (2.9); before, for `is_infra_mode`."""
 
 
 class _Flags:
@@ -64,17 +74,25 @@ class DispatchMode(TorchDispatchMode):
 
     def __enter__(self) -> DispatchMode:
         _flags.keep()
-        if not _KNOWN:  # Dynamo would skip code that it meets under a mode for good
-            self._eager = in_eager_mode()
-            self._eager.__enter__()
+        self._supported = _as_in_newer_releases(self)
+        self._supported.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
-        if not _KNOWN:
-            self._eager.__exit__(None, None, None)
+        self._supported.__exit__(None, None, None)
         _flags.restore()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether Dynamo compiles under this mode as usual; it skips code otherwise."""
+        return False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """The name of `ignore_compile_internals` before 2.9."""
+        return not _ASKED and cls.ignore_compile_internals()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,10 +100,53 @@ class DispatchMode(TorchDispatchMode):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
-        if _KNOWN and "__torch_dispatch__" in vars(cls):
+        if "__torch_dispatch__" not in vars(cls):
+            return
+        if _KNOWN:
             skip = eval_frame._FrameAction.SKIP
             strategy = eval_frame._FrameExecStrategy(skip, skip)  # of the frame, and of all that it calls
             eval_frame.set_code_exec_strategy(cls.__torch_dispatch__.__code__, strategy)
+        else:
+            cls.__torch_dispatch__ = _uncompiled(cls.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+def _uncompiled(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, while Dynamo leaves alone what it calls (2.6)."""
+
+    @functools.wraps(dispatch)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        compiler = set_eval_frame(None)
+        try:
+            return dispatch(*args, **kwargs)
+        finally:
+            set_eval_frame(compiler)
+
+    leave_out(run.__code__)
+    return run
+
+
+@contextmanager
+def _as_in_newer_releases(mode: DispatchMode) -> Iterator[None]:
+    """What newer releases do for a mode themselves."""
+    with ExitStack() as stack:
+        if not _KNOWN and not mode.ignore_compile_internals():  # Dynamo would skip what it meets under a mode for good
+            stack.enter_context(in_eager_mode())
+        if not _CALLED:
+            stack.enter_context(replaced(HigherOrderOperator, "dispatch", _calling_modes))
+        yield
+
+
+def _calling_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a higher-order op call the mode that is on, if it is one of ampcheck."""
+
+    def call(op: HigherOrderOperator, key: DispatchKey, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _python_dispatch._get_current_dispatch_mode() if key == DispatchKey.Python else None
+        if not isinstance(mode, DispatchMode):
+            return dispatch(op, key, *args, **kwargs)
+        with _python_dispatch._pop_mode_temporarily():
+            return mode.__torch_dispatch__(op, (), args, kwargs)
+
+    return call
 
 
 @contextmanager

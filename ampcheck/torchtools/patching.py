@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
@@ -95,6 +96,47 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
                 patch.remove()
                 if _patches.get((owner, name)) is patch:
                     del _patches[owner, name]
+
+
+@contextmanager
+def without_warning(message: str) -> Iterator[None]:
+    """Ignore the warnings inside that begin with `message`. Other filters stay, those that are added inside as well."""
+    warnings.filterwarnings("ignore", message)
+    ignored = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ignored in warnings.filters:
+            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def originals(functions: Iterable[tuple[object, str]]) -> Iterator[None]:
+    """Inside, the functions `owner.name` are not replaced."""
+    with _lock:
+        patches = [patch for function in functions if (patch := _patches.get(function)) is not None]
+        for patch in patches:
+            patch.remove()
+    try:
+        yield
+    finally:
+        with _lock:
+            for patch in patches:
+                if patch.listeners:
+                    patch.install()
+
+
+def around_exports(enter: Callable[[], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+    """Strict exports run inside `enter()`, which takes away what Dynamo would capture: hooks, functions replaced."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def export(*args: Any, **kwargs: Any) -> Any:
+            with enter():
+                return original(*args, **kwargs)
+
+        return export
+
+    return once_imported("torch.export._trace", lambda module: replaced(module, "_export_to_torch_ir", make))
 
 
 @contextmanager

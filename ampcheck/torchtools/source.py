@@ -6,7 +6,7 @@ import os
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial, wraps
 from types import CodeType, FrameType
@@ -16,9 +16,11 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
+from ampcheck.torchtools.patching import around_exports
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -111,20 +113,21 @@ class Scopes:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Follow the model's modules while the block runs."""
-        with ExitStack() as hooks:
+        handles: list[RemovableHandle] = []
+        with hooked(handles):
             if self._everywhere:
-                self._follow_everything(hooks)
+                handles += self._follow_everything()
             for name, module in hookable(self._model):
                 enter, leave = Hook(partial(self._enter, name)), Hook(partial(self._leave, name))
-                hooks.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
-                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+                handles.append(module.register_forward_pre_hook(enter, prepend=True))
+                handles.append(module.register_forward_hook(leave, always_call=True))
             try:
                 yield
             finally:
                 self._stack.entered.clear()
                 self._stack.updates = 0
 
-    def _follow_everything(self, hooks: ExitStack) -> None:
+    def _follow_everything(self) -> list[RemovableHandle]:
         def enter(module: torch.nn.Module, args: object) -> None:
             if not self._stack.entered:
                 self.roots.add(module)
@@ -146,10 +149,12 @@ class Scopes:
             if self._on_stepped is not None:
                 self._on_stepped(optimizer)
 
-        hooks.callback(register_module_forward_pre_hook(enter).remove)
-        hooks.callback(register_module_forward_hook(leave, always_call=True).remove)
-        hooks.callback(register_optimizer_step_pre_hook(start).remove)
-        hooks.callback(register_optimizer_step_post_hook(stop).remove)
+        return [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+            register_optimizer_step_pre_hook(start),
+            register_optimizer_step_post_hook(stop),
+        ]
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
         self._stack.entered.append(name)
@@ -158,6 +163,28 @@ class Scopes:
         # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
         while self._stack.entered and self._stack.entered.pop() != name:
             pass
+
+
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end. They are off in strict exports, whose graphs would contain them."""
+    try:
+        with around_exports(lambda: _without(handles)):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _without(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Hooks are off inside."""
+    with ExitStack() as stack:
+        for handle in handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and handle.id in hooks:
+                stack.callback(hooks.__setitem__, handle.id, hooks.pop(handle.id))
+        yield
 
 
 def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Module]]:

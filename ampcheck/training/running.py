@@ -24,7 +24,7 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
-from ampcheck.torchtools.source import is_users
+from ampcheck.torchtools.source import hooked, is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
@@ -142,8 +142,8 @@ class TrainingWatch:
             with self._hooks as hooks, self.shadow, self.following.lineage:
                 hooks.enter_context(self.recorder.listening())
                 hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-                hooks.callback(register_module_forward_pre_hook(self._enter).remove)
-                hooks.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+                entering = register_module_forward_pre_hook(self._enter)
+                hooks.enter_context(hooked([entering, register_module_forward_hook(self._leave, always_call=True)]))
                 try:
                     yield
                 finally:

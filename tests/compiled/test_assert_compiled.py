@@ -33,7 +33,6 @@ def families(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_by_default_both_families_are_judged_and_reported_in_one_run(families: list[str]) -> None:
     run = assert_compiled(Net(), (X,), options=EAGER)
     assert families == ["judge_graph", "judge_accuracy"]
@@ -63,7 +62,6 @@ def test_a_family_of_which_no_check_is_named_does_not_run(
     assert {finding.check for finding in run.findings} <= named | {"compiled-exception", "coverage"}
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_a_graph_break_is_a_failure_and_a_limit_allows_it() -> None:
     with pytest.raises(AssertionError, match="graph-break"):
         assert_compiled(Branching(), (X,), options=EAGER, checks="graph-break")

@@ -25,7 +25,6 @@ def branching(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_this_pytorch_is_known() -> None:
     assert dynamo.trace_unsupported() == ""
 
@@ -63,7 +62,7 @@ def test_wrapped_parts_are_known_and_others_are_not(kind: str) -> None:
 def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import utils
 
-    fields = {n: f for n, f in utils.CompilationMetrics.__dataclass_fields__.items() if n != "recompile_reason"}
+    fields = {n: f for n, f in utils.CompilationMetrics.__dataclass_fields__.items() if n != "fail_reason"}
     monkeypatch.setattr(utils.CompilationMetrics, "__dataclass_fields__", fields)
     run = judge_graph(Subject((branching, [(X,)])))
     with observe_graphs() as seen:
@@ -72,10 +71,9 @@ def test_an_unknown_pytorch_is_a_clear_skip(monkeypatch: pytest.MonkeyPatch) -> 
     for findings in (run.findings, seen.run.findings):
         (found,) = findings
         assert found.verdict is Verdict.SKIP
-        assert "recompile_reason" in found.message
+        assert "fail_reason" in found.message
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamo, "TRACE_RECORDS", frozenset())
     stats = measure_graph(Subject((branching, [(X,)])), options=CompileOptions("eager"))

@@ -27,8 +27,6 @@ from ampcheck.compiled.options import CompileOptions, GraphLimits
 from ampcheck.core.run import Verdict, collect
 from ampcheck.core.subject import Subject
 
-pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
-
 # Clean -----------------------------------------------------------------------------------------------------------
 
 
@@ -43,7 +41,8 @@ def test_under_inductor_the_caches_are_counted() -> None:
     run = assert_graphs(Net(), (X,), options=CompileOptions())
     (caches,) = [table for table in run.tables if table.title.startswith("Compiler caches")]
     counts = {str(row[0]): row[1] for row in caches.rows}
-    assert sum(count for name, count in counts.items() if name.startswith("AOTAutograd cache")) == 1
+    whole = torch._functorch.config.enable_autograd_cache  # off by default in 2.6
+    assert sum(count for name, count in counts.items() if name.startswith("AOTAutograd cache")) == whole
     assert any(name.startswith("FX graph cache") for name in counts) or counts == {"AOTAutograd cache hits": 1}
     (graphs,) = [table for table in run.tables if table.title.startswith("Graphs")]
     assert graphs.rows[0][2] > 0
@@ -235,6 +234,7 @@ def test_compilations_by_mode_are_told_when_asked_for_and_no_alarm() -> None:
 # What runs eager -------------------------------------------------------------------------------------------------
 
 
+@torch._dynamo.config.patch(specialize_int=True)  # as releases after 2.6 do for integer attributes of modules
 def test_blocks_beyond_the_limit_are_each_found_eager() -> None:
     stats = measure_graph(Subject(([Indexed(i, False) for i in range(12)], [(X,)])), options=EAGER)
     (found,) = stats.fallbacks

@@ -16,8 +16,6 @@ from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
-pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
-
 BACKEND = "aot_eager"
 
 GRAPHS = ["graph-break", "recompile", "eager-fallback", "compiled-exception", "cudagraph"]
@@ -347,17 +345,46 @@ PLANTED = {
 }
 
 
+GUARDED = pytest.mark.needs_torch("2.9", "Dynamo guards requires_grad of weights of a module of PyTorch's own")
 LEFT_EAGER = pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
+RELEASES = {of_torchs_own: [LEFT_EAGER], one_more_layer_each_step: [GUARDED]}
 
 
 @pytest.mark.parametrize(
     ("make", "check"),
-    [pytest.param(*case, marks=[LEFT_EAGER] if case[0] is of_torchs_own else []) for case in PLANTED.items()],
+    [pytest.param(*case, marks=RELEASES.get(case[0], [])) for case in PLANTED.items()],
     ids=lambda value: getattr(value, "__name__", value),
 )
+@torch._dynamo.config.patch(specialize_int=True)  # as releases after 2.6 do for integer attributes of modules
 def test_a_loop_whose_code_does_not_run_compiled_fails(make: Callable[[], Any], check: str) -> None:
     run = audit(make(), checks=[*GRAPHS, "coverage"])
+    if make is one_more_layer_each_step and not guards_what_requires_gradients():
+        assert any("give no gradient to 20 weights" in finding.message for finding in graphs(run))
+        return
     assert check in checks(run)
+
+
+def guards_what_requires_gradients() -> bool:
+    """Whether this PyTorch compiles again where a weight requires a gradient that it did not before; 2.9 does not."""
+    compiled, model = [], nn.Linear(2, 2).requires_grad_(False)
+    function = torch.compile(model, backend=lambda graph, examples: compiled.append(graph) or graph.forward)
+    for requires in (False, True):
+        model.requires_grad_(requires)
+        function(torch.ones(1, 2))
+    return len(compiled) == 2
+
+
+def test_a_layer_that_is_trained_after_it_was_compiled_passes() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    compiled = torch.compile(model, backend=BACKEND)
+
+    def after(i: int) -> None:
+        if not i:
+            model[0].requires_grad_(True)
+            torch.compiler.reset()
+
+    assert not graphs(audit(loop(model, compiled, after=after)))
 
 
 def test_a_break_that_the_users_code_asks_for_counts_and_that_of_optimizers_does_not() -> None:

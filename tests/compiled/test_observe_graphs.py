@@ -22,8 +22,6 @@ from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Subject
 from ampcheck.outcome.raising import with_test
 
-pytestmark = pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
-
 X = torch.randn(2, 4)
 
 
@@ -84,7 +82,8 @@ def test_modes_in_another_order_have_the_same_kinds() -> None:
     seen = observed(act)
     assert seen.stats is not None
     assert len(seen.stats.graphs) == 3
-    assert seen.stats.recompiles[0].kind in ("grad mode and autocast", "autocast", "inference mode")
+    older = ("grad mode",) if torch.__version__ < (2, 7) else ()  # which has autocast in the guard of a tensor
+    assert seen.stats.recompiles[0].kind in ("grad mode and autocast", "autocast", "inference mode", *older)
 
 
 def test_a_block_that_is_warm_already_passes_on_what_it_ran() -> None:
@@ -262,6 +261,7 @@ def no_artifacts() -> Iterator[None]:
         yield
 
 
+@pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")
 @pytest.mark.usefixtures("no_artifacts")
 def test_artifacts_saved_before_anything_was_compiled_are_found_at_the_line() -> None:
     (found,) = artifacts(saves_cold)
@@ -270,11 +270,13 @@ def test_artifacts_saved_before_anything_was_compiled_are_found_at_the_line() ->
     assert "returned None and saved nothing, with no graphs compiled before it" in found[2]
 
 
+@pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")
 @pytest.mark.usefixtures("no_artifacts")
 def test_artifacts_that_are_saved_loaded_and_used_pass() -> None:
     assert [verdict for verdict, _, _ in artifacts(saves_and_loads)] == ["pass", "pass"]
 
 
+@pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")
 @pytest.mark.usefixtures("no_artifacts")
 def test_artifacts_that_are_loaded_and_not_used_are_found() -> None:
     saved, loaded = artifacts(loads_for_another)

@@ -32,9 +32,16 @@ EXPECTED = {
 """Check and source line that the `expected detection:` of each case asks for."""
 
 
+NEEDS = {
+    "cmp_cache_artifacts_before_compile": [pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")],
+    "cmp_layer_index_attribute": [pytest.mark.needs_torch("2.7", "integer attributes of modules are constants")],
+}
+
+
 def slow_where_cold(names: Iterable[str]) -> list[Any]:
     """The cases, with a mark for the one that starts a process."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("cmp_cache")) for name in names]
+    slow = {"cmp_cache_artifacts_before_compile": [pytest.mark.slow]}
+    return [pytest.param(name, marks=[*NEEDS.get(name, []), *slow.get(name, [])]) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +74,6 @@ def is_at(finding: Finding, name: str, text: str) -> bool:
     return not text or text in lines[(finding.where.line or 1) - 1]
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 @pytest.mark.parametrize("name", slow_where_cold(EXPECTED))
 def test_shared_defect_is_found_where_it_is(name: str) -> None:
     check, text = EXPECTED[name]
@@ -83,6 +89,7 @@ def test_shared_mended_defect_passes(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch("2.7", "integer attributes of modules are constants")
 def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None:
     breaks = judged(case("cmp_isinf_branch_graph_break").buggy, "cmp_isinf_branch_graph_break")
     assert [f.observed for f in breaks.of(Verdict.FAIL)] == [3]
@@ -90,7 +97,6 @@ def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None
     assert [f.observed for f in eager.of(Verdict.FAIL) if f.check == "eager-fallback"] == [12]
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_toggled_modes_are_five_compilations_of_four_kinds() -> None:
     module = case("cmp_mode_toggle_recompiles")
     with observe_graphs(raises=False) as seen:

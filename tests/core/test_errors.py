@@ -97,7 +97,6 @@ def test_what_a_call_may_return_is_returned(made: Any) -> None:
     assert require_ran(made, "it") is made
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_a_compiled_call_that_exits_is_a_finding() -> None:
     def exits() -> None:
         raise SystemExit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -51,14 +52,24 @@ SLOW = (
 SLOW_WHEN_FIXED = ("cmn_fp8_scale_from_bf16_amax", "cmn_rope_bf16_fusion", "cmp_cache_artifacts_before_compile")
 
 
-@pytest.mark.parametrize("name", slow_cases(EXPECTED, SLOW))
+NEEDS = {
+    "cmp_cache_artifacts_before_compile": [pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")],
+    "cmp_layer_index_attribute": [pytest.mark.needs_torch("2.7", "integer attributes of modules are constants")],
+}
+
+
+def cases(names: Iterable[str], slow: Collection[str]) -> list[Any]:
+    return slow_cases([pytest.param(name, marks=NEEDS.get(name, [])) for name in names], slow)
+
+
+@pytest.mark.parametrize("name", cases(EXPECTED, SLOW))
 def test_a_defect_of_compilation_is_found(name):
     verdict, check = EXPECTED[name]
     run = audit(subject(name, "buggy"))
     assert any(f.verdict is verdict and f.check == check for f in run.findings), loud(run)
 
 
-@pytest.mark.parametrize("name", slow_cases([*EXPECTED, *CONTROLS], SLOW_WHEN_FIXED))
+@pytest.mark.parametrize("name", cases([*EXPECTED, *CONTROLS], SLOW_WHEN_FIXED))
 def test_what_is_mended_is_left_alone(name):
     if SHARED.is_dir() and not hasattr(load(SHARED / f"{name}.py"), "fixed"):
         pytest.skip("the case has no mended form")

@@ -164,6 +164,7 @@ def test_function_transforms():
     assert all("transform" in one.reason for one in seen)
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # PyTorch 2.6, of a mesh of CPUs
 def test_a_dtensor_is_measured_by_its_shard(tmp_path):
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available() or not distributed.is_gloo_available():

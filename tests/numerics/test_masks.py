@@ -20,6 +20,14 @@ def multiplied(scores: Tensor, keep: Tensor) -> Tensor:
     return scores + (1 - keep.to(scores.dtype)) * -1e9
 
 
+def writes_infinity() -> bool:
+    """Whether PyTorch writes a number beyond float16 as infinity; 2.6 raises an error."""
+    try:
+        return bool(torch.full((), -1e9, dtype=torch.float16).isinf())
+    except RuntimeError:
+        return False
+
+
 def filled(scores: Tensor, keep: Tensor) -> Tensor:
     return scores + torch.where(keep, 0.0, torch.full((), -1e9, dtype=scores.dtype)).to(scores.dtype)
 
@@ -49,8 +57,12 @@ def judged(masked: Any, visible: list[int], *, native: bool) -> Run:
 @pytest.mark.parametrize("native", [True, False], ids=["native", "autocast"])
 @pytest.mark.parametrize("masked", [cast, multiplied, filled, None], ids=["cast", "multiplied", "filled", "sdpa"])
 def test_a_row_without_a_visible_key_fails_where_the_mask_overflows(masked: Any, native: bool) -> None:
+    written = masked is not filled or writes_infinity()
     failed = judged(masked, [6, 3, 0], native=native).of(Verdict.FAIL)
-    assert any(f.check == "overflow" and f.where.file.endswith("test_masks.py") for f in failed)
+    check = "overflow" if written else "low-precision-error"
+    assert any(f.check == check and f.where.file.endswith("test_masks.py") for f in failed)
+    if not written:
+        return
     absorbed = judged(masked, [6, 3, 1], native=native)
     assert not absorbed.failed
     assert not absorbed.of(Verdict.WARN)

@@ -105,7 +105,8 @@ def test_an_exception_of_compiled_code_alone_fails() -> None:
 
 def test_for_want_of_a_compiler_nothing_is_judged_and_the_reason_kept() -> None:
     def missing(x: torch.Tensor) -> torch.Tensor:
-        raise BackendCompilerFailed(torch.compile, InvalidCxxCompiler(), None)
+        frame = (None,) * (BackendCompilerFailed.__init__.__code__.co_argcount - 3)  # PyTorch 2.7 and later
+        raise BackendCompilerFailed(torch.compile, InvalidCxxCompiler(), *frame)
 
     judge, compiled = evaluator(smooth, missing)
     assert judge.look(Example((torch.ones(2, dtype=torch.float16),))).problems == []

@@ -183,6 +183,24 @@ def graphs_that_are_traced() -> Any:
     return torch.tensor(shape), traced(x), exported(x), scripted(x), y, flops.get_total_flops()
 
 
+class Either(nn.Module):
+    """Branches, and a number written in 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        return self.linear(y) * torch.tensor(0.1, dtype=torch.float16)
+
+
+@program
+def exported_programs() -> Any:
+    model, x = Either(), torch.randn(2, 8)
+    return [torch.export.export(model, (x,), strict=strict).module()(x) for strict in (True, False)]
+
+
 @program
 def compiled_code() -> Any:
     return torch.compile(lambda x: F.softmax(x.half().exp().float(), -1), backend="eager")(torch.randn(4, 4))

@@ -30,7 +30,6 @@ class Net(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 def test_this_release_is_supported() -> None:
     assert interception.unsupported() == ""
     assert dynamo.trace_unsupported() == ""

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.cond import cond_op
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.torchtools import modes
 from ampcheck.torchtools.modes import DispatchMode
-
-pytestmark = pytest.mark.skipif(not modes._KNOWN, reason="this PyTorch wraps every dispatch mode")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -20,7 +19,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 class Unprotected(TorchDispatchMode):
-    """A mode without the wrapper of PyTorch, and without the note on its code."""
+    """A mode without the wrapper of PyTorch, and without that of ampcheck or its note on the code."""
 
     supports_higher_order_operators = True
 
@@ -31,6 +30,8 @@ class Unprotected(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
+
+    is_infra_mode = ignore_compile_internals  # its name before 2.9
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -83,6 +84,21 @@ def test_dynamo_compiles_what_runs_inside_a_mode_and_not_the_mode(monkeypatch: p
 def test_a_mode_without_protection_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
     assert "__torch_dispatch__" in compiled_functions(Unprotected(), monkeypatch)
+
+
+def test_a_mode_sees_higher_order_ops() -> None:
+    class Names(DispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names, dispatch = list[str](), HigherOrderOperator.dispatch
+    predicate, x = torch.tensor(True), torch.zeros(2)
+    with Names():
+        sine = cond_op(predicate, torch.sin, torch.cos, (x,))
+    assert names == ["cond"]
+    assert sine.tolist() == [0, 0]
+    assert HigherOrderOperator.dispatch is dispatch
 
 
 def test_modes_of_two_threads_that_end_in_the_order_in_which_they_began_leave_compilation_on() -> None:

@@ -60,7 +60,6 @@ def test_a_model_with_a_part_of_torchscript_is_judged() -> None:
     assert run.coverage.seen["16-bit ops"] > 0
 
 
-@pytest.mark.needs_torch("2.7", "higher-order operators run under dispatch modes")
 def test_a_model_with_a_higher_order_op_is_followed() -> None:
     class Either(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

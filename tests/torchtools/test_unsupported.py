@@ -278,7 +278,6 @@ def test_no_path_of_the_machine_stands_in_the_reason_but_the_folder_to_clear(tmp
         assert str(tmp_path) in machine_error(error)
 
 
-@pytest.mark.needs_torch("2.7", "the trace of compilations names why they are repeated")
 @pytest.mark.parametrize(
     "judge",
     [

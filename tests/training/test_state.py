@@ -179,6 +179,7 @@ def test_what_a_module_holds_besides_its_weights_is_undone():
     steps_are_undone(trained(model, torch.optim.SGD(model.parameters(), lr=0.1)))
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # SequentialLR of 2.6 passes it itself
 @pytest.mark.parametrize(
     "make",
     [

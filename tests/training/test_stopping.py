@@ -102,7 +102,19 @@ def _steps() -> Callable[[], None]:
     return step
 
 
-@pytest.mark.parametrize("main", [_bare, _named, _inside_a_function, _with_a_file])
+# Python 3.10 closes no file where a line event comes between the block of `with` and the call of `__exit__`.
+UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        _bare,
+        _named,
+        _inside_a_function,
+        pytest.param(_with_a_file, marks=[UNCLOSED] if sys.version_info < (3, 11) else []),
+    ],
+)
 def test_code_that_catches_every_exception_is_ended(main: Callable[[], None]) -> None:
     tracer, frame = sys.gettrace(), sys._getframe()
     own = frame.f_trace

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
@@ -24,7 +23,6 @@ from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
-from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.source import scaler_method, users_place
@@ -57,8 +55,6 @@ class AutocastObservation:
         with ExitStack() as opening:
             if self.hooked:
                 recorder.thread.followed = True
-                if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-                    opening.callback(dynamo.reset)  # an older Dynamo remembers that it skipped code under a mode
                 for hooks in (backward_and_steps, threads, OpsMode):
                     opening.enter_context(hooks(recorder))
             opening.enter_context(regions(recorder))

@@ -271,7 +271,7 @@ class OpsMode(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as usual. An older one, which does not call this, skips code that it meets under a mode."""
+        """Dynamo compiles as usual."""
         return True
 
     def __init__(self, recorder: Recorder) -> None:

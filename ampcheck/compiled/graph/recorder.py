@@ -86,6 +86,7 @@ class GraphRecorder:
     ) -> GraphStats:
         """Everything recorded so far."""
         log, calls = self.log, self._calls
+        log.end()
         if self._graphs > 0 and not log.frames:
             return GraphStats(
                 name, f"compile trace unsupported: PyTorch {torch.__version__} wrote no record of a graph"

@@ -19,6 +19,15 @@ from ampcheck.torchtools.source import is_users, short_path, users_line
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
 _BREAK_LINE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
+_OLDER = (
+    (r"'skip function graph_break in file .+'", "Call to `torch._dynamo.graph_break()`"),
+    (
+        r"Data-dependent jump|Dynamic control flow is not supported at the moment.*",
+        "Data-dependent branching\n  Explanation: Dynamo does not support tracing dynamic control flow.\n"
+        "  Hint: Use `torch.cond` to express dynamic control flow.",
+    ),
+)
+"""Reasons of PyTorch 2.6, several for one break, and what later releases write."""
 _ASIDE = re.compile(r"\s*(For more information|Graph break in user code at|from user code|https?:)", re.IGNORECASE)
 _GENERIC = ("This graph break", "Dynamo has detected", "It may be possible", "Please report", "Note: Python")
 _LIMIT = "Dynamo recompile limit exceeded"
@@ -68,6 +77,7 @@ class CompileLog:
     _codes: dict[str, Code] = field(default_factory=dict)
     _reasons: dict[str, tuple[str, Where]] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
+    _measured: set[str] = field(default_factory=set)
     _varied: dict[Code, set[tuple[str, ...]]] = field(default_factory=dict)
 
     def next_call(self) -> None:
@@ -96,21 +106,16 @@ class CompileLog:
 
     def _compiled(self, record: TraceRecord) -> None:
         fields = record.fields
-        frame, _, _ = record.compile_id.partition("/")
         reason = str(fields.get("fail_reason") or "")
         self.frames += 1
+        self._measured.add(record.compile_id)
         if reason.startswith(_LIMIT) or fields.get("fail_type") == "RecompileLimitExceeded":  # the class until 2.9
-            text, _ = self._reasons.get(record.compile_id, ("", None))
-            if text := text or str(fields.get("recompile_reason") or ""):
-                guard = read_guards(text)[0].text
-                reason = f"the limit of recompilations was reached; the last guard that failed: {guard}"
-            known = self._codes.get(frame)
-            self.failures.append(Failure(known, "recompile limit", reason, defined(known)))
+            self._limited(record.compile_id, str(fields.get("recompile_reason") or ""), reason)
             return
         if fields.get("co_name") is None:
             return
         code = (str(fields["co_filename"]), str(fields["co_name"]), int(fields["co_firstlineno"]))
-        self._codes[frame] = code
+        self._codes[record.compile_id.partition("/")[0]] = code
         self.seen.add(code)
         if fields.get("fail_type"):
             self._failed(record, code, reason)
@@ -123,6 +128,19 @@ class CompileLog:
             self.empty.add(code)
         if fields.get("has_guarded_code"):
             self._recompiled(record, code)
+
+    def end(self) -> None:
+        """Nothing more is recorded. Of a function that reached the limit 2.6 writes the guards, and no metrics."""
+        for compile_id in self._reasons.keys() - self._measured:
+            self._limited(compile_id)
+            del self._reasons[compile_id]
+
+    def _limited(self, compile_id: str, text: str = "", reason: str = "") -> None:
+        if text := self._reasons.get(compile_id, ("", None))[0] or text:
+            guard = read_guards(text)[0].text
+            reason = f"the limit of recompilations was reached; the last guard that failed: {guard}"
+        known = self._codes.get(compile_id.partition("/")[0])
+        self.failures.append(Failure(known, "recompile limit", reason, defined(known)))
 
     def _failed(self, record: TraceRecord, code: Code, reason: str) -> None:
         file, line = record.fields.get("fail_user_frame_filename"), record.fields.get("fail_user_frame_lineno")
@@ -171,6 +189,8 @@ def read_break(text: str) -> GraphBreak | None:
     """
     text = text.partition("Traceback (most recent call last)")[0]
     head, _, stack = text.partition("User code traceback:")
+    for older, newer in _OLDER:
+        head = re.sub(rf"^Reason: (?:Unsupported: )?(?:{older})$", f"Reason: {newer}", head, flags=re.M)
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or head)]
     if "Call to `torch._dynamo.graph_break()`" in head and stack and frames and not is_users(frames[-1][0]):
         return None
@@ -184,7 +204,7 @@ def read_break(text: str) -> GraphBreak | None:
         file, line = named[1], int(named[2])
     else:
         file, line, _ = frames[-1] if frames else ("", 0, "")
-    title, advice = _titled(head.partition("Graph Break Reason: ")[2] or head)
+    title, advice = _titled(re.split(r"^(?:Graph Break )?Reason: (?:Unsupported: )?", head, maxsplit=1, flags=re.M)[-1])
     where = Where("compile", file=short_path(file), line=line or None)
     return GraphBreak(where, title, advice, frames=frozenset((name, function) for name, _, function in inside))
 
@@ -334,6 +354,7 @@ def _guard(reason: str, sizes: Mapping[tuple[str, str], int]) -> Guard:
     text, _, stack = reason.partition(_STACK)
     of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which follows such a guard alone
     text = re.sub(r"^\S+: ", "", text, count=1)
+    text = re.sub(r"\bL\['(\w+)'\](?! got)", r"\1", text)  # locals as 2.6 writes them
     text = " ".join(text.partition("  #")[0].split())
     if text.startswith("GLOBAL_STATE changed:"):
         flags = text.partition(":")[2].split()
@@ -362,7 +383,8 @@ def _kind(text: str) -> tuple[str, tuple[str, ...]]:
             return "shape", ("shape", name, index)
         if what == "dispatch key set":
             expected, _, actual = text.partition("actual")
-            kind = "inference mode" if ("Autograd" in expected) != ("Autograd" in actual) else "dispatch keys"
+            kinds = {"Autograd": "inference mode", "Autocast": "autocast"}  # autocast in 2.6
+            kind = next((kind for key, kind in kinds.items() if (key in expected) != (key in actual)), "dispatch keys")
             return kind, (kind, name)
         return what, (what, name, index)
     if match := _SIZE.search(text):
@@ -371,7 +393,7 @@ def _kind(text: str) -> tuple[str, tuple[str, ...]]:
         return "backend", ("backend",)
     if "invalidated" in text:
         return "invalidated", ("invalidated",)
-    if ".training == " in text:
+    if re.search(r"\.training(?: == |, \d+\)$)", text):
         return "training flag", ("training",)
     if match := _LENGTH_OF.fullmatch(text):
         return "length", ("length", match[1])

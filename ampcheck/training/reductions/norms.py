@@ -62,7 +62,8 @@ class NormStats:
 class _Norm:
     """A norm, or its power.
 
-    low: it is a total of several, rounded to at most 16 bits. done: nothing is added to it any more.
+    low: it is a total of several, rounded to at most 16 bits. done: nothing is added to it any more. noted: as a total,
+    which it is no longer where it is summed over processes.
     """
 
     exact: float
@@ -73,6 +74,7 @@ class _Norm:
     grouped: bool = False
     sharded: bool = False
     done: bool = True
+    noted: NormStats | None = None
 
 
 class NormWatch:
@@ -112,7 +114,7 @@ class NormWatch:
         if norms and not any(norm.power or norm.order != order for norm in norms):
             total = _together(norms, out)
             if len(norms) > 1:
-                self._total(total, out, place, len(norms))
+                total = replace(total, noted=self._total(total, out, place, len(norms)))
             self._keep(out, (total,))
         elif tensor.is_floating_point():  # a shard without elements, too: the other ranks have their parts
             wide = torch.float64 if tensor.device.type != "mps" else torch.float32
@@ -134,6 +136,8 @@ class NormWatch:
         followed: tuple[_Norm, ...] = ()
         if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):
             followed = norms
+        elif base == "add" and isinstance(other, float) and not power:  # an eps, in 2.9 before the sum over processes
+            followed = tuple(replace(norm, exact=norm.exact + other) for norm in norms)
         elif (base == "pow" and other == order) or (
             order == 2 and not power and (base == "square" or (base == "mul" and other is first))
         ):
@@ -154,10 +158,14 @@ class NormWatch:
         if followed:
             self._keep(result, followed)
 
-    def _total(self, norm: _Norm, out: torch.Tensor, place: tuple[str, int | None], terms: int) -> None:
+    def _total(self, norm: _Norm, out: torch.Tensor, place: tuple[str, int | None], terms: int) -> NormStats:
+        if norm.noted is not None and norm.sharded:
+            self.totals = [total for total in self.totals if total is not norm.noted]
         name, value = format_of(out.dtype).name, float(out.detach())
         where = Where("update", "", "aten::linalg_vector_norm", *place)
-        self.totals.append(NormStats(name, terms, norm.grouped, value, norm.exact, norm.order, norm.sharded, where))
+        total = NormStats(name, terms, norm.grouped, value, norm.exact, norm.order, norm.sharded, where)
+        self.totals.append(total)
+        return total
 
     def _of(self, tensor: object) -> tuple[_Norm, ...]:
         norms = self._norms.get(tensor)
