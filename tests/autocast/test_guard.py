@@ -955,7 +955,6 @@ def test_weights_made_in_inference_mode_are_no_obstacle() -> None:
     assert bad(judged(run)) == []
 
 
-@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")  # in 2.6, of the recomputation
 def test_an_emulation_that_ends_before_a_checkpoint_recomputes_is_told() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)), torch.ones(2, 4, requires_grad=True)
 
