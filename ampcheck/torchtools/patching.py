@@ -99,18 +99,6 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
 
 
 @contextmanager
-def without_warning(message: str) -> Iterator[None]:
-    """Ignore the warnings inside that begin with `message`. Other filters stay, those that are added inside as well."""
-    warnings.filterwarnings("ignore", message)
-    ignored = warnings.filters[0]
-    try:
-        yield
-    finally:
-        if ignored in warnings.filters:
-            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
-
-
-@contextmanager
 def originals(functions: Iterable[tuple[object, str]]) -> Iterator[None]:
     """Inside, the functions `owner.name` are not replaced."""
     with _lock:
@@ -183,3 +171,15 @@ class _Finder:
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+@contextmanager
+def without_warning(message: str) -> Iterator[None]:
+    """Ignore the warnings inside that begin with `message`. Other filters stay, those that are added inside as well."""
+    warnings.filterwarnings("ignore", message)
+    ignored = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ignored in warnings.filters:
+            warnings.filters.remove(ignored)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,11 @@ SAID = {
     "1/0: Cache line invalidated because L['stack'] got deallocated": "invalidated",
     "0/0: BACKEND_MATCH failure: torch.compile detected different backend callables.": "backend",
     "0/0: not G['LOG']": "other",
+    # As PyTorch 2.6 writes them.
+    "0/0: ___check_obj_id(L['fn']._modules['1'].training, 1397735)": "training flag",
+    "0/6: L['self'].place == 6                        ": "constant attribute",
+    "0/0: tensor 'L['x']' dispatch key set mismatch. expected DispatchKeySet(CPU), actual DispatchKeySet(AutocastCPU)":
+        "autocast",
 }  # fmt: skip
 
 
@@ -116,6 +122,39 @@ def test_a_break_without_an_explanation_has_the_first_line_of_its_message_and_no
     assert read_break(said).reason == "Could not guard on u0 > 1."
 
 
+def older(reason: str, *frames: str) -> str:
+    """The text of a break of PyTorch 2.6."""
+    stack = "".join(
+        f'  File "{path}", line 29, in {name}\n    ...\n' for path, _, name in (f.partition(":") for f in frames)
+    )
+    return f"Graph break in user code at /models/net.py:29\nReason: {reason}\nUser code traceback:\n{stack}\n"
+
+
+def test_a_break_in_a_function_that_another_calls_is_one_in_pytorch_2_6_as_well() -> None:
+    log = CompileLog()
+    outer = (
+        "Unsupported: Dynamic control flow is not supported at the moment. Please use functorch.experimental."
+        "control_flow.cond to explicitly capture the control flow. For more information about this error, see: https://a.b"
+    )
+    for reason, frames in (
+        (outer, ("/models/net.py:outer", "/models/net.py:f")),
+        ("Data-dependent jump", ("/models/net.py:f",)),
+    ):
+        log(TraceRecord("dynamo_graph_break_reason", "0/0", {}, older(reason, *frames)))
+    (found,) = log.breaks.values()
+    assert found.reason.startswith("Data-dependent branching: ")
+    assert "torch.cond" in found.hint
+    assert found.frames == {("/models/net.py", "outer"), ("/models/net.py", "f")}
+
+
+def test_a_break_that_an_optimizer_of_pytorch_2_6_asks_for_is_not_the_users() -> None:
+    asked = "Unsupported: 'skip function graph_break in file /site/torch/_dynamo/decorators.py'"
+    assert read_break(older(asked, "/models/net.py:f", f"{torch.__path__[0]}/optim/optimizer.py:_use_grad")) is None
+    found = read_break(older(asked, "/models/net.py:f"))
+    assert found is not None
+    assert found.reason == "Call to `torch._dynamo.graph_break()`"
+
+
 @given(st.text())
 def test_no_text_of_a_break_is_too_odd_to_be_read(text: str) -> None:
     assert read_break(text).times == 1
@@ -134,6 +173,18 @@ def test_a_frame_that_hits_the_limit_is_known_by_its_earlier_compilations() -> N
     (failure,) = log.failures
     assert failure.cause == "recompile limit"
     assert failure.code == ("/models/net.py", "f", 3)
+    assert "self.i == 7" in failure.reason
+
+
+def test_a_frame_that_hits_the_limit_without_metrics_is_known_at_the_end() -> None:
+    log = CompileLog()
+    log(metrics("5/0"))
+    log(TraceRecord("recompile_reasons", "5/8", {}, "[\"5/7: L['self'].i == 7\"]"))
+    assert log.failures == []
+    for _ in range(2):
+        log.end()
+        (failure,) = log.failures
+    assert (failure.cause, failure.code) == ("recompile limit", ("/models/net.py", "f", 3))
     assert "self.i == 7" in failure.reason
 
 

@@ -345,14 +345,12 @@ PLANTED = {
 }
 
 
-GUARDED = pytest.mark.needs_torch("2.9", "Dynamo guards requires_grad of weights of a module of PyTorch's own")
 LEFT_EAGER = pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
-RELEASES = {of_torchs_own: [LEFT_EAGER], one_more_layer_each_step: [GUARDED]}
 
 
 @pytest.mark.parametrize(
     ("make", "check"),
-    [pytest.param(*case, marks=RELEASES.get(case[0], [])) for case in PLANTED.items()],
+    [pytest.param(*case, marks=[LEFT_EAGER] if case[0] is of_torchs_own else []) for case in PLANTED.items()],
     ids=lambda value: getattr(value, "__name__", value),
 )
 @torch._dynamo.config.patch(specialize_int=True)  # as releases after 2.6 do for integer attributes of modules

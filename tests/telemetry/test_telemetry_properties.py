@@ -148,6 +148,8 @@ def test_every_count_of_every_site_over_any_calls_is_that_of_eager_kernels(
     compiled: Compiled, data: st.DataObject
 ) -> None:
     rows = st.integers(2, 12) if compiled.dynamic else st.just(ROWS)
+    if torch.__version__ < (2, 7):  # whose Inductor compiles again for as many rows as columns
+        rows = rows.filter(lambda n: n != WIDTH)
     many = data.draw(st.lists(fed(compiled, rows.map(lambda n: (n, WIDTH))), min_size=1, max_size=3))
     sites, gave = compiled.measured(many)
 
