@@ -121,7 +121,7 @@ def _uncompiled(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             set_eval_frame(compiler)
 
-    leave_out(run.__code__)
+    leave_out(run.__code__)  # type: ignore[attr-defined]
     return run
 
 
@@ -144,7 +144,7 @@ def _calling_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(mode, DispatchMode):
             return dispatch(op, key, *args, **kwargs)
         with _python_dispatch._pop_mode_temporarily():
-            return mode.__torch_dispatch__(op, (), args, kwargs)
+            return mode.__torch_dispatch__(op, (), args, kwargs)  # type: ignore[no-untyped-call]
 
     return call
 

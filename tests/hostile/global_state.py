@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.backends.opt_einsum  # PyTorch 2.6 imports it late
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "privateuseone")
 CONFIGS = (
@@ -256,7 +257,7 @@ def _hooks() -> Iterator[tuple[str, Any]]:
             if name.startswith("_global_"):
                 shown = [(key, id(hook)) for key, hook in value.items()] if isinstance(value, dict) else value
                 yield f"hooks: {name}", shown
-    top = torch._C._autograd._top_saved_tensors_default_hooks
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())  # 2.6 cannot say
     yield "hooks: saved tensors", _read(lambda: [id(hook) for hook in top(True) or ()])
     yield "hooks: saved tensors disabled", _read(torch._C._autograd._saved_tensors_hooks_get_disabled_error_message)
 
