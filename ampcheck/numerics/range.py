@@ -256,6 +256,10 @@ def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) 
 
 
 def _vanished_hint(fault: Fault) -> str:
+    if fault.dtype.startswith("float8"):
+        hint = f"scale the values by their largest magnitude before the cast to {fault.dtype}"
+        straight = "; a quantiser of forward passes gradients straight through: x + (quantised - x).detach()"
+        return hint + straight if fault.where.phase == "backward" else hint
     if fault.where.phase == "backward":
         return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
     safe = format_of_values(fault.dtype).smallest_normal
