@@ -256,6 +256,10 @@ def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) 
 
 
 def _vanished_hint(fault: Fault) -> str:
+    if fault.dtype.startswith("float8"):
+        hint = f"scale the values by their largest magnitude before the cast to {fault.dtype}"
+        straight = "; a quantiser of forward passes gradients straight through: x + (quantised - x).detach()"
+        return hint + straight if fault.where.phase == "backward" else hint
     if fault.where.phase == "backward":
         return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
     safe = format_of_values(fault.dtype).smallest_normal
@@ -265,13 +269,24 @@ def _vanished_hint(fault: Fault) -> str:
     )
 
 
+def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
+    message = (
+        f"integers must not wrap around where they are read as numbers; {fault.elements:,} of "
+        f"{fault.examination.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
+        f"up to {fault.exact_amax:g} are meant{reach_text(fault)}"
+    )
+    hint = "convert one operand to int32 or to a floating dtype before the op"
+    return elements_lost(stats, INTEGER_CAST, Verdict.FAIL, message, fault.where, fault.elements, hint)
+
+
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Different integers stay different in floats: positions, ids and counters beyond 2^p do not.
 
-    It fails where something computed from them, else it warns.
+    It fails where something computed from them, else it warns. Integers that wrap around fail where they are read as
+    numbers that reach something.
     """
     check = INTEGER_CAST
-    findings = []
+    findings = [_wrapped(stats, fault) for fault in faults_of(stats, [faults.WRAP]) if fault.reaches]
     for fault in faults_of(stats, [faults.COLLISION]):
         seen = fault.examination
         what = f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}"
@@ -279,12 +294,13 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
             what = (
                 f"other integers than float64 of {fault.elements:,} of {seen.numel:,} values up to {fault.amax_in:.6g}"
             )
-        message = (
-            f"different integers must stay different; {op_text(stats, fault.where)} makes {what}: {fault.dtype} holds "
-            f"every integer up to {format_of_values(fault.dtype).largest_exact_integer} only"
-        )
+        up_to = format_of_values(fault.dtype).largest_exact_integer
+        reason = fault.note if faults.ENDS in fault.note else f"{fault.dtype} holds every integer up to {up_to} only"
+        message = f"different integers must stay different; {op_text(stats, fault.where)} makes {what}: {reason}"
         larger = "float64" if fault.dtype == "float32" else "float32"
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
+        if faults.ENDS in fault.note:
+            hint = "clamp to the range of the integers before the conversion, and compute the scale in float32"
         if faults.DRAWS in fault.note:
             message = (
                 f"a draw must reach the integers of its range; {op_text(stats, fault.where)} "

@@ -52,6 +52,10 @@ _GROUP = 16
 _PART = 1 << 19
 """Elements of a large value that are looked at together."""
 
+SIXTEEN = 2.0**-8
+"""The coarsest unit roundoff of 16 bits: data that move by it, and not by one of 8 bits, say whether a value that is
+zero is determined."""
+
 JUDGED_UNIT = 2.0**-12
 """Values with a coarser format in their history are judged for digits; float32 alone loses none that matter here."""
 
@@ -164,14 +168,16 @@ def look(
     whole: bool,
     floor: float = FLOOR,
     rounds: bool = False,
+    strict: bool = False,
 ) -> Look:
     """A fast look in float32: what seems wrong with a value; `examine` decides whether it is, and how.
 
-    whole: take the tensor as one group. rounds: the value is exact, rounded once; only the range can harm it.
+    whole: take the tensor as one group. rounds: the value is exact, rounded once; only the range can harm it. strict:
+    the value was made of one that is beyond its bound.
     """
     if unit < JUDGED_UNIT:
         return Look(math.isfinite(value.sum().item()))
-    if value.dtype.itemsize == 1 and bool(_cut_off(value, exact).any()):
+    if value.dtype.itemsize == 1 and (bool(_cut_off(value, exact).any()) or _is_flushed(exact, value.dtype)):
         return Look(False)
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
@@ -180,6 +186,8 @@ def look(
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
         if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
             return Look(True, False, largest, False, smallest)
+    if strict and _excuses(floor * unit):
+        return Look(False, emptier, largest, False, smallest)
     parts = list(_parts(value, exact, moved, dims))
     if all(_is_near(part, away, dims, SLACK * floor * unit) for part, _, away in parts):
         return Look(True, emptier, largest, False, smallest)
@@ -237,6 +245,24 @@ def _cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return (value.double().abs() == top) & exact.isfinite() & (exact.abs() >= _CUT * top)
 
 
+def _excuses(rounding: float) -> bool:
+    """Whether roundings of 8 bits, with their slack, explain an error that leaves less than one bit: a value that is
+    zero throughout would pass, whatever made it so."""
+    return SLACK * rounding >= _ILL
+
+
+def _is_flushed(exact: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the subnormal numbers of a format of 8 bits take two bits from a whole tensor, whose bound excuses more:
+    where the values are in the range of the format, a cast takes a unit roundoff."""
+    lost, size = (float(torch.linalg.vector_norm(t)) for t in (_flushed(exact, dtype), exact))
+    return lost > _GONE * size
+
+
+def _flushed(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a cast of exact loses of the elements below the normal numbers of a format; zero elsewhere."""
+    return torch.where(exact.abs() < format_of(dtype).smallest_normal, exact.to(dtype).double() - exact, 0.0)
+
+
 def examine(
     value: torch.Tensor,
     exact: torch.Tensor,
@@ -283,6 +309,8 @@ def examine(
     size, error, spread = (_grouped(t, dims, single) for t in (reference, difference, apart))
     elements = max(1, value.numel() // max(1, size.numel()))
     known_well = spread <= UNKNOWABLE * size
+    determined = spread <= UNKNOWABLE * size * max(1.0, unit / SIXTEEN)
+    damaged = (known_well & (size.numel() == 1)) | (determined & (_grouped(wide, dims, single) == 0))
     if strict:
         spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
     slack = slack_of(elements)
@@ -292,6 +320,12 @@ def examine(
     if strict:  # the cause is known: that a sample is small by chance excuses no value of which two bits are gone
         least = SLACK * (spread + floor * unit * size)
         bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
+        if _excuses(floor * unit):
+            bound = torch.where(damaged, torch.minimum(bound, _ILL * size), bound)
+    if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype):
+        flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _GONE * size)
+        bound = torch.where(flushed_here, torch.minimum(bound, _GONE * size), bound)
+        known_well |= flushed_here
     flags = (error > bound) & known_well
     if other is not None:
         off = _grouped(torch.where(both, other.double() - exact, 0.0), dims, single)

@@ -17,8 +17,9 @@ from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.draws import with_low_digits
-from ampcheck.shadow.faults import COLLISION, DECISION, Fault
+from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
 from ampcheck.shadow.integers import IDENTITIES
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.norms import difference
 from ampcheck.shadow.suspects import place_of
 
@@ -116,9 +117,20 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
     skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
     seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
-    fault = fault_at(COLLISION if skipped else DECISION, call, call.inputs[0], seen)
+    ends = _beyond_range(call)
+    fault = fault_at(COLLISION if skipped or ends else DECISION, call, call.inputs[0], seen)
     note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
-    return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=note)
+    return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=ends or note)
+
+
+def _beyond_range(call: Call) -> str:
+    """Which integers a conversion to narrow ones does not have, if the values reach beyond them."""
+    if call.name != "_to_copy" or call.out.dtype in (torch.int64, torch.bool) or call.out.dtype.is_floating_point:
+        return ""
+    range_ = torch.iinfo(call.out.dtype)
+    low, high = (float(v) for v in torch.aminmax(call.inputs[0].detach().float()))
+    beyond = low <= range_.min - 1 or high >= range_.max + 1
+    return f"{dtype_name(call.out.dtype)}{ENDS} {range_.min} to {range_.max} only" if beyond else ""
 
 
 def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:

@@ -14,6 +14,7 @@ MASK = "mask"
 FLUSH = "flush"
 ZERO = "silent-zero"
 COLLISION = "collision"
+WRAP = "wrap"
 ROUNDING = "rounding"
 CANCELLATION = "cancellation"
 ABSORPTION = "absorption"
@@ -21,6 +22,9 @@ IMAGINARY = "imaginary part"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
+
+ENDS = " has the integers from"
+"""In the note of a collision that follows from the range of the integers to which values are converted."""
 
 DRAWS = "draws only"
 """In the note of an overflow or a collision that follows from the few numbers which a format draws, in other runs at

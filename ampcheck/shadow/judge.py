@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.accumulators import STALLED, stalled
-from ampcheck.shadow.bounds import FLOOR, Examination, Look, examine, floor_of, look
+from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
 from ampcheck.shadow.casts import discards_imaginary, is_own_cast
 from ampcheck.shadow.cause import (
@@ -33,7 +33,7 @@ from ampcheck.shadow.draws import absorbed_noise, skipped_integers
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, finite, largest_number
-from ampcheck.shadow.norms import error_square, exact_square, relative_error
+from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import UNSCALES, Reached
 from ampcheck.shadow.recurrence import Recurrence
@@ -108,6 +108,7 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where, inherited = call.where, call.inherited
+        self._faults.update({f.key: f for f in call.wrapped if f.key not in self._faults})
         if tests_finiteness(call):
             self._reached.test(inherited)
         elif decides(call, faulty=bool(inherited)):
@@ -178,7 +179,7 @@ class Judge:
                 continue
             error = error_square(gradients[name], self._store) ** 0.5
             share = error / max(total, 1e-300)
-            if not share <= FLOOR * companions.unit:
+            if not share <= honest_share(gradients[name], total, self._store):
                 for key in companions.faults:
                     self._reached.note(key, name, share)
 
@@ -249,8 +250,10 @@ class Judge:
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            rounds = call.name == "_to_copy" and not any(c.written for c in before)
-            seen_at_once = look(tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds)
+            rounds = call.name == "_to_copy" and not (call.wrapped or any(c.written for c in before))
+            seen_at_once = look(
+                tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds, strict=bool(inherited)
+            )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
         if accumulates and (still := stalled(tensor, exact, companions)) is not None:

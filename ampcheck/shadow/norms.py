@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, floor_of
+from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SIXTEEN, SLACK, UNKNOWABLE, floor_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
 from ampcheck.shadow.memory import finite
 
@@ -39,6 +39,21 @@ def exact_square(tensor: torch.Tensor, store: CompanionStore) -> float:
 def error_square(tensor: torch.Tensor, store: CompanionStore) -> float:
     """The sum of the squares of the errors."""
     return sum(square(value.double() - exact) for value, exact in _parts(tensor, store))
+
+
+def honest_share(tensor: torch.Tensor, total: float, store: CompanionStore) -> float:
+    """The honest error of a gradient as a share of the norm of all, `total`.
+
+    Roundings to 8 bits leave it as wrong as its own size and its own spread say: one that became zero may be small
+    beside the others. Those to 16 bits are small beside the others anyway.
+    """
+    unit = store.of(tensor).unit
+    if unit <= SIXTEEN:
+        return FLOOR * unit
+    apart, size = difference(store.moved(tensor), store.exact(tensor))
+    emptied = not bool(tensor.any()) and apart * (SIXTEEN / MOVE) <= UNKNOWABLE * size
+    own = 0.0 if emptied else max(unit * size, apart * (unit / MOVE))
+    return FLOOR * min(unit, max(own / max(total, 1e-300), SIXTEEN))
 
 
 def relative_error(tensor: torch.Tensor, store: CompanionStore) -> float:

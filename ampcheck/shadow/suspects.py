@@ -154,5 +154,6 @@ def caused(fault: Fault, suspect: Fault) -> Fault:
     lost = fault.examination.lost
     note = f"{place} makes {lost:,} elements of it infinite or NaN" if lost else f"{place} loses whole rows to it"
     kind = faults.OVERFLOW if suspect.kind == faults.MASK else suspect.kind
-    seen = replace(suspect.examination, lost=lost or suspect.examination.lost, nan=fault.examination.nan, masked=False)
+    own = suspect.examination.lost or lost
+    seen = replace(suspect.examination, lost=own, nan=fault.examination.nan, masked=False)
     return replace(suspect, kind=kind, examination=seen, note=note)

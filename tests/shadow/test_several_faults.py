@@ -87,3 +87,15 @@ def test_an_overflow_in_a_backward_by_hand_has_the_line_that_computes_it(hooked:
         return (enlarge if hooked else Enlarge.backward).__code__.co_firstlineno + (1 if hooked else 2)
 
     assert (OVERFLOW, 0) in _found(run)
+
+
+def test_a_cast_that_overflows_has_no_more_lost_elements_than_results() -> None:
+    """The lowest value of a row, in float16, takes the whole row with it."""
+    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    x[2, 5] = -90000.0
+    with Shadow() as shadow:
+        zero = x.amin(-1, keepdim=True).half()
+        y = (x - zero) * 0.5
+    del y
+    (cast,) = [fault for fault in shadow.faults if fault.kind == OVERFLOW and fault.where.op == "aten::_to_copy"]
+    assert (cast.examination.lost, cast.examination.numel) == (1, 6)
