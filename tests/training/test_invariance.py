@@ -320,6 +320,24 @@ def test_a_step_that_raises_is_not_judged():
     assert "test_invariance.py" in found.message
 
 
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ([3.0, 8.0], "is 2 times as large with scale 65536 as with scale 1"),
+        ([4.0, 1.5], "differs by 82.76% of its norm between scale 1 and scale 65536"),  # of nearly the same norm
+        ([1.5, 4.001], "differs by 0.02% of its norm between scale 1 and scale 65536"),
+    ],
+)
+def test_a_gradient_that_differs_in_direction_is_not_called_as_large_as_the_other(there, words):
+    runs = [
+        Repetition(name, {(0, 1, "weight"): torch.tensor(values, dtype=torch.float64)}, {}, [])
+        for name, values in (("scale 1", [1.5, 4.0]), ("scale 65536", there))
+    ]
+    found, _ = differences_of(*runs, 10)
+    (finding,) = check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found)))
+    assert words in finding.message
+
+
 @pytest.mark.parametrize("first", [1.0, math.nan])
 @pytest.mark.parametrize("second", [1.0, math.nan, math.inf])
 def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second):
@@ -330,7 +348,7 @@ def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second
     found, _ = differences_of(run("scale 1", first), run("scale 65536", second), 10)
     assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
     assert all(difference.error == math.inf for difference in found)
-    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, tuple(found))):
+    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found))):
         assert finding.verdict is (Verdict.FAIL if found else Verdict.PASS)
 
 

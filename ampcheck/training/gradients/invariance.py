@@ -78,16 +78,17 @@ class Difference:
 class InvarianceStats:
     """The same steps at several scales.
 
-    runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
-    were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing; hint: what to change where the loop itself prevents
-    it.
+    runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values, passes:
+    how many of each were, over all steps; passes run backward. differences: the worst of each kind. penalties:
+    `torch.autograd.grad` on a scaled loss with a graph of its own. skipped: why there is nothing; hint: what to change
+    where the loop itself prevents it.
     """
 
     subject: str
     runs: tuple[str, ...] = ()
     gradients: int = 0
     values: int = 0
+    passes: int = 0
     differences: tuple[Difference, ...] = ()
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
@@ -203,6 +204,7 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
         (first.name, *(other.name for other, _ in compared)),
         sum(key[0] < last for key in first.gradients),
         sum(step < last for step in first.values),
+        sum(event.act is Act.BACKWARD and event.step < last for event in first.events),
         tuple(worst.values()),
         tuple(e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph),
     )
