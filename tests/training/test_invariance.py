@@ -289,6 +289,29 @@ def test_a_gradient_that_is_zero_in_mathematics_passes():
     assert found.verdict is Verdict.PASS, found.message
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_gradients_that_vanish_at_scale_1_change_no_branch_of_later_steps(scaled):
+    """A loss so small that at scale 1 no weight moves, and steps so large that signs in a ReLU turn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.Adam(model.parameters(), lr=0.03, eps=1e-16)
+
+    def step(number):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().sub(1).square().mean() * 1e-8
+        if scaled or number < 1:
+            scaler.scale(loss).backward()
+        else:
+            (scaler.scale(loss) * 0.99 + loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is (Verdict.PASS if scaled else Verdict.FAIL), found.message
+
+
 def test_without_a_scaler_nothing_is_judged():
     assert [f.verdict for f in judged(amp_loop(scaled=False))] == [Verdict.SKIP]
 
