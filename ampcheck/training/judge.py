@@ -207,7 +207,7 @@ def _protocol(context: Context) -> Run:
     findings = of_calls.check_protocol(stats, context.limits)
     if after and not any(finding.verdict is Verdict.FAIL for finding in findings):  # else it may follow from that
         findings = [*(finding for finding in findings if finding.verdict is not Verdict.PASS), *after]
-    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping, seen.events) if of_schedulers else ())])
 
 
 def _resuming(context: Context) -> Run:
