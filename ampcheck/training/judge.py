@@ -33,7 +33,7 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import measure_invariance, steps_to_new_passes
+from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance, steps_to_new_passes
 from ampcheck.training.loop import STEPS, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
@@ -68,8 +68,8 @@ class Context:
     """The inputs of every stage, and what earlier stages found.
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
-    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. invariant: whether the loop is
-    invariant to the loss scale. nonfinite: weights that ended infinite or NaN.
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
+    depend on the loss scale, None where that was not measured. nonfinite: weights that ended infinite or NaN.
     """
 
     loop: TrainingLoop
@@ -80,7 +80,7 @@ class Context:
     device: str
     seen: Observed = field(init=False)
     overflowed: int | None = None
-    invariant: bool | None = None
+    scales: InvarianceStats | None = None
     nonfinite: tuple[str, ...] = ()
 
 
@@ -168,20 +168,21 @@ def _scales(context: Context) -> Run:
     if steps := max(gather(steps_to_new_passes(context.seen.events) if equal else 0)):
         longer = measure_invariance(context.loop, context.start, steps)
         stats = stats if longer.skipped else longer
-    context.invariant = stats.invariant
+    context.scales = stats
     return _run(of_gradients.check_invariance(stats))
 
 
 def _protocol(context: Context) -> Run:
     """The order of calls, as observed; and the effects of a skipped step, which is provoked if none was observed."""
-    seen, gradients = context.seen, context.seen.gradients
+    seen, gradients, scales = context.seen, context.seen.gradients, context.scales
     stats = ProtocolStats(
         context.loop.name,
         seen.events,
         seen.steps,
         gradients.lost if gradients else None,
         seen.stopped,
-        context.invariant,
+        scales.invariant if scales else None,
+        scales.passes if scales else 0,
         applied=of_calls.applied_nonfinite(seen.events) or None,
         damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",
@@ -206,7 +207,7 @@ def _protocol(context: Context) -> Run:
     findings = of_calls.check_protocol(stats, context.limits)
     if after and not any(finding.verdict is Verdict.FAIL for finding in findings):  # else it may follow from that
         findings = [*(finding for finding in findings if finding.verdict is not Verdict.PASS), *after]
-    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping, seen.events) if of_schedulers else ())])
 
 
 def _resuming(context: Context) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
+from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL, TF32
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE
@@ -18,6 +18,7 @@ from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.gradients.checks import check_invariance
+from ampcheck.training.gradients.invariance import InvarianceStats
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
@@ -34,10 +35,13 @@ OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, 
 Runner = Callable[[Callable[[], object]], object]
 
 
-def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None) -> Run:
+def judge_running(
+    training: TrainingWatch, limits: Limits, checks: Collection[str] | None, scales: InvarianceStats | None = None
+) -> Run:
     """Judge the training that a watch has observed; an empty run where no optimizer was stepped.
 
-    checks: those of training loops, all by default. What needs steps that can run again is skipped.
+    checks: those of training loops, all by default. What needs steps that can run again is skipped. scales: how the
+    first steps of the callable depend on the loss scale, where they ran again.
     """
     seen = training.stats
     if seen is None:
@@ -45,11 +49,13 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
     loop = training.loop
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
     context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
-    context.seen = seen
+    context.seen, context.scales = seen, scales
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
     findings += check_checkpoint_events(seen.events, loop.name)
-    findings += [check.skip(loop.name, f"not judged: {_REPEAT}") for check in (SCALE_INVARIANCE, RESUME)]
+    findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
+    again = [SCALE_INVARIANCE.skip(loop.name, f"not judged: {_REPEAT}")] if scales is None else check_invariance(scales)
+    findings += again
     unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
     runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
@@ -113,13 +119,10 @@ def judge_call(
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
-    learned = judge_running(training, limits, checks)
-    steps_alone = list(learned.findings)
-    compares = checks is None or SCALE_INVARIANCE.slug in checks
+    compares = checks is None or not {SCALE_INVARIANCE.slug, SCALER_PROTOCOL.slug}.isdisjoint(checks)
     stats = measure_scaled_call(again, subject, training.recorder.events) if compares else None
-    if stats is not None:
-        steps_alone = [*(f for f in steps_alone if f.check != SCALE_INVARIANCE.slug), *check_invariance(stats)]
-    judged = together(judged, steps_alone)
+    learned = judge_running(training, limits, checks, stats)
+    judged = together(judged, list(learned.findings))
     scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []
     wanted = (*(checks or ()), COVERAGE.slug, *scales)
     findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]

@@ -336,6 +336,12 @@ class LoopShadow(Shadow):
             exact = [self.store.exact(value) if has_companions(value) else value for value in args]
             out.copy_(func(*exact, **kwargs))
 
+    def correct(self, tensor: torch.Tensor) -> None:
+        """Write the exact values of a tensor into it, as far as its format can hold them."""
+        if has_companions(tensor) and self.store.known(tensor) is not None:
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+                tensor.data.copy_(self.exact(tensor))
+
     def accept(self, tensor: torch.Tensor) -> None:
         """Let a tensor, which may be a part of its memory, go on with the values that it really has."""
         if has_companions(tensor) and self.store.known(tensor) is not None:

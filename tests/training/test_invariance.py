@@ -289,6 +289,29 @@ def test_a_gradient_that_is_zero_in_mathematics_passes():
     assert found.verdict is Verdict.PASS, found.message
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_gradients_that_vanish_at_scale_1_change_no_branch_of_later_steps(scaled):
+    """A loss so small that at scale 1 no weight moves, and steps so large that signs in a ReLU turn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.Adam(model.parameters(), lr=0.03, eps=1e-16)
+
+    def step(number):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().sub(1).square().mean() * 1e-8
+        if scaled or number < 1:
+            scaler.scale(loss).backward()
+        else:
+            (scaler.scale(loss) * 0.99 + loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is (Verdict.PASS if scaled else Verdict.FAIL), found.message
+
+
 def test_without_a_scaler_nothing_is_judged():
     assert [f.verdict for f in judged(amp_loop(scaled=False))] == [Verdict.SKIP]
 
@@ -320,6 +343,24 @@ def test_a_step_that_raises_is_not_judged():
     assert "test_invariance.py" in found.message
 
 
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ([3.0, 8.0], "is 2 times as large with scale 65536 as with scale 1"),
+        ([4.0, 1.5], "differs by 82.76% of its norm between scale 1 and scale 65536"),  # of nearly the same norm
+        ([1.5, 4.001], "differs by 0.02% of its norm between scale 1 and scale 65536"),
+    ],
+)
+def test_a_gradient_that_differs_in_direction_is_not_called_as_large_as_the_other(there, words):
+    runs = [
+        Repetition(name, {(0, 1, "weight"): torch.tensor(values, dtype=torch.float64)}, {}, [])
+        for name, values in (("scale 1", [1.5, 4.0]), ("scale 65536", there))
+    ]
+    found, _ = differences_of(*runs, 10)
+    (finding,) = check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found)))
+    assert words in finding.message
+
+
 @pytest.mark.parametrize("first", [1.0, math.nan])
 @pytest.mark.parametrize("second", [1.0, math.nan, math.inf])
 def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second):
@@ -330,7 +371,7 @@ def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second
     found, _ = differences_of(run("scale 1", first), run("scale 65536", second), 10)
     assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
     assert all(difference.error == math.inf for difference in found)
-    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, tuple(found))):
+    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found))):
         assert finding.verdict is (Verdict.FAIL if found else Verdict.PASS)
 
 

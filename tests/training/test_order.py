@@ -184,3 +184,106 @@ def test_a_total_in_an_attribute_of_a_module_is_followed_and_a_state_dict_is_no_
     assert "total" in text
     assert "seen" in text
     assert "checkpoint" not in text
+
+
+def _phases(case: str) -> None:
+    """A backbone that is unfrozen in a second phase: what becomes of the schedule of the first one?"""
+    torch.manual_seed(0)
+    backbone, head, third = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+    backbone.requires_grad_(False)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    if case == "at its plateau":
+        schedules = [torch.optim.lr_scheduler.MultiStepLR(optimizer, [4])]
+    first = optimizer
+    for number in range(24):
+        if number == 8 and case != "it steps on":
+            backbone.requires_grad_(True)
+            weights = [*backbone.parameters(), *(third if case == "of other weights" else head).parameters()]
+            optimizer = torch.optim.SGD(weights, lr=0.05)
+            if case == "renewed":
+                schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+            if case == "one more":
+                schedules.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
+            if case == "the last phase":
+                schedules = []
+        optimizer.zero_grad()
+        head.zero_grad()
+        loss_of(nn.Sequential(backbone, third if case == "of other weights" and number >= 8 else head)).backward()
+        optimizer.step()
+        if case == "both step":
+            first.step()
+        if case == "every third" and number % 3 == 0:
+            first.step()
+        if number % (2 if case == "per epoch" else 1) == 0:
+            for schedule in schedules:
+                schedule.step()
+        if case == "copied by hand":
+            optimizer.param_groups[0]["lr"] = schedules[0].get_last_lr()[0]
+
+
+@pytest.mark.parametrize("case", ["left behind", "per epoch"])
+def test_a_schedule_of_an_optimizer_that_another_has_replaced_fails_at_its_line(case: str) -> None:
+    (finding,) = bad(ampcheck.audit(lambda: _phases(case)), "scheduler-skip")
+    assert finding.verdict is Verdict.FAIL
+    assert "a scheduler must belong to the optimizer that steps" in finding.message
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "renewed",
+        "one more",
+        "the last phase",
+        "it steps on",
+        "both step",
+        "every third",
+        "of other weights",
+        "copied by hand",
+        "at its plateau",
+    ],
+)
+def test_a_schedule_whose_optimizer_steps_or_has_no_successor_without_one_does_not(case: str) -> None:
+    assert not bad(ampcheck.audit(lambda: _phases(case)), "scheduler-skip")
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_the_schedules_of_two_networks_in_turn_do_not(alternate: bool) -> None:
+    def train() -> None:
+        networks = [nn.Linear(6, 3), nn.Linear(6, 3)]
+        optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+        schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
+        for number in range(24):
+            for which, (network, optimizer) in enumerate(zip(networks, optimizers, strict=True)):
+                if not alternate or number // 5 % 2 == which:
+                    optimizer.zero_grad()
+                    loss_of(network).backward()
+                    optimizer.step()
+            for schedule in schedules:
+                schedule.step()
+
+    assert all("must belong" not in finding.message for finding in bad(ampcheck.audit(train), "scheduler-skip"))
+
+
+def test_a_second_order_method_that_takes_over_does_not() -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        adam, lbfgs = torch.optim.Adam(model.parameters()), torch.optim.LBFGS(model.parameters(), max_iter=2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(adam, 0.9)
+
+        def closure() -> torch.Tensor:
+            model.zero_grad()
+            loss = nn.functional.cross_entropy(model(DATA), TARGETS)
+            loss.backward()
+            return loss
+
+        for number in range(20):
+            if number < 8:
+                closure()
+                adam.step()
+            else:
+                lbfgs.step(closure)
+            schedule.step()
+
+    assert not bad(ampcheck.audit(train), "scheduler-skip")

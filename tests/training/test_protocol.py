@@ -237,6 +237,33 @@ def test_an_update_between_two_optimizers_is_found_and_one_after_both_is_not(fai
     assert ("between a backward pass and the step" in found) is between
 
 
+@pytest.mark.parametrize("scale_of_second", [1024.0, 64.0])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_second_scaler_of_a_shared_encoder_is_named_as_the_cause(failures, scale_of_second, shared):
+    encoder, heads = nn.Linear(16, 4), [nn.Linear(4, 1), nn.Linear(4, 1)]
+    first = torch.optim.SGD([*encoder.parameters(), *heads[0].parameters()], lr=0.1)
+    second = torch.optim.SGD(heads[1].parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    other = torch.amp.GradScaler("cpu", init_scale=scale_of_second)
+
+    def step(number):
+        first.zero_grad()
+        second.zero_grad()
+        hidden = encoder(torch.ones(2, 16))
+        scaler.scale(heads[0](hidden).mean()).backward(retain_graph=True)
+        other.scale(heads[1](hidden if shared else hidden.detach()).mean()).backward()
+        scaler.step(first)
+        other.step(second)
+        scaler.update()
+        other.update()
+        return 0.0
+
+    parts = {"models": [encoder, *heads], "optimizers": [first, second], "scalers": [scaler, other], "scaler": scaler}
+    found = failures({**parts, "step": step})
+    assert ("by the scaler that scaled their loss" in found) is shared
+    assert "update() came" not in found
+
+
 def test_a_gan_whose_generator_leaves_gradients_in_the_discriminator_passes(judged):
     """The generator's loss goes through the discriminator; its gradients there are cleared and never used."""
     generator, discriminator = mlp(seed=1), mlp(seed=2)

@@ -120,6 +120,38 @@ def test_a_limit_that_does_not_follow_the_scale_fails(limit: Callable[[float], f
     assert failures(run)["scaler-protocol"] == _after_reading.__code__.co_firstlineno + 2
 
 
+def _cached(phases: Callable[[int], bool]) -> Callable[[], None]:
+    """Training by gradients of the representations, which carry the scale; from a phase on, a loss that has no scale is
+    added."""
+
+    def training() -> None:
+        encoder = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(encoder.parameters(), 1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        torch.manual_seed(0)
+        for number in range(24):
+            x = torch.randn(8, 8)
+            cached = encoder(x).detach().requires_grad_()
+            scaler.scale(cached.square().mean()).backward()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                again = encoder(x)
+            (again.float() * cached.grad).sum().backward()
+            if phases(number):
+                (encoder(x) - 1).square().mean().backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return training
+
+
+@pytest.mark.parametrize("starts", [0, 12, None])
+def test_a_loss_that_carries_the_scale_already_needs_no_other_and_one_without_it_does(starts: int | None) -> None:
+    run = ampcheck.audit(_cached(lambda number: starts is not None and number >= starts))
+    found = " ".join(f.message for f in run.findings if f.check == "scaler-protocol" and f.verdict is Verdict.FAIL)
+    assert ("a loss must be scaled before backward" in found) is (starts is not None)
+
+
 def _by_flags(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     torch.set_autocast_dtype("cpu", torch.bfloat16)
     torch.set_autocast_enabled("cpu", True)

@@ -28,6 +28,8 @@ _POINTS = 400
 _OFF = "torch.autocast(device, enabled=False)"
 
 _ROWS = 40
+_NEARLY_ONE = 1e-3
+"""How far from 1 a ratio must be to be printed as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,9 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
             hint = "unscale (scaler.unscale_) before norms of gradients are taken; keep the loss before it is scaled"
         first, second = difference.runs
         how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
+        if abs(difference.ratio - 1) < max(difference.error / 2, _NEARLY_ONE):  # it points elsewhere
+            size = "norm" if difference.what == "gradient" else "value"
+            how = f"differs by {difference.error:.2%} of its {size} between {first} and {second}"
         if math.isinf(difference.ratio):
             how = f"is 0 with {first}, and not with {second}"
         if math.isnan(difference.ratio):

@@ -2,9 +2,9 @@
 
 The same steps run at scale 1, at a large scale, and with a scale that grows in every step. Their exact companions are
 compared, to which a power of two is exact: gradients, what the step returns, and the numbers that optimizers and
-schedulers go by must be equal to the last digits.
-Whatever differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time)
-differs in training too.
+schedulers go by must be equal to the last digits. Weights go on with their exact values after a step, lest the next
+takes other branches where gradients flushed. Whatever differs (clipping before unscale_, a penalty on scaled gradients,
+a loss divided by a scale of another time) differs in training too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.pytree import tensors
@@ -48,9 +49,8 @@ _EQUAL = 1e-4
 """Relative, in the Euclidean norm. What differs by chance is 1e-7 at most; what a wrong scale does is a factor."""
 
 _EQUAL_ON_BRANCHES = 1e-2
-"""The same from the first later step that differs although all exact weights are equal. Exact values take the branches
-(the sign in a ReLU, the largest of a pool) of the real ones, and real weights differ in their last digits, as gradients
-flush at one scale and not at another."""
+"""The same from the first later step that differs although all exact weights are equal: exact values take the branches
+(the sign in a ReLU) of the real ones, and those of weights that no optimizer steps follow gradients that flushed."""
 
 _NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
 _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out"
@@ -78,16 +78,17 @@ class Difference:
 class InvarianceStats:
     """The same steps at several scales.
 
-    runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values: how many
-    were, over all steps. differences: the worst of each kind. penalties: `torch.autograd.grad` on a scaled loss with a
-    graph of its own. skipped: why there is nothing; hint: what to change where the loop itself prevents
-    it.
+    runs: those that were compared; a step that a scaler skipped ends what can be compared. gradients, values, passes:
+    how many of each were, over all steps; passes run backward. differences: the worst of each kind. penalties:
+    `torch.autograd.grad` on a scaled loss with a graph of its own. skipped: why there is nothing; hint: what to change
+    where the loop itself prevents it.
     """
 
     subject: str
     runs: tuple[str, ...] = ()
     gradients: int = 0
     values: int = 0
+    passes: int = 0
     differences: tuple[Difference, ...] = ()
     penalties: tuple[Event, ...] = ()
     skipped: str = ""
@@ -106,9 +107,9 @@ class Repetition:
     """The steps at one scale.
 
     gradients: exact, unscaled, by step, call of an optimizer within it, and parameter. weights: exact, before such a
-    call, of all that is trained, in float32. values: by step, what it
-    returned. state, kept: the numbers of optimizers and schedulers, and those of the code, after all steps. overflowed:
-    the first step with a gradient that is infinite or NaN, where code may leave it out by itself.
+    call, of all that is trained, in float32. values: by step, what it returned. state, kept: the numbers of optimizers
+    and schedulers, and those of the code, after all steps. overflowed: the first step with a gradient that is infinite
+    or NaN, where code may leave it out by itself.
     """
 
     name: str
@@ -203,6 +204,7 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
         (first.name, *(other.name for other, _ in compared)),
         sum(key[0] < last for key in first.gradients),
         sum(step < last for step in first.values),
+        sum(event.act is Act.BACKWARD and event.step < last for event in first.events),
         tuple(worst.values()),
         tuple(e for e in large.events if e.act is Act.GRAD and e.scaled and e.create_graph),
     )
@@ -260,9 +262,17 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
         with torch.no_grad(), _disable_current_modes():
             return float(_exact(shadow, tensor).sum())
 
+    def correct(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for parameter in parameters_of(optimizer) if not torch.compiler.is_compiling() else ():
+            shadow.correct(local(parameter))
+
     recorder.on_backward = note
-    with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
-        yield run
+    hook = register_optimizer_step_post_hook(correct)
+    try:
+        with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
+            yield run
+    finally:
+        hook.remove()
     run.scaled = recorder.scaled
     run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
 
@@ -299,8 +309,7 @@ def _have_equal_weights(first: Repetition, other: Repetition, update: tuple[int,
     )
 
 
-def _updates(run: Repetition) -> list[tuple[int, int]]:
-    """The calls of optimizers with gradients, as step and number within it."""
+def _updates(run: Repetition) -> list[tuple[int, int]]:  # step, and number of the call within it
     return sorted({key[:2] for key in run.gradients})
 
 

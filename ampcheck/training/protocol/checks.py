@@ -20,6 +20,7 @@ from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats, injected_text
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
+from ampcheck.training.protocol.schedules import left_behind
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
 _LOSS_SCALE = 64.0
@@ -78,7 +79,8 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
         if not any(breach.event.step <= reached for breach in breaches):  # else the exception follows from it
             breaches += _refused(stats.stopped)
     if stats.invariant:
-        breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
+        seen = stats.compared_lines
+        breaches = [b for b in breaches if b.rule not in _SCALED_BY_HAND or (b.event.file, b.event.line) not in seen]
     first = {breach.rule: breach for breach in reversed(breaches)}
     findings = [_finding(stats, first[rule]) for rule in dict.fromkeys(breach.rule for breach in breaches)]
     findings += _missing_scaler(stats, limits)
@@ -95,12 +97,16 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     return [SCALER_PROTOCOL.passed(stats.subject, text, sum(counts.values()))]
 
 
-def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
-    """`scheduler-skip`: a scheduler does not step where the scaler skipped the optimizer's step."""
+def check_scheduler_skip(stats: ProtocolStats, plain: Sequence[Event] | None = None) -> list[Finding]:
+    """`scheduler-skip`: a scheduler does not step where the scaler skipped its optimizer's step, or another optimizer
+    took its place. plain: the events of the loop by itself, where those of `stats` are of a trial."""
     steps = [e for e in stats.events if e.act is Act.SCHEDULER_STEP]
     skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
     if not steps:
         return [SCHEDULER_SKIP.skip(stats.subject, "no scheduler stepped")]
+    for event, message in left_behind(stats.events if plain is None else plain):
+        hint = "make a new scheduler for the new optimizer"
+        return [SCHEDULER_SKIP.fail(stats.subject, message, where=event.where, hint=hint)]
     early = stepped_first(stats.events)
     since: dict[str, list[Event]] = defaultdict(list)
     wrong: list[tuple[Event, Event]] = []
@@ -314,18 +320,21 @@ class _Order:
     def _divide(self, name: str, event: Event) -> Iterator[_Breach]:
         """The scaler is about to divide gradients by its scale: were the losses of all of them multiplied by it?"""
         own = self._gradients[name]
-        if any(event.scale is None or not same_loss(scale, event.scale) for scale in own.scales):
-            message = (
-                f"gradients must be divided by the scale that the loss had; those of {name} were scaled by "
-                f"{' and '.join(f'{s:g}' for s in dict.fromkeys(own.scales))} and are divided by {event.scale:g}, "
-                "since scaler.update() came "
-                f"{'while they accumulated' if len(set(own.scales)) > 1 else 'in between'}"
-            )
-        elif others := [who for who, _ in own.epochs if who != event.who]:
+        others = [who for who, _ in own.epochs if who != event.who]
+        differ = any(event.scale is None or not same_loss(scale, event.scale) for scale in own.scales)
+        scales = f"{' and '.join(f'{s:g}' for s in dict.fromkeys(own.scales))} and are divided by {event.scale:g}"
+        if others:
+            equal = "Their scales are equal this time; at the first overflow they part"
             message = (
                 f"gradients must be unscaled by the scaler that scaled their loss; those of {name} were scaled by "
-                f"{others[0]} and are unscaled by {event.who}. Their scales are equal this time; at the first overflow "
-                "they part"
+                f"{listed(dict.fromkeys(who for who, _ in own.epochs))} and are unscaled by {event.who}. "
+                f"{f'They were scaled by {scales}' if differ else equal}"
+            )
+        elif differ:
+            message = (
+                f"gradients must be divided by the scale that the loss had; those of {name} were scaled by {scales}, "
+                "since scaler.update() came "
+                f"{'while they accumulated' if len(set(own.scales)) > 1 else 'in between'}"
             )
         elif any(self._epochs[who] != epoch for who, epoch in own.epochs):
             message = (
@@ -338,7 +347,7 @@ class _Order:
                 f"a loss must be scaled before backward if its gradients are unscaled; a backward pass of an unscaled "
                 f"loss added to {name}, whose gradients are divided by {event.scale:g}"
             )
-            yield _Breach("unscaled loss", own.unscaled_losses[0], message)
+            yield from (_Breach("unscaled loss", loss, message) for loss in own.unscaled_losses)
             return
         else:
             return
