@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.compiled.graph.trace import HINTS, CompileLog, closest, hint, read_break, read_guards
+from ampcheck.compiled.graph.guards import HINTS, closest, hint, read_guards
+from ampcheck.compiled.graph.trace import CompileLog, read_break
 from ampcheck.torchtools.dynamo import TraceRecord
 
 SAID = {
