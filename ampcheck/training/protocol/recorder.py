@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -22,10 +21,16 @@ from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
-from ampcheck.torchtools.storage import is_transformed, local
+from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
 from ampcheck.training.protocol.events import Act, Event
+from ampcheck.training.protocol.optimizer_gradients import (
+    AssignedGradients,
+    found_inf,
+    gradients_of,
+    versions_of,
+)
 from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.rounded import RoundedWeights
 from ampcheck.training.protocol.targets import modules_with, with_subclasses
@@ -68,7 +73,7 @@ class Recorder:
         self._before_step: list[Callable[[_Optimizer], None]] = []
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = self._scaling = False
-        self._stepped_with: dict[str, list[weakref.ref[torch.Tensor]]] = {}
+        self._assigned = AssignedGradients()
         self.low: tuple[str, ...] = ()
         self._unpacks = False
         self._rounded = RoundedWeights()
@@ -188,7 +193,7 @@ class Recorder:
         self._overflow(optimizer, scaler.is_enabled())
         if not self._inside_scaler:
             name = self._path(optimizer, "optimizer")
-            cleared = (name,) if self._assigned(name, optimizer) else ()
+            cleared = (name,) if self._assigned.since_step(name, optimizer) else ()
             facts = {"optimizers": (name,), "cleared": cleared, "half": self._half(optimizer), **self._of(scaler)}
             self._add(Act.UNSCALE, **facts)
         return original(scaler, optimizer)
@@ -208,20 +213,13 @@ class Recorder:
             self._inside_scaler = outer
             skipped = returned and scaler.is_enabled()
             if skipped:
-                found_inf = _found_inf(scaler, optimizer)
+                found = found_inf(scaler, optimizer)
                 stepped = any(e.act is Act.OPTIMIZER_STEP and e.who == name for e in self.events[before:])
-                skipped = not stepped if found_inf is None else found_inf
+                skipped = not stepped if found is None else found
             bad = self._nonfinite(optimizer) if skipped else ()
             self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
-            grads = (parameter.grad for parameter in parameters_of(optimizer))
-            self._stepped_with[name] = [weakref.ref(grad) for grad in grads if grad is not None]
+            self._assigned.stepped(name, optimizer)
         return result
-
-    def _assigned(self, name: str, optimizer: _Optimizer) -> bool:
-        """Whether the code assigned all gradients since the last step, such as those of `torch.autograd.grad`."""
-        before = {id(grad) for kept in self._stepped_with.get(name, ()) if (grad := kept()) is not None}
-        grads = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
-        return name in self._stepped_with and not any(id(grad) in before for grad in grads)
 
     def _update(self, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
         facts = self._of(scaler)
@@ -306,15 +304,15 @@ class Recorder:
             return result
         if self.on_backward is not None and not own_gradients:
             self.on_backward(t_outputs, scale)
-        before = {name: _versions(optimizer) for name, optimizer in self._optimizers.items()}
+        before = {name: versions_of(optimizer) for name, optimizer in self._optimizers.items()}
         facts["cleared"] = tuple(
-            name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in _gradients(o))
+            name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in gradients_of(o))
         )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
-        touched = tuple(name for name, o in self._optimizers.items() if _versions(o) != before[name])
+        touched = tuple(name for name, o in self._optimizers.items() if versions_of(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
         facts["low"], self.low = self.low, ()
@@ -369,7 +367,7 @@ class Recorder:
         """Make a gradient infinite, in the step in which this was requested."""
         if self._overflow_from is None or self.step < self._overflow_from or self.overflowed is not None or not enabled:
             return
-        for _, grad in _gradients(optimizer):
+        for _, grad in gradients_of(optimizer):
             if grad.numel():
                 with torch.no_grad():
                     grad[(0,) * grad.dim()] = float("inf")
@@ -381,26 +379,5 @@ class Recorder:
         return tuple(self._parameters.get(id(p), "?") for p in trained if p.dtype is torch.float16)
 
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
-        bad = (parameter for parameter, grad in _gradients(optimizer) if not bool(grad.isfinite().all()))
+        bad = (parameter for parameter, grad in gradients_of(optimizer) if not bool(grad.isfinite().all()))
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)
-
-
-def _gradients(optimizer: _Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each parameter that has a gradient, with the values of it on this process; of a sparse one the stored ones."""
-    for parameter in parameters_of(optimizer):
-        grad = parameter.grad
-        if grad is not None:
-            yield parameter, local(grad._values() if grad.is_sparse else grad)
-
-
-def _versions(optimizer: _Optimizer) -> dict[int, tuple[int, int]]:
-    grads = ((id(parameter), parameter.grad) for parameter in parameters_of(optimizer))
-    return {number: (id(grad), grad._version) for number, grad in grads if grad is not None}
-
-
-def _found_inf(scaler: Any, optimizer: _Optimizer) -> bool | None:
-    """What the scaler itself found. A fused optimizer is called all the same and skips inside its kernel."""
-    with suppress(Exception):
-        by_device = scaler._found_inf_per_device(optimizer)
-        return bool(sum(value.item() for value in by_device.values())) if by_device else None
-    return None
