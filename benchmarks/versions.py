@@ -131,10 +131,13 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     needs = sorted({reason for row in rows for reason in row.get("needs", {})})
     lines = markdown_table(shown, COLUMNS)
     if needs:
-        columns = {f"{row['torch']}, Python {row['python']}": row.get("needs", {}) for row in rows}
+        columns: dict[str, Counter[str]] = {}
+        for row in rows:  # of a release, the suite and what was run again of it
+            column = f"{row['torch']}, Python {row['python']}"
+            columns[column] = columns.get(column, Counter[str]()) | Counter[str](row.get("needs", {}))
         lines += ["", "Tests that a release is too old, or too new, for:", ""]
         lines += markdown_table(
-            [{"what": reason, **{c: n.get(reason) for c, n in columns.items()}} for reason in needs]
+            [{"what": reason, **{c: n[reason] or None for c, n in columns.items()}} for reason in needs]
         )
     for row in rows:
         alike: dict[str, list[str]] = {}
