@@ -209,3 +209,12 @@ def test_cached_results_are_counted_with_their_keys() -> None:
         "AOTAutograd cache bypassed": 1,
     }
     assert log.hits == ["fx_graph_cache_hit", "aotautograd_cache_hit"]
+
+
+@pytest.mark.parametrize("local", ["x", "L['x']"], ids=["2.13", "2.6"])
+@pytest.mark.parametrize(("size", "alone"), [(1, True), (0, True), (5000, False)])
+def test_a_size_of_one_is_told_from_one_beyond_the_limit_of_the_code(local: str, size: int, alone: bool) -> None:
+    static = f"0/0: tensor '{local}' size mismatch at index 0. expected 8, actual {size}"
+    guards = read_guards(json.dumps([f"0/1: 2 <= {local}.size()[0] <= 4096", static]))
+    assert (guards[0].families.isdisjoint(guards[1].families)) is alone
+    assert guards[0].text == "2 <= x.size()[0] <= 4096"

@@ -62,8 +62,13 @@ def read_guards(text: str) -> list[Guard]:
         reasons = json.loads(text)
     except ValueError:
         reasons = text
-    texts = [str(reason) for reason in (reasons if isinstance(reasons, list) else [reasons])]
+    texts = [_with_plain_locals(str(reason)) for reason in (reasons if isinstance(reasons, list) else [reasons])]
     return [_guard(text, _actual_sizes(texts)) for text in texts]
+
+
+def _with_plain_locals(reason: str) -> str:
+    """`x` for the `L['x']` of PyTorch 2.6."""
+    return re.sub(r"\bL\['(\w+)'\](?! got)", r"\1", reason)
 
 
 def _actual_sizes(reasons: Iterable[str]) -> dict[tuple[str, str], int]:
@@ -95,7 +100,6 @@ def _guard(reason: str, sizes: Mapping[tuple[str, str], int]) -> Guard:
     text, _, stack = reason.partition(_STACK)
     of_module = "allow_unspec_int_on_nn_module" in text  # PyTorch's own advice, which follows such a guard alone
     text = re.sub(r"^\S+: ", "", text, count=1)
-    text = re.sub(r"\bL\['(\w+)'\](?! got)", r"\1", text)  # locals as 2.6 writes them
     text = " ".join(text.partition("  #")[0].split())
     if text.startswith("GLOBAL_STATE changed:"):
         flags = text.partition(":")[2].split()

@@ -39,9 +39,10 @@ def judge_graph(
     """Run a subject compiled and judge its graphs; nothing is raised or emitted.
 
     All calls run `limits.warmup` times and then once more. In the warm-up each frame is compiled once, and once more
-    for each value that turns out to vary, such as a size that Dynamo then makes dynamic; further compilations count
-    against `limits.max_recompiles`. A subject that is compiled already, whole or in parts, runs with its own settings;
-    a callable without arguments and a training loop run as they are. dtype: what autocast casts to; None runs without.
+    for each value that turns out to vary, such as a size that Dynamo then makes dynamic, and for a size of 0 or 1,
+    which it always specialises; further compilations count against `limits.max_recompiles`. A subject that is compiled
+    already, whole or in parts, runs with its own settings; a callable without arguments and a training loop run as they
+    are. dtype: what autocast casts to; None runs without.
     """
     stats = measure_graph(subject, device=device, dtype=dtype, options=options, limits=limits)
     return graph_run(stats, limits)

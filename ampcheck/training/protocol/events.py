@@ -14,8 +14,8 @@ class Act(str, Enum):
 
     SCALE `scaler.scale(loss)`; BACKWARD a backward pass; GRAD `torch.autograd.grad`; CLIP gradients were clipped;
     UNSCALE the user's own `scaler.unscale_`; SCALER_STEP `scaler.step`; UPDATE `scaler.update`; OPTIMIZER_STEP the step
-    of the optimizer itself; SCHEDULER_STEP; SAVE and LOAD a scaler's state; LOAD
-    also an optimizer's; CHECKPOINT `torch.save`.
+    of the optimizer itself; SCHEDULER_STEP; SAVE a scaler's state; LOAD a scaler's or an optimizer's; CHECKPOINT
+    `torch.save`.
     """
 
     SCALE = "scale"
