@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -24,7 +25,7 @@ if "OMP_NUM_THREADS" in os.environ:  # a sweep sets both for its children, which
 settings.register_profile(
     "default",
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
 )
@@ -43,6 +44,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # which would compile the package again where no bytecode is written.
 for _name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -415,6 +415,7 @@ def _slugs(run: Run) -> set[str]:
     return {finding.check for finding in run.findings}
 
 
+@pytest.mark.slow
 def test_a_failure_of_compiled_code_in_16_bits_is_listed_once_with_the_setting_that_helps() -> None:
     class Pooled(nn.Module):
         """The gradient of a largest element is divided by how many are equal to it; none is to one that is rounded."""

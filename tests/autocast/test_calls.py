@@ -47,7 +47,7 @@ def test_dtypes_are_told_before_and_after_autocast(demo_on_cuda: PolicyCalls) ->
     assert norm.dtypes == "float32 float32 float32 -> float32 float32 float32"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dtype: torch.dtype) -> None:
@@ -74,6 +74,7 @@ def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dty
     assert len(got) == 5
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_every_recorded_op_has_an_autocast_kernel_somewhere_and_the_rule_of_the_device(device: str) -> None:
     recorded = measure_calls(demo.subject(), device=device)

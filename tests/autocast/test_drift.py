@@ -207,6 +207,7 @@ def test_nothing_compared_is_no_pass() -> None:
 # The installed PyTorch -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps"])
 def test_the_installed_pytorch_does_what_its_snapshot_says(device: str, dtype: str | torch.dtype) -> None:

@@ -157,6 +157,7 @@ def test_a_lock_behind_a_symlink_is_written_where_it_lies(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.rglob("*")} == {NAME, "all.json", "shared"}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("factory", ["gpt2", pytest.param("t5", marks=pytest.mark.slow), "vit"])
 def test_real_models_are_as_locked_and_lock_to_the_same_bytes(factory: str, tmp_path: Path) -> None:
     target = LockTarget.of(f"{TRANSFORMERS}:{factory}", tmp_path)

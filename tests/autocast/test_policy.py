@@ -54,6 +54,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot("2.13.0", draw(words), draw(words), "2026-01-31", held)
 
 
+@pytest.mark.slow
 @given(snapshots())
 def test_a_snapshot_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, taken: Snapshot) -> None:
     path = tmp_path_factory.mktemp("snapshot") / "torch-2.13.json"

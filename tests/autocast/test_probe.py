@@ -150,6 +150,7 @@ def dispatcher() -> dict[str, Any]:
     return held
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_dispatcher_is_after_probing_as_it_was_before(device: str) -> None:
     measure_policy(device)  # what PyTorch registers when a module is first imported is no trace of ours
@@ -162,7 +163,7 @@ class Broken(BaseException):
     """As Ctrl-C would."""
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_fact", "_source"])
 def test_the_dispatcher_is_as_before_when_probing_is_broken_off(
@@ -257,6 +258,7 @@ def test_another_thread_that_compiles_is_not_disturbed(monkeypatch: pytest.Monke
     assert meanwhile(compiled_step, OPS, monkeypatch) == [expected] * 2 * len(OPS)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("work", ["fake_ops", "compiled_step"])
 def test_a_recorder_that_met_another_thread_would_be_seen(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = globals()[work]()
@@ -264,6 +266,7 @@ def test_a_recorder_that_met_another_thread_would_be_seen(work: str, monkeypatch
     assert meanwhile(globals()[work], OPS, monkeypatch) != [expected] * 2 * len(OPS)
 
 
+@pytest.mark.slow
 def test_two_threads_may_probe_at_once() -> None:
     expected = {device: measure_policy(device) for device in DEVICES}
     found: list[tuple[str, Policy]] = []
@@ -298,6 +301,7 @@ def below(library: torch.library.Library, name: str, key: str, cast: torch.dtype
     library.impl(name, kernel, key)
 
 
+@pytest.mark.every(4)
 @pytest.mark.needs_torch("2.7", "custom ops can be registered for autocast")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -382,6 +386,7 @@ def test_an_index_of_a_device_says_no_more_than_its_type() -> None:
     assert measure_policy("cuda:1") == measure_policy("cuda")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_the_policy_is_the_same_whatever_the_caller_has_switched_on(device: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

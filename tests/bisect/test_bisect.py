@@ -144,6 +144,7 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: list[str], seed: int) -> None:
     change = random.Random(seed).randrange(1, 40)
@@ -158,6 +159,7 @@ def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: 
     assert expected in " ".join(out.split())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_history_that_changes_no_verdict_has_no_culprit(bisect: Any, reader: list[str], seed: int) -> None:
     scale = random.Random(seed).choice((1.0, 1e6))  # healthy all along, or broken all along
@@ -207,6 +209,7 @@ def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str
     assert str(run.findings[0].verdict) == "pass"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -217,6 +220,7 @@ def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader:
     assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -322,6 +326,7 @@ def test_an_end_that_cannot_be_judged_is_named(bisect: Any, reader: list[str]) -
     assert "SyntaxError" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: Any) -> None:
     code, run, _, commits = bisect(planted(5, 3))
@@ -359,6 +364,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compared
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_first_commit_that_is_slower_than_the_first_of_the_range_is_named(
     bisect: Any, timed: list[str], seed: int
@@ -379,6 +385,7 @@ def test_a_history_that_is_as_fast_all_along_has_no_culprit(bisect: Any, timed: 
     assert len(timed) == 1
 
 
+@pytest.mark.slow
 def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bisect: Any, timed: list[str]) -> None:
     models = planted(40, 20, after=1.2)
     noisy = (*range(5, 12), *range(18, 24))
@@ -397,6 +404,7 @@ def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bise
     assert set(timed) <= {commits[number][:10] for number in noisy}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("noisy", [(39,), (19,), (20,), range(1, 40)], ids=str)
 def test_a_comparison_that_noise_kept_undecided_once_is_made_again(
     bisect: Any, timed: list[str], noisy: Sequence[int]

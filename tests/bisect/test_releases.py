@@ -109,6 +109,7 @@ def test_a_change_that_no_policy_explains_says_so(bisect: Any, monkeypatch: pyte
     assert "differs in 7 ops, none of which the target calls" in run.findings[0].message
 
 
+@pytest.mark.slow
 def test_a_training_loop_is_not_run_once_more_for_its_ops(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "counted", {})
     code, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow")
@@ -241,6 +242,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_an_environment_has_one_release_over_the_packages_of_this_one_and_is_made_once() -> None:
     assert environments.published("ampcheck-probe") == ["1.3", "1.2", "1.1", "1.0"]

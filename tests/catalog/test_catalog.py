@@ -27,6 +27,7 @@ def builders(source: str) -> int:
     return sum(ast.unparse(call.func).rpartition(".")[2] == "Finding" for call in calls)
 
 
+@pytest.mark.slow
 def test_every_declared_check_is_used_outside_of_the_catalogue() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if "catalog" not in path.parts)
     constants = {slug: slug.upper().replace("-", "_") for slug in REGISTRY}
@@ -34,6 +35,7 @@ def test_every_declared_check_is_used_outside_of_the_catalogue() -> None:
     assert not unused
 
 
+@pytest.mark.slow
 def test_only_a_declared_check_builds_findings() -> None:
     assert {path.name for path in SOURCES if builders(path.read_text(encoding="utf-8"))} == {"check.py"}
 

@@ -103,6 +103,7 @@ def interrupt(audit: subprocess.Popen[str]) -> None:
     os.killpg(audit.pid, signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "judged", "number"),
     [
@@ -135,6 +136,7 @@ def test_an_interrupt_leaves_a_report_of_what_was_judged_marked_as_incomplete(
         assert "FAIL overflow: targets.py:second [float16, eager]" in out
 
 
+@pytest.mark.slow
 def test_eager_verdicts_are_printed_before_anything_is_compiled_and_a_second_interrupt_ends_at_once(
     folder: Path,
 ) -> None:

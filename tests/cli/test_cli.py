@@ -213,6 +213,7 @@ AUDITS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", AUDITS)
 def test_a_usage_error_is_one_line_and_nothing_is_written(
     folder: Path, capfd: pytest.CaptureFixture[str], name: str

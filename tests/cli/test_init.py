@@ -155,6 +155,7 @@ def test_targets_that_exist_stay(tmp_path: Path, no_trial: None) -> None:
     assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_code_runs_in_a_copy_and_leaves_nothing_in_the_repository(tmp_path: Path) -> None:
     text = "from torch import nn\nopen('log.txt', 'w')\nclass Net(nn.Linear):\n    def __init__(self):\n"
     text += "        super().__init__(4, 4)\n    def forward(self, x):\n        return super().forward(x)\n"
@@ -200,6 +201,7 @@ def test_on_a_terminal_it_shows_the_plan_and_asks_once(
 # Other shapes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_package_below_src_is_imported_from_there(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, SRC)), "--yes"]) == 0
     text = (tmp_path / "tests/test_amp.py").read_text(encoding="utf-8")
@@ -211,6 +213,7 @@ def test_a_package_below_src_is_imported_from_there(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_arguments_that_nobody_can_guess_are_asked_for_and_never_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +253,7 @@ def test_an_empty_folder_gets_a_place_for_a_model(tmp_path: Path) -> None:
     assert "fill in a model and its inputs" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_training_function_that_runs_becomes_a_target(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, TRAINING)), "--yes"]) == 0
     assert targets_of(tmp_path) == ["train.py:main"]
@@ -299,6 +303,7 @@ def test_a_file_that_no_import_statement_can_name_is_noted(tmp_path: Path, capsy
     assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

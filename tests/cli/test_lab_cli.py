@@ -311,6 +311,7 @@ with torch.profiler.profile(profile_memory=True):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["lab"], pytest.param([], marks=pytest.mark.slow)])
 def test_pytorchs_cpp_is_quiet_during_the_lab(arguments: list[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}

@@ -263,6 +263,7 @@ def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alo
     assert "must run to its end; eager mode raises RuntimeError" in only(run, "coverage", Verdict.FAIL).message
 
 
+@pytest.mark.slow
 def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
     wrong_later = planted(lambda call, out: (out[0] * (1.001 if call >= 2 else 1.0), *out[1:]))
     calls = [(torch.full((8,), float(n)),) for n in range(1, 5)]

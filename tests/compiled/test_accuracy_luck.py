@@ -234,6 +234,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], float]] 
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_error_of_a_layer_fails_that_no_order_of_its_sums_makes(name: str) -> None:
     torch.manual_seed(0)

@@ -156,6 +156,7 @@ DEFECTS: dict[str, tuple[Forward, tuple[str, ...]]] = {
 """Each with the checks that fail."""
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_what_compiled_code_alone_does_fails_and_the_same_code_without_it_is_silent(name: str) -> None:
     forward, checks = DEFECTS[name]

@@ -77,6 +77,7 @@ def test_a_break_is_found_at_its_line_with_reason_and_advice() -> None:
     assert "torch.cond" in found.hint
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("blocks", [1, 3, 5])
 def test_a_break_counts_as_often_as_a_call_runs_into_it(blocks: int) -> None:
     run = judge((nn.Sequential(*(Branching() for _ in range(blocks))), (X,)))
@@ -234,6 +235,7 @@ def test_compilations_by_mode_are_told_when_asked_for_and_no_alarm() -> None:
 # What runs eager -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(specialize_int=True)  # as releases after 2.6 do for integer attributes of modules
 def test_blocks_beyond_the_limit_are_each_found_eager() -> None:
     stats = measure_graph(Subject(([Indexed(i, False) for i in range(12)], [(X,)])), options=EAGER)

@@ -100,6 +100,7 @@ def function_of_a_compiled_module() -> Callable[..., object]:
     return lambda x: model(x) * 2
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "model",
     [

@@ -189,6 +189,7 @@ def scaled() -> dict[str, Any]:
 HEALTHY = [plain, in_place, evaluates, any_length, counts_steps, regional, compiled_optimizer, scaled]
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("make", HEALTHY, ids=lambda make: make.__name__)
 def test_a_loop_that_stays_in_its_graphs_passes_with_the_graphs_as_evidence(make: Callable[[], Any]) -> None:
     run = audit(make(), checks=[*GRAPHS, "coverage"])
@@ -206,6 +207,7 @@ def test_a_loop_without_compiled_code_has_no_findings_about_graphs() -> None:
     assert "graphs" not in run.coverage.seen
 
 
+@pytest.mark.slow
 def test_compile_false_leaves_graphs_out() -> None:
     run = audit(broken(), compile=False)
     assert not {f.check for f in run.findings} & set(GRAPHS)
@@ -235,6 +237,7 @@ def test_a_loop_over_an_iterator_that_ends_is_not_judged_a_second_time() -> None
     assert "second run in eager mode raised" in next(f.message for f in run.of(Verdict.SKIP) if f.check == "coverage")
 
 
+@pytest.mark.slow
 def test_data_are_read_once() -> None:
     model = net()
     compiled = torch.compile(model, backend=BACKEND)
@@ -348,6 +351,7 @@ PLANTED = {
 LEFT_EAGER = pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("make", "check"),
     [pytest.param(*case, marks=[LEFT_EAGER] if case[0] is of_torchs_own else []) for case in PLANTED.items()],
@@ -372,6 +376,7 @@ def guards_what_requires_gradients() -> bool:
     return len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_trained_after_it_was_compiled_passes() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     model[0].requires_grad_(False)
@@ -434,6 +439,7 @@ def test_weights_that_eager_mode_makes_nan_too_are_no_matter_of_compilation() ->
     assert graphs(audit(loop(model, compiled))) == []
 
 
+@pytest.mark.slow
 def test_numbers_of_a_compiled_function_that_differ_from_eager_mode_fail() -> None:
     """As a weight that is swapped for its backup inside of a compiled function, and keeps the new value."""
 
@@ -461,6 +467,7 @@ def test_numbers_of_a_compiled_function_that_differ_from_eager_mode_fail() -> No
     assert all(f.subject.startswith("subject, update") for f in failures)
 
 
+@pytest.mark.slow
 def test_a_function_that_steps_an_optimizer_is_not_called_on_a_copy() -> None:
     training = compiled_optimizer()
     before = copy.deepcopy(training["model"].state_dict())
@@ -481,6 +488,7 @@ def test_an_exception_of_compiled_code_alone_fails() -> None:
 # Callables -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_callable_that_compiles_is_judged_as_it_runs() -> None:
     def decode(grow: bool) -> torch.Tensor:
         model = torch.compile(nn.Embedding(8, 8), backend=BACKEND, dynamic=False)
@@ -497,6 +505,7 @@ def test_a_callable_that_compiles_is_judged_as_it_runs() -> None:
     assert "graph-break" in checks(run, Verdict.PASS)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["hook", "attribute", "before", "assigned"])
 def test_graphs_that_do_not_see_that_the_model_changed_fail(how: str) -> None:
     def change(model: Net) -> None:
@@ -586,6 +595,7 @@ def test_a_callable_that_trains_is_ended_after_the_observed_steps_again() -> Non
     assert len(taken) < 12
 
 
+@pytest.mark.slow
 def test_compiled_code_that_is_not_compared_is_counted() -> None:
     functions = [eval(f"lambda x: x * {n}") for n in range(2, 8)]
 

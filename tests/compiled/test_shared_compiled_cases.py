@@ -74,6 +74,7 @@ def is_at(finding: Finding, name: str, text: str) -> bool:
     return not text or text in lines[(finding.where.line or 1) - 1]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", slow_where_cold(EXPECTED))
 def test_shared_defect_is_found_where_it_is(name: str) -> None:
     check, text = EXPECTED[name]

@@ -29,6 +29,7 @@ def test_an_example_says_what_it_shows_and_how_it_runs(check: str) -> None:
     assert failing.run.replace("failing.py", "mended.py") == mended.run
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")  # the examples are the user's code
 @pytest.mark.parametrize("check", slow_cases(CHECKS, [check for check in CHECKS if check not in QUICK]))
 def test_a_failing_example_yields_its_finding_and_a_mended_one_none(check: str) -> None:

@@ -48,6 +48,7 @@ def test_float32_twin_is_sound(case, low):
     assert island < SOUND, f"{case.name} in float32 behind data in {low}: {island:.3g} of the bound"
 
 
+@pytest.mark.slow
 def test_results_repeat():
     for case in CASES:
         for first, second in zip(oracle(case).exact, run(case, torch.float64), strict=True):

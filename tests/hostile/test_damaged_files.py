@@ -333,6 +333,7 @@ def rendered(run: Run) -> None:
         text.encode()
 
 
+@pytest.mark.slow
 @given(RUNS)
 @example(HOSTILE_RUN)
 def test_any_run_is_drawn_and_printed(run: Run) -> None:

@@ -119,6 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 AUDIT = ("--no-compile", "--dtype", "float16")
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("command", "target", "options", "code", "said"),
     [

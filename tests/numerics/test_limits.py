@@ -58,6 +58,7 @@ def test_healthy_stacks_of_any_depth_pass(width: int, depth: int, activation: nn
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("depth", [2, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gradient_that_is_the_rounding_of_the_output_alone_passes(dtype: str, depth: int) -> None:
@@ -85,6 +86,7 @@ def _step(norm: nn.Module, dtype: torch.dtype, half: bool, body: nn.Module) -> C
     return step
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("half", [False, True], ids=["autocast", "half"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", _NORMS, ids=["batch", "layer", "group"])

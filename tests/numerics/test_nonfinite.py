@@ -132,6 +132,7 @@ def poisoned(name: str, value: float = NAN) -> nn.Module:
     return model
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("model", "x", "named", "module"),
     [

@@ -128,6 +128,7 @@ class Leaks(nn.Linear):
         return out
 
 
+@pytest.mark.slow
 def test_what_a_process_computes_once_is_not_made_on_a_device_that_forward_leaves() -> None:
     command = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

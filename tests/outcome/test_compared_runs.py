@@ -172,6 +172,7 @@ def test_against_itself_nothing_of_any_run_is_new_worse_or_gone(run):
     assert not [f for verdict in BAD for f in result.of(verdict) if not f.cause]
 
 
+@pytest.mark.slow
 @given(RUNS, RUNS)
 def test_every_cause_has_one_state(old, new):
     counts = states(compare(old, new, HERE))

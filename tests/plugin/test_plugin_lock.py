@@ -111,6 +111,7 @@ def test_the_summary_says_which_files_were_written(models: pytest.Pytester, spre
     ]
 
 
+@pytest.mark.slow
 def test_an_update_without_a_lock_to_write_is_said(pytester: pytest.Pytester, section: Section) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     assert any("nothing was written" in line for line in section(pytester.runpytest("-n0", "--ampcheck-update")))
@@ -209,6 +210,7 @@ def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
     assert entries(models) == {"models.py:net", "models.py:attention"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spoil", ["missing", "another entry", "another op"])
 def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytester, spoil: str) -> None:
     pytester.makepyfile(test_it=MARKED)

@@ -48,6 +48,7 @@ def test_known():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_one_process_and_two_workers_write_the_same_summary_json_and_page(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_real=REAL)

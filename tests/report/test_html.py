@@ -202,6 +202,7 @@ def test_the_same_run_gives_the_same_page(page: str) -> None:
     assert render_html(Run.from_json(sample_run().to_json())) == page
 
 
+@pytest.mark.slow
 @given(RUNS)
 @example(HOSTILE_RUN)
 def test_the_page_of_any_run_is_well_formed(run: Run) -> None:

@@ -119,6 +119,7 @@ def test_verdicts_filter_what_is_shown(show: Any) -> None:
     assert shown(page, "main article.fail") == 3
 
 
+@pytest.mark.slow
 def test_checks_subjects_and_modules_filter_what_is_shown(show: Any) -> None:
     page = show("sample")
     page.locator("#filter select[name=check]").select_option(label="flush")
@@ -188,6 +189,7 @@ def test_a_link_opens_the_details_that_hide_its_target(show: Any, files: dict[st
     sync_api.expect(target).to_be_visible()
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", [*RUNS, "sample", "hostile"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_the_page_without_scrolling_sideways(show: Any, name: str, scheme: str) -> None:
@@ -197,6 +199,7 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(show: Any, name: str,
     assert page.evaluate("getComputedStyle(document.body).fontSize") == "15px"
 
 
+@pytest.mark.slow
 def test_the_dark_page_is_dark_and_so_are_its_charts(show: Any) -> None:
     def luminance(page: Any, selector: str, name: str) -> float:
         colour = page.locator(selector).first.evaluate(f"element => getComputedStyle(element).{name}")

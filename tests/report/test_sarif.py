@@ -73,6 +73,7 @@ def uri_of(file: str, folder: Path) -> dict[str, str]:
 # The schema ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(run=RUNS)
 @example(run=Run())
 @example(run=HOSTILE_RUN)

@@ -80,7 +80,7 @@ MATRICES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_stable_function_passes(name: str, fmt: str) -> None:
@@ -88,7 +88,7 @@ def test_a_stable_function_passes(name: str, fmt: str) -> None:
     assert not assert_property(FUNCTIONS[name], inputs=inputs, compile=False, options=SearchOptions(examples=60)).failed
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_stable_function_of_matrices_passes(name: str, fmt: str) -> None:
@@ -147,6 +147,7 @@ def modules() -> dict[str, tuple[nn.Module, st.SearchStrategy[Any]]]:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", slow_cases(modules(), ("block", "block with dropout and tails", "language model")))
 def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]

@@ -34,6 +34,7 @@ def failing(run: Run) -> list[str]:
     return [finding.check for finding in run.of(Verdict.FAIL)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> None:
     assert failing(searched(lambda x: ((x.to(cast) + 1000) - 1000).float(), FLOAT, dtype="float16")) == [
@@ -41,6 +42,7 @@ def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> Non
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_a_cast_alone_is_a_rounding(cast: torch.dtype, dtype: str) -> None:
@@ -59,6 +61,7 @@ def test_a_kernel_that_lacks_for_one_shape_excuses_no_other_error() -> None:
     assert failing(searched(odd, tensors("float16", shape=shapes))) == ["low-precision-error"]
 
 
+@pytest.mark.slow
 def test_what_draws_from_numpy_draws_the_same_in_every_run() -> None:
     assert failing(searched(lambda x: x * (1 + np.random.rand()))) == []
     assert failing(searched(lambda x: ((x + 1000) - 1000) * (1 + np.random.rand()))) == ["property-accuracy"]
@@ -78,11 +81,13 @@ def test_numbers_drawn_for_some_examples_alone_are_those_of_the_judge_and_the_us
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_a_count_beside_tensors_may_depend_on_the_dtype() -> None:
     assert failing(searched(lambda x: (x * 2, x.nbytes, 10**30))) == []
     assert failing(searched(lambda x: (x * 2, {"sum": float((x + 1000).sum() - 3000)}))) == ["property-accuracy"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("model", "invariance"),
     [(lambda x: x.argmax(), BatchOrder()), (lambda x: x.round().int(), Shift(1.0))],
@@ -109,6 +114,7 @@ def test_a_shift_that_always_swallows_the_data_is_no_evidence_of_an_invariance()
     assert "changed no input that could be judged" in failed.message
 
 
+@pytest.mark.slow
 def test_two_changes_of_one_kind_are_told_apart() -> None:
     inputs = st.tuples(HALF, tensors("int64", shape=3))
     shifts = (Shift(1.0, 1.0, inputs=(0,)), Shift(1.0, 1.0, inputs=(1,)))
@@ -124,6 +130,7 @@ def test_inputs_that_overflow_when_they_change_are_not_looked_at() -> None:
     assert "changed no input that could be judged" in run.of(Verdict.FAIL)[0].message
 
 
+@pytest.mark.slow
 def test_a_quantiser_with_a_scale_of_its_own_is_honest() -> None:
     """A tie turns with the scale that was rounded, while nothing else moves."""
 
@@ -143,6 +150,7 @@ def test_a_norm_of_one_subnormal_number_is_honest_wherever_it_stands() -> None:
         assert kinds(torch.nn.functional.instance_norm, x.view(2, 4, 3)) == []
 
 
+@pytest.mark.slow
 def test_the_seconds_are_kept_while_a_failure_is_made_smaller() -> None:
     def slow(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.01)
@@ -170,6 +178,7 @@ def test_examples_are_different_ones() -> None:
     assert searched(noted, st.just(torch.ones(2).half()), examples=100).coverage.seen["examples"] == 1
 
 
+@pytest.mark.slow
 def test_inputs_in_eight_bits_are_judged_where_the_model_widens_them() -> None:
     inputs = st.tuples(HALF, tensors("float8_e4m3fn", shape=3, min_value=-4, max_value=4))
     assert failing(searched(lambda x, y: ((x * y.to(x.dtype)) + 1000) - 1000, inputs)) == ["property-accuracy"]

@@ -63,6 +63,7 @@ def test_outputs_beside_those_judged_are_counted() -> None:
     assert "outputs of layout sparse_coo" in one(run, "coverage").message
 
 
+@pytest.mark.slow
 def test_a_number_is_judged_like_a_tensor_of_one_element() -> None:
     run = run_of(lambda x: float((x + 2048).sum() - 3 * 2048), inputs=NARROW, examples=30)
     assert one(run, "property-accuracy").verdict is Verdict.FAIL

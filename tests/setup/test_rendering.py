@@ -39,6 +39,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("files", "script_runs"), SHAPES.values(), ids=SHAPES)
 def test_the_file_is_formatted_and_lints(tmp_path: Path, files: dict[str, str], script_runs: bool) -> None:
     text = render_tests(as_if_run(write(tmp_path / "repository", files), script_runs=script_runs))

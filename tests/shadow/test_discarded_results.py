@@ -89,6 +89,7 @@ def test_results_of_which_some_are_never_computed_again_fail(repeated: int) -> N
     assert "overflow" in _failed(audit(products))
 
 
+@pytest.mark.slow
 def test_batches_of_different_lengths_whose_norm_is_logged_pass() -> None:
     def train(scaler: torch.amp.GradScaler | None) -> list[float]:
         torch.manual_seed(0)

@@ -137,6 +137,7 @@ HONEST = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @FORMATS
 @pytest.mark.parametrize("function", HONEST)
 def test_draws_of_which_nothing_becomes_infinite_are_silent(function: Function, low: torch.dtype) -> None:
@@ -147,6 +148,7 @@ def _drop(rate: float, dtype: torch.dtype) -> torch.Tensor:
     return (torch.rand(200_000, dtype=dtype) >= rate).float().mean()
 
 
+@pytest.mark.every(2)
 @FORMATS
 def test_a_rate_finer_than_a_draw_is_a_decision_that_is_missed(low: torch.dtype) -> None:
     number = 256 if low is torch.bfloat16 else 2048

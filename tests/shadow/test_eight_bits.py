@@ -138,6 +138,7 @@ def test_a_cast_that_leaves_few_gradients_is_a_flush() -> None:
     assert (found.where.phase, found.where.op) == ("backward", "aten::_to_copy")
 
 
+@pytest.mark.every(6)
 @DTYPES
 @pytest.mark.parametrize("dim", [(0, 1), (1,)], ids=["tensor", "rows"])
 @pytest.mark.parametrize("off", [1.0, 0.25, 2.0**-6], ids=["just", "delayed", "far below"])

@@ -84,6 +84,7 @@ def _parameters() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtype, form: str) -> None:
@@ -96,6 +97,7 @@ def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtyp
         pytest.fail(f"not found at {case.fault_lines}: {found}")
 
 
+@pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_the_float32_island_behind_rounded_data_is_silent_in_every_form(
@@ -104,6 +106,7 @@ def test_the_float32_island_behind_rounded_data_is_silent_in_every_form(
     assert failures(FORMS[form](case, dtype, True), case) == []
 
 
+@pytest.mark.slow
 def test_marked_tests_report_cases_at_their_lines(pytester: pytest.Pytester) -> None:
     """One session of the real plugin: marked tests fail at the line of the case, those of islands pass."""
     names = ["rms_norm_eps_1e8", "bce_by_hand", "voxel_keys", "clipping_by_squares", "softened_gravity"]

@@ -42,6 +42,7 @@ def _parameters() -> list[object]:
     ]  # fmt: skip
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype"), _parameters())
 def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
@@ -51,6 +52,7 @@ def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
     assert any(fault.where.line in case.fault_lines for fault in faults), [str(fault) for fault in faults]
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case",
@@ -60,6 +62,7 @@ def test_the_float32_island_is_silent(case: Case) -> None:
     assert [str(fault) for fault in reaching(case, torch.float32)] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("case", "dtype"),

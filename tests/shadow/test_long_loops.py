@@ -84,6 +84,7 @@ def growth(name: str, steps: int) -> tuple[int, int, float]:
     return objects[1] - objects[0], resident[1] - resident[0], cost
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("steps", [200, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
@@ -160,6 +161,7 @@ def test_a_bfloat16_accumulator_is_found_at_its_line(function: Callable[[torch.d
     }, [str(f) for f in watched.run.findings]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("function", DRIFTS, ids=lambda function: function.__name__)
 def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -> None:
     with ampcheck.watch(fail_on="never") as watched:

@@ -120,6 +120,7 @@ def _derivative(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     return gradient
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_values_follow_what_the_run_decided(name: str) -> None:
     op, expected = FOLLOWED[name]
@@ -363,6 +364,7 @@ def test_numbers_that_leave_are_counted_by_line_and_come_back_as_data() -> None:
     assert torch.Tensor.numpy is original
 
 
+@pytest.mark.slow
 def test_companions_die_with_their_tensors() -> None:
     model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4)), data(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, fused=True)

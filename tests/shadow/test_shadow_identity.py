@@ -132,7 +132,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(subject, optimizer, formats[name], id=f"{subject}-{optimizer}-{name}", marks=marks)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("subject", "optimizer", "low"), list(_cases()))
 def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     subject: str, optimizer: str, low: torch.dtype | None
@@ -159,6 +159,7 @@ def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     assert not shadow.unruled
 
 
+@pytest.mark.slow
 def test_a_step_that_the_scaler_skips_is_skipped_by_exact() -> None:
     torch.manual_seed(0)
     model, data = Language(), torch.randint(0, 50, (2, 12))

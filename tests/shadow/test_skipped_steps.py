@@ -43,11 +43,13 @@ def problems(run: Run) -> set[str]:
     return {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scale_that_begins_too_high_and_is_lowered_is_silent(fused: bool) -> None:
     assert not problems(trained(2.0**24, 12, fused=fused))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("steps", range(4, 9))
 def test_a_run_may_end_in_a_step_that_is_skipped(steps: int) -> None:
     """With a scale that doubles after each step, every other step or so is skipped, also the last."""

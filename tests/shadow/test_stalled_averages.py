@@ -133,6 +133,7 @@ def _line(function: Callable[..., Any]) -> int:
     return first + next(number for number, text in enumerate(lines) if text.rstrip().endswith("# here"))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("function", AVERAGES, ids=lambda function: function.__name__)
 def test_an_average_whose_writes_change_nothing_is_found_at_its_line(function: Callable[..., Any]) -> None:
     findings = found(function, B16)
@@ -143,11 +144,13 @@ def test_an_average_whose_writes_change_nothing_is_found_at_its_line(function: C
     assert any((f.observed or 0.0) > 1.0 for f in findings)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("function", AVERAGES, ids=lambda function: function.__name__)
 def test_the_same_in_float32_is_silent(function: Callable[..., Any]) -> None:
     assert not found(function, F32)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("function", FOLLOWING, ids=lambda f: f.__name__)
 def test_an_average_that_follows_closely_is_silent(function: Callable[..., Any]) -> None:
     assert not found(function, B16, 0.1)

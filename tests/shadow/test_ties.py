@@ -77,6 +77,7 @@ def _kept_of_the_best(low: torch.dtype, wide: bool) -> Tensor:
     return scores < scores.topk(50).values[:, -1:]
 
 
+@pytest.mark.every(3)
 @FORMATS
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
@@ -191,6 +192,7 @@ def _alike(low: torch.dtype) -> object:
         return (left @ right.mT / 8).sort(-1), (left @ right.mT / 8).topk(16)
 
 
+@pytest.mark.every(8)
 @FORMATS
 @pytest.mark.parametrize(
     "decide",

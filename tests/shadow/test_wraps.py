@@ -93,6 +93,7 @@ def test_they_fail_where_a_product_converts_them(dtype: torch.dtype) -> None:
     assert "integer-cast" in {f.check for f in run.of(Verdict.FAIL)}
 
 
+@pytest.mark.every(3)
 @FORMATS
 @pytest.mark.parametrize("name", MEANT)
 def test_arithmetic_that_does_not_wrap_or_means_it_passes(name: str, dtype: torch.dtype) -> None:

@@ -208,6 +208,7 @@ def test_a_base_that_fails_is_a_result(workers):
     assert run().failure.startswith("A/A twin, launch 1: it raised")
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("side", ["base", "A/A twin"])
 @pytest.mark.parametrize("command", ["load", "pin", "warm_up", "block"])
 def test_a_base_that_fails_after_its_first_call_is_the_same_finding(workers, command, side):

@@ -206,6 +206,7 @@ def test_lines_of_any_newer_version_stay_are_told_once_and_take_nothing_along(
     assert all(line in file.read_bytes() for line in newer)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(entries, max_size=3).map(in_one_file), min_size=2, max_size=4))
 def test_writers_at_the_same_time_lose_nothing(tmp_path_factory: Any, shares: list[list[Entry]]) -> None:
     folder = tmp_path_factory.mktemp("threads")

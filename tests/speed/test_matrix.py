@@ -80,6 +80,7 @@ def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is(
     assert math.isinf(break_even(8.0, eager, slow, lowest=8.0, highest=8.0).calls)
 
 
+@pytest.mark.slow
 def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() -> None:
     planted = Planted()
     stats = measured(planted, ("eager", "default", "reduce-overhead"), ("float32", "tf32"))
@@ -189,6 +190,7 @@ def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str
     assert "not judged is max-autotune, float32: 1.7" in found.message
 
 
+@pytest.mark.slow
 def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
     found = check_matrix(measured(Planted()))
 

@@ -167,6 +167,7 @@ def test_what_compiles_by_itself_is_refused(monkeypatch):
         measure_startup(f"{TARGETS}:compiled_already")
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_there_is_told():
     with pytest.raises(UsageError, match=r"startup_targets\.py has no 'nobody'"):
         measure_startup(f"{TARGETS}:nobody")

@@ -69,6 +69,7 @@ def test_the_code_is_short(tensor: torch.Tensor, code: str) -> None:
     assert as_code(tensor) == code
 
 
+@pytest.mark.slow
 def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

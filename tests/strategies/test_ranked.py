@@ -34,6 +34,7 @@ def chances(side: Side) -> Counter[float]:
     return found
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "fmt",
     [
@@ -100,6 +101,7 @@ def test_a_range_begins_and_ends_with_values_of_the_format(
         assert [fmt.round(x) for x in found] == list(found)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("bounds", [{"min_value": -1e300}, {"max_value": 1e300}, {"min_value": 1, "max_value": 1e300}])
 @pytest.mark.parametrize("name", ["float32", "float16", "tf32"])
 def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, float]) -> None:
@@ -107,7 +109,7 @@ def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, floa
     assert abs(find(values(name, **bounds), lambda x: abs(x) == limit, settings=SEARCH)) == limit
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "tf32", "float8_e4m3fn"])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 @pytest.mark.parametrize("bound", ["min_value", "max_value"])
@@ -159,6 +161,7 @@ def test_what_lies_between_plain_numbers_has_few_significant_bits_first() -> Non
         assert bits == sorted(bits)
 
 
+@pytest.mark.slow
 def test_draws_from_a_small_range_differ() -> None:
     found = set()
 

@@ -92,7 +92,7 @@ FACTS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("fact", FACTS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: str) -> None:
@@ -116,6 +116,7 @@ FAILS = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("fails", FAILS)
 def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> None:
@@ -125,7 +126,7 @@ def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> Non
     assert abs(found) <= 512 or fails == "a square that overflows"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("limit", [3.2, 256, 300, 40000])
 def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_begins(name: str, limit: float) -> None:
@@ -142,6 +143,7 @@ def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_be
         assert fmt.bits > 16 or least == 2.0 ** math.floor(math.log2(1 / limit))
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["float16", "float32", "float8_e4m3fn"])
 def test_a_bound_of_zero_gives_zero_and_no_negative_zero(name: str) -> None:
     for bounds in ({"min_value": 0.0}, {"max_value": 0.0}):
@@ -182,6 +184,7 @@ def test_log_uniform_stays_within_its_magnitudes(value: float) -> None:
     assert 1e-6 <= abs(value) <= 1e3
 
 
+@pytest.mark.slow
 def test_log_uniform_reaches_every_binade() -> None:
     for exponent in range(-8, 8):
         found = find(

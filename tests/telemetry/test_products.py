@@ -73,6 +73,7 @@ def test_one_odd_value_is_found_at_an_even_and_at_an_odd_place(dtype: torch.dtyp
     assert_counted(site, result)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_compiled_product_is_counted_as_by_eager_kernels(dtype: torch.dtype) -> None:
     dynamo.reset()

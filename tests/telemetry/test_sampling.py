@@ -220,6 +220,7 @@ def test_a_graph_that_cannot_be_compiled_with_statistics_runs_without_them(monke
     assert any("no kernel" in reason for reason in stats.unseen)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_a_call_that_rings_are_drawn_once() -> None:
     def loud(x: torch.Tensor) -> torch.Tensor:
         return (nn.functional.dropout(x, 0.5) * 1e6).to(HALF)

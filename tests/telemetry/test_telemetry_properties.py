@@ -143,6 +143,7 @@ def fed(compiled: Compiled, rows: st.SearchStrategy[tuple[int, ...]]) -> st.Sear
     return st.one_of(kinds)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_every_count_of_every_site_over_any_calls_is_that_of_eager_kernels(
     compiled: Compiled, data: st.DataObject

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from ampcheck.torchtools.storage import StorageMap
@@ -19,6 +20,7 @@ def test_all_views_of_one_memory_have_one_value():
     assert noted.pop(tensor) is None
 
 
+@pytest.mark.slow
 def test_a_value_goes_with_its_storage_and_never_to_the_next_one_at_its_place():
     noted = StorageMap[int]()
     for number in range(100):

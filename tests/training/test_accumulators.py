@@ -8,6 +8,7 @@ from narrow_loops import B16, F16, F32, Counting, data, failures, judged, loop, 
 from ampcheck.core.run import Verdict
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "last"), [(B16, 256), (F16, 2048)])
 @pytest.mark.parametrize("slices", [False, True])
 def test_a_counter_in_a_cast_buffer_is_found_with_the_step_at_which_it_stops(dtype, last, slices):
@@ -104,6 +105,7 @@ def alone():
     dist.destroy_process_group()
 
 
+@pytest.mark.every(4)
 @pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.parametrize("foreach", [False, True])
 def test_the_shards_of_a_distributed_model_are_followed(alone, foreach):

@@ -59,6 +59,7 @@ def others(run: Run) -> list[Finding]:
     return [f for f in run.of(Verdict.FAIL) if f.check != "coverage"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -105,6 +106,7 @@ def test_a_step_that_raises_at_once_is_one_failure_with_its_line():
     assert told >= {"gradient-underflow", "loss-scale", "scale-invariance", "stagnation"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_a_step_that_raises_later_is_told_and_what_came_before_is_judged(when):
     def step(number, train):
@@ -312,6 +314,7 @@ def test_an_interrupt_passes_through_and_leaves_everything_as_it_was(interrupt, 
     assert original == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_step_that_exits_is_a_result_and_nothing_that_did_not_run_passes(number, code):
@@ -352,6 +355,7 @@ def test_an_interrupt_in_a_later_stage_leaves_everything_as_it_was():
     assert next(calls) > 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_no_error_of_the_step(value):
     run = judged(loop_of(lambda number, train: float(train()) * 0 + value), steps=3)

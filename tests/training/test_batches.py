@@ -94,7 +94,7 @@ def noted(path: Path) -> list[float]:
     return [float(line) for line in path.read_text(encoding="utf-8").split()]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_all_runs_of_the_steps_see_the_same_batches(kind: str, tmp_path: Path) -> None:
     run = ampcheck.audit(make(LOADERS[kind](), tmp_path / "notes"), steps=6)

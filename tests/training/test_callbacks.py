@@ -108,6 +108,7 @@ class TestHuggingFace:
 
         return AmpcheckCallback(**settings)
 
+    @pytest.mark.slow
     def test_a_gpt2_under_bfloat16_autocast_is_watched(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -151,6 +152,7 @@ class TestHuggingFace:
 
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
+    @pytest.mark.every(2)
     @pytest.mark.parametrize("bad", [None, 2])
     def test_the_scaler_of_accelerate_is_followed(self, tmp_path: Path, bad: int | None) -> None:
         callback = self.callback(every=1, fail_on="never")
@@ -163,6 +165,7 @@ class TestHuggingFace:
         assert finding.verdict is (Verdict.PASS if bad is None else Verdict.FAIL)
         assert callback.run.coverage.seen["loss scales"] == 21
 
+    @pytest.mark.slow
     def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(bad=3), callback, max_grad_norm=0.0)
@@ -172,6 +175,7 @@ class TestHuggingFace:
         assert len(runs) == 1
         assert hooks(trainer.optimizer.optimizer) == 0
 
+    @pytest.mark.slow
     def test_after_an_exception_the_block_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(raises=3), callback)
@@ -301,6 +305,7 @@ class TestLightning:
         messages = [f.message for f in callback.run.of(Verdict.FAIL) if f.check == "scaler-protocol"]
         assert [("cleared after the step" in message) for message in messages] == ([] if clears else [True])
 
+    @pytest.mark.slow
     def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):

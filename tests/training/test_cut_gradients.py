@@ -70,6 +70,7 @@ def test_weights_whose_checkpoint_cuts_their_gradients_are_found():
     assert finding.where.file.endswith("test_cut_gradients.py")
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(
     "model",

@@ -229,6 +229,7 @@ def loop_step(parts):
     return step
 
 
+@pytest.mark.slow
 def test_what_is_in_16_bits_without_a_policy_is_judged_by_what_it_loses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=0.001), nn.Linear(32, 4)).to(B16)

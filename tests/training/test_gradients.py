@@ -236,6 +236,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_is_left_alone(name):
     torch.manual_seed(0)

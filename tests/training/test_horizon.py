@@ -102,12 +102,14 @@ DECAYS: dict[str, Schedule] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", DECAYS)
 def test_a_learning_rate_in_16_bits_that_leaves_its_schedule_fails(name: str) -> None:
     assert of_rate(follows(torch.bfloat16, DECAYS[name])) == [Verdict.FAIL]
     assert of_rate(follows(torch.float32, DECAYS[name])) == []
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -122,6 +124,7 @@ def test_a_learning_rate_in_16_bits_that_follows_its_schedule_is_no_finding(sche
     assert of_rate(follows(torch.bfloat16, schedule)) == []
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("dtype", "least", "verdicts"),
     [(torch.float16, 1e-7, [Verdict.FAIL]), (torch.float16, 1e-4, []), (torch.float32, 1e-7, [])],

@@ -91,6 +91,7 @@ def test_noise_added_to_scaled_gradients_depends_on_the_scale():
     assert failed(amp_loop(between=between))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
     model, optimizer, scaler = parts()
@@ -199,6 +200,7 @@ def test_a_loss_that_is_divided_by_the_new_scale_is_found_as_a_value(good):
         assert found[0].where.module == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("every", [2, 4])
 def test_accumulated_gradients_pass(every):
     model, optimizer, scaler = parts()
@@ -423,6 +425,7 @@ KEPT = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("what", KEPT)
 def test_numbers_that_the_code_keeps_are_warned_of_where_they_are_scaled(what):
     model, optimizer, scaler = parts()

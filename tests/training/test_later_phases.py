@@ -72,6 +72,7 @@ def failed(phase: Phase, begins: int) -> bool:
     return any(finding.verdict is Verdict.FAIL for finding in run.findings)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("begins", [1, 5])
 @pytest.mark.parametrize("phase", [importances, sensitivities])
 def test_scaled_gradients_of_a_phase_are_found_whenever_it_begins(phase, begins):

@@ -107,6 +107,7 @@ def guarded(guard, scale, *, factor=20.0, scaled=True):
     return {"model": model, "optimizer": optimizer, "scaler": scaler if scaled else None, "step": step}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("guard", [zeros, numbers, clamped])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_gradients_that_overflowed_and_were_replaced_are_found(guard, scaled):

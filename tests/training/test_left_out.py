@@ -126,6 +126,7 @@ def coverage(make: Callable[[], Parts], *, call: bool) -> list[Finding]:
     return [f for f in run.findings if f.check == "coverage" and f.verdict in (Verdict.FAIL, Verdict.WARN)]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("call", [False, True], ids=["mapping", "call"])
 @pytest.mark.parametrize(
     ("make", "verdict", "names"),
@@ -144,6 +145,7 @@ def test_a_parameter_that_nothing_trains_is_named(
     assert all(name in finding.message for name in names)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "make",
     [

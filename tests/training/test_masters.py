@@ -122,6 +122,7 @@ def judged(parts: dict[str, Any], step: Callable[[int], float], *, call: bool) -
     return {f.where.step: f.message for f in run.of(Verdict.FAIL) if f.check == "master-weights"}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("call", [False, True], ids=["mapping", "call"])
 @pytest.mark.parametrize("at", [0, 4])
 @pytest.mark.parametrize("write", [load, clamp])
@@ -131,6 +132,7 @@ def test_weights_that_are_written_beside_their_masters_fail(write: Write, at: in
     assert "weight" in found[at]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("write", [nothing, load_both, look_at_an_average])
 @pytest.mark.parametrize("at", [0, 4])
 def test_weights_that_go_with_their_masters_pass(write: Write, at: int) -> None:

@@ -161,6 +161,7 @@ def test_a_healthy_loop_passes_everything_and_says_how_much_was_looked_at() -> N
     assert [chart.kind for chart in run.charts] == ["line", "line", "range"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.sampled_from([1.0, 1024.0]))
 def test_what_is_told_of_a_gradient_is_true_of_it(values: list[float], scale: float) -> None:
     gradient = torch.tensor(values)
@@ -693,6 +694,7 @@ def test_the_marks_are_told_without_a_scaler_and_after_clipping_too(scale: float
     assert verdict(seen.run, "gradient-underflow") is Verdict.WARN
 
 
+@pytest.mark.slow
 @given(st.integers(-30, -8), st.integers(0, 2**31), st.sampled_from([64, 1000, 20000]), st.booleans())
 def test_a_smooth_gradient_with_zeros_by_right_never_has_the_marks(
     exponent: int, seed: int, count: int, half: bool

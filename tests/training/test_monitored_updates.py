@@ -124,6 +124,7 @@ with ampcheck.watch(torch.nn.Identity(), optimizer) as seen:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the peak of the resident set in KiB")
 @pytest.mark.parametrize(
     ("dtype", "most"),

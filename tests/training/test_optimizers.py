@@ -90,12 +90,14 @@ KEPT = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("build", "dtype"), LOST.values(), ids=LOST)
 def test_an_optimizer_that_ends_elsewhere_than_in_float64_fails(build, dtype):
     assert ended_off(build, dtype) > 0.5
     assert fails(audited(build, dtype))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("build", "dtype"), KEPT.values(), ids=KEPT)
 def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
     assert ended_off(build, dtype) < 0.25
@@ -115,12 +117,14 @@ def test_second_moments_that_become_zero_are_named(kernel):
     assert "float32 parameters" in finding.hint
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("dtype", [B16, torch.float32], ids=str)
 def test_second_moments_that_keep_their_range_do_not_vanish(kernel, dtype):
     assert "optimizer-state" not in fails(audited(adam(**kernel), dtype, SMALL))
 
 
+@pytest.mark.slow
 def test_a_first_moment_that_vanishes_divides_nothing():
     def build(parameters):
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, dampening=0.9999, foreach=False)
@@ -128,6 +132,7 @@ def test_a_first_moment_that_vanishes_divides_nothing():
     assert "optimizer-state" not in fails(audited(build, F16, SMALL))
 
 
+@pytest.mark.slow
 def test_a_declared_policy_is_judged_beside_what_vanished():
     parts = {**problem(adam(fused=True), F16, SMALL), "policy": "pure-bf16"}
     run = ampcheck.audit(parts, checks=["optimizer-state"])
@@ -136,6 +141,7 @@ def test_a_declared_policy_is_judged_beside_what_vanished():
     assert any("pure-bf16" in message for message in messages)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_the_sum_of_adagrad_stops_whatever_its_kernel(kernel):
     run = audited(lambda parameters: torch.optim.Adagrad(parameters, **kernel), B16)
@@ -184,11 +190,13 @@ def test_state_in_containers_is_followed():
     assert {"0.weight.sums.0", "0.weight.sums.1.squares", "optimizer.masters.0"} <= states
 
 
+@pytest.mark.slow
 def test_master_weights_that_an_optimizer_keeps_beside_its_state_carry_the_updates():
     run = audited(Contained, B16)
     assert not any("updates of parameters" in finding.message for finding in run.of(Verdict.FAIL))
 
 
+@pytest.mark.slow
 def test_a_sum_in_a_container_that_stops_is_found():
     assert "sums.1.squares" in fails(audited(Contained, B16))["stagnation"].message
 

@@ -222,6 +222,7 @@ def _phases(case: str) -> None:
             optimizer.param_groups[0]["lr"] = schedules[0].get_last_lr()[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", ["left behind", "per epoch"])
 def test_a_schedule_of_an_optimizer_that_another_has_replaced_fails_at_its_line(case: str) -> None:
     (finding,) = bad(ampcheck.audit(lambda: _phases(case)), "scheduler-skip")
@@ -229,6 +230,7 @@ def test_a_schedule_of_an_optimizer_that_another_has_replaced_fails_at_its_line(
     assert "a scheduler must belong to the optimizer that steps" in finding.message
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "case",
     [
@@ -247,6 +249,7 @@ def test_a_schedule_whose_optimizer_steps_or_has_no_successor_without_one_does_n
     assert not bad(ampcheck.audit(lambda: _phases(case)), "scheduler-skip")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("alternate", [False, True])
 def test_the_schedules_of_two_networks_in_turn_do_not(alternate: bool) -> None:
     def train() -> None:

@@ -28,6 +28,7 @@ def accumulated(dtype, count):
         (model(torch.arange(16)).float() - 3).square().mean().div(10 * count).backward()
 
 
+@pytest.mark.slow
 def test_addends_that_are_known_to_few_digits_do_not_excuse_their_sum():
     stats = measure_reductions(lambda: accumulated(BF16, 64))
     assert all(total.ratio > 0 for total in stats.sums)

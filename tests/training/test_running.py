@@ -71,6 +71,7 @@ def test_a_sound_function_that_trains_has_no_finding() -> None:
     assert {"gradient-underflow", "loss-scale", "scaler-protocol", "stagnation"} <= {f.check for f in run.findings}
 
 
+@pytest.mark.slow
 def test_it_ends_after_the_observed_steps() -> None:
     taken = []
 
@@ -87,6 +88,7 @@ def _after_reading(limit: Callable[[float], float], clip: str) -> Callable[..., 
     return between
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 @pytest.mark.parametrize(
     ("limit", "grows"),
@@ -104,6 +106,7 @@ def test_scaled_gradients_may_be_clipped_at_a_limit_that_follows_the_scale(
     assert "scaler-protocol" not in failures(run)
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("limit", "grows"),
     [
@@ -145,6 +148,7 @@ def _cached(phases: Callable[[int], bool]) -> Callable[[], None]:
     return training
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("starts", [0, 12, None])
 def test_a_loss_that_carries_the_scale_already_needs_no_other_and_one_without_it_does(starts: int | None) -> None:
     run = ampcheck.audit(_cached(lambda number: starts is not None and number >= starts))
@@ -182,6 +186,7 @@ def _passed_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no forward") from error
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("forward", "steps", "state"),
     [
@@ -219,6 +224,7 @@ def test_a_mistake_is_named_at_its_line() -> None:
     assert failures(watched.run) == {"scaler-protocol": line}
 
 
+@pytest.mark.slow
 def test_the_training_is_bit_for_bit_as_without_and_its_gradients_of_rounding_alone_are_no_finding() -> None:
     """The gradient of a bias before a normalisation is one; under pytest a watch raises its failures."""
 
@@ -313,6 +319,7 @@ def test_a_loop_without_a_module_has_steps_too() -> None:
     assert ampcheck.audit(fit).coverage.seen["steps"] == 12
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_that_do_not_move_are_found_in_a_plain_loop() -> None:
     def fit() -> None:
         model = net().bfloat16()
@@ -386,6 +393,7 @@ def test_a_loss_that_is_nan_is_found_beside_steps_that_have_no_loss() -> None:
     assert {"overflow", "nonfinite-gradient"} & set(failures(ampcheck.audit(fit)))
 
 
+@pytest.mark.slow
 def test_what_comes_after_the_observed_steps_is_told() -> None:
     def trains() -> None:
         train(clip_unscaled, batches=8)
@@ -439,6 +447,7 @@ def static_scale() -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_what_follows_weights_that_are_nan_is_traced_to_the_step_that_made_them_so() -> None:
     """Later steps have other first ops, such as the division: these only pass on what the weights hold."""
     found = [f for f in ampcheck.audit(static_scale).findings if f.verdict is Verdict.FAIL]

@@ -113,6 +113,7 @@ def plateau(*, scaled: bool) -> Callable[[], dict[str, Any]]:
     return loop
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "loop", [clipped(clip_each), hooked, divided_after_update, gated(lambda *_: None), plateau(scaled=True)]
 )
@@ -147,6 +148,7 @@ def adversarial(*, unscaled: bool) -> Callable[[], None]:
     return train
 
 
+@pytest.mark.slow
 def test_an_adversarial_step_by_scaled_gradients_is_found():
     assert judged(adversarial(unscaled=False)).verdict is Verdict.FAIL
     assert judged(adversarial(unscaled=True)).verdict is Verdict.PASS
@@ -194,6 +196,7 @@ def with_own_check() -> dict[str, Any]:
     return amp_loop(step=step, factor=100.0)
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -214,12 +217,14 @@ def test_healthy_training_passes(loop):
     assert found.verdict is Verdict.PASS, str(found)
 
 
+@pytest.mark.slow
 def test_a_scaler_outside_of_the_callable_starts_at_other_scales_too():
     for between, verdict in ((clip_each, Verdict.FAIL), (clip_late, Verdict.PASS)):
         step = amp_loop(between=between)["step"]
         assert judged(lambda step=step: [step(number) for number in range(6)]).verdict is verdict
 
 
+@pytest.mark.slow
 def test_a_scaler_that_is_given_its_state_starts_at_other_scales_too():
     def loop(between: Between) -> dict[str, Any]:
         shape = amp_loop(between=between)
@@ -259,6 +264,7 @@ def test_a_callable_that_draws_what_cannot_be_restored_is_not_judged(tmp_path: P
     assert judged(train).verdict is Verdict.SKIP
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "closing", [lambda: contextlib.suppress(Exception), lambda: contextlib.suppress(BaseException)]
 )

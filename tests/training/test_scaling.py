@@ -152,6 +152,7 @@ def test_the_scale_in_use_is_judged_against_the_window():
         assert found.verdict is verdict, found.message
 
 
+@pytest.mark.slow
 def test_a_step_that_is_skipped_names_the_parameter_and_the_op():
     run = judge_training(Subject(amp_loop(init_scale=2.0**40)), ["loss-scale"], steps=40)
     (found,) = [f for f in run.findings if f.check == "loss-scale"]

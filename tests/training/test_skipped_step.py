@@ -69,6 +69,7 @@ def weights_its_loss_by_a_norm() -> Shape:
     return amp_loop(between=keep, factor=share)  # type: ignore[arg-type]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("loop", "cause"),
     [
@@ -135,6 +136,7 @@ def takes_over_and_does_not_look() -> Shape:
     return with_optimizer(Careless)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loop", [limits_by_an_average, averages_unscaled_gradients, takes_over_and_does_not_look])
 def test_a_skipped_step_that_spoils_the_weights_fails(loop: Callable[[], Shape]) -> None:
     (finding,) = bad(judged(loop()))
@@ -166,6 +168,7 @@ def tensor_of_one_element() -> Shape:
     return loop_that_keeps(lambda norm: kept.lerp_(norm, 0.1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loop", [lambda: loop_that_keeps(Limit()), number_in_a_mapping, tensor_of_one_element])
 def test_an_average_that_keeps_the_infinity_of_a_skipped_step_is_a_warning(loop: Callable[[], Shape]) -> None:
     (finding,) = bad(judged(loop()))
@@ -207,6 +210,7 @@ def counted_by_the_loop() -> Shape:
     return {**shape, "step": one}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("loop", "count"), [(counts_in_its_state, "optimizer.state.0.step"), (counted_by_the_loop, "param_groups.0.t")]
 )
@@ -219,6 +223,7 @@ def test_an_optimizer_whose_count_advances_at_a_skipped_step_is_a_warning(
     assert "advanced at a step that the scaler skipped too" in finding.message
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 def test_the_counts_of_pytorchs_optimizers_do_not_advance_at_a_skipped_step(options: dict[str, bool]) -> None:
     assert bad(judged(with_optimizer(lambda parameters, lr: torch.optim.AdamW(parameters, lr, **options)), 12)) == []
@@ -357,6 +362,7 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_loop_that_recovers_passes(name: str) -> None:
     run = judged(HEALTHY[name]())
@@ -364,6 +370,7 @@ def test_a_loop_that_recovers_passes(name: str) -> None:
     assert any(f.check == "scaler-protocol" and f.verdict is Verdict.PASS for f in run.findings)
 
 
+@pytest.mark.slow
 def test_a_loop_is_restored_after_its_step_was_skipped() -> None:
     shape = number_in_a_mapping()
     before = {name: tensor.clone() for name, tensor in shape["model"].state_dict().items()}

@@ -61,6 +61,7 @@ def test_updates_that_move_the_weights_pass_with_their_number(kernel):
     assert "updates of their elements" in found.message
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_beta2_that_cannot_decay_is_found_in_the_first_steps(kernel):
     (found,) = failures(adamw(betas=(0.9, 0.999), **kernel))
@@ -139,7 +140,7 @@ def test_master_weights_that_the_optimizer_steps_carry_the_updates():
     assert not failures({**parts, "step": step})
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("follow", narrow_loops.EMAS)
 def test_an_average_in_bfloat16_that_cannot_follow_is_found(follow):
     found = failures(ema_loop(follow))

@@ -20,8 +20,8 @@ def modules_with(name: str) -> list[object]:
     original = getattr(torch.nn.utils, name, None)
     if original is None:
         return []
-    users = (
-        m for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str) and is_users(f)
-    )
-    modules = (torch.nn.utils, torch.nn.utils.clip_grad, *users)
-    return [module for module in modules if vars(module).get(name) is original]
+    own = (torch.nn.utils, torch.nn.utils.clip_grad)
+    # Thousands of modules are loaded, few import the function: where a file lies is asked of those alone.
+    importing = [m for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is original]
+    users = (m for m in importing if isinstance(file := getattr(m, "__file__", None), str) and is_users(file))
+    return [*(module for module in own if vars(module).get(name) is original), *users]

@@ -51,12 +51,14 @@ def test_a_training_defect_manifests(name):
     case(name).manifests()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_defect_is_found_by_its_check(name):
     run = audit(subject(name, "buggy"))
     assert case(name).EXPECTED["check"] in {finding.check for finding in run.of(Verdict.FAIL)}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", slow_cases(CASES, ("perturbed_weights_not_seen",)))
 def test_a_mended_training_defect_passes(name):
     run = audit(subject(name, "fixed"))
