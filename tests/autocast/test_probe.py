@@ -31,6 +31,7 @@ of_2_13 = pytest.mark.skipif(RELEASE != "2.13", reason=f"the counts are those of
 # What it promises of PyTorch's own ops -----------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @of_2_13
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_every_registered_overload_of_pytorch_is_classified_with_its_facts(devic
         assert bool(op.raises) == (op.rule == BANNED)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_both_dtypes_of_autocast_follow_one_policy(device: str) -> None:
     half, brain = (measure_policy(device, dtype).of("aten") for dtype in ("float16", "bfloat16"))
@@ -163,7 +165,7 @@ class Broken(BaseException):
     """As Ctrl-C would."""
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_fact", "_source"])
 def test_the_dispatcher_is_as_before_when_probing_is_broken_off(
@@ -253,6 +255,7 @@ def compiled_step() -> list[float]:
     return [loss.item(), *w.grad.flatten().tolist()]
 
 
+@pytest.mark.slow
 def test_another_thread_that_compiles_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compiled_step()
     assert meanwhile(compiled_step, OPS, monkeypatch) == [expected] * 2 * len(OPS)
@@ -306,16 +309,18 @@ def below(library: torch.library.Library, name: str, key: str, cast: torch.dtype
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_custom_op_that_is_registered_with_a_dtype_has_it_fixed(device: str, dtype: torch.dtype) -> None:
-    @torch.library.custom_op("ampcheck_fixed::scaled", mutates_args=())
+    named = str(dtype).removeprefix("torch.")
+    op = f"ampcheck_fixed::scaled_{named}"  # the finalizer of an earlier op of the same name would remove this one
+
+    @torch.library.custom_op(op, mutates_args=())
     def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * y
 
     scaled.register_autocast(device, dtype)
     try:
-        found = {low: measure_policy(device, low).rule("ampcheck_fixed::scaled") for low in ("float16", "bfloat16")}
+        found = {low: measure_policy(device, low).rule(op) for low in ("float16", "bfloat16")}
     finally:
         scaled._lib._destroy()
-    named = str(dtype).removeprefix("torch.")
     fixed = FP32 if dtype is torch.float32 else f"fixed:{named}"
     assert found == {low: LOWER if low == named else fixed for low in found}
 

@@ -196,6 +196,7 @@ def test_bad_input_is_one_sentence(bisect: Any, arguments: list[str], text: str)
     assert not Reader.asked
 
 
+@pytest.mark.slow
 def test_a_release_that_cannot_be_installed_has_no_verdict(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def python(self: Environments, release: str) -> str:
         if release in ("2.10.0", "2.9.1"):

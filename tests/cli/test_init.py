@@ -245,6 +245,7 @@ def test_filling_in_what_is_asked_for_is_all_that_is_left_to_do(tmp_path: Path) 
     assert "1 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_an_empty_folder_gets_a_place_for_a_model(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, {})), "--yes"]) == 0
     assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
@@ -268,6 +269,7 @@ def with_options(options: str) -> dict[str, str]:
     return {"train.py": "import argparse\n" + text}
 
 
+@pytest.mark.slow
 def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None:
     files = with_options("p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()")
     assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
@@ -465,6 +467,7 @@ def test_without_git_the_workflow_is_in_the_folder(tmp_path: Path, no_trial: Non
 FOLDERS = ["examples/mnist", "my proj #1", ".research/m", "a: b", "'a' \"b\"", "*", "größe", "true"]
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, folder: str, no_trial: None) -> None:
     write(tmp_path, {f"{folder}/readme.txt": ""})

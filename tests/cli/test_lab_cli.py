@@ -147,6 +147,7 @@ def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
     assert run.findings[0].message == "ulp needs the device itself, and cuda is not there"
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "name",
     [

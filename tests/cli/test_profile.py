@@ -27,6 +27,7 @@ def shares(lines: list[str]) -> dict[str, int]:
     return {found[2]: int(found[1]) for line in lines if (found := re.match(r" +(\d+)% █+ +(\S+)", line))}
 
 
+@pytest.mark.slow
 def test_each_stage_has_its_seconds_its_memory_and_its_functions() -> None:
     profile = Profile()
     profile.begin("both")

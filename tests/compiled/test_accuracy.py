@@ -401,6 +401,7 @@ def test_a_model_of_which_nothing_is_compiled_is_no_pass() -> None:
     assert not [f for f in run.findings if f.verdict is Verdict.PASS]
 
 
+@pytest.mark.slow
 def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_one() -> None:
     class Cached(nn.Module):
         def __init__(self) -> None:

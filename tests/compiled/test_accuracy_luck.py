@@ -164,6 +164,7 @@ def test_a_sum_of_whole_numbers_that_cancels_exactly_by_luck_is_no_measure() -> 
     assert troubles(judged(EAGER["sum"], summed, x)) == []
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("value", [2.0, 7.0])
 def test_roundings_of_16_bits_that_cancel_by_luck_in_eager_mode_are_no_measure(value: float) -> None:
     def eager(x: Tensor) -> Tensor:
@@ -200,6 +201,7 @@ DEFECTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
 QUICK = ("a sum kept in bfloat16", "an elided cast")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DEFECTS]
 )

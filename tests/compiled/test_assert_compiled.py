@@ -41,6 +41,7 @@ def test_by_default_both_families_are_judged_and_reported_in_one_run(families: l
     assert set(run.coverage.seen) >= {"graphs", "compiled runs", "outputs", "gradients"}
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [

@@ -84,6 +84,7 @@ def test_a_break_counts_as_often_as_a_call_runs_into_it(blocks: int) -> None:
     assert only(run, "graph-break").observed == blocks
 
 
+@pytest.mark.slow
 def test_breaks_up_to_the_limit_pass_and_are_named() -> None:
     model = nn.Sequential(Branching(), Branching())
     run = judge((model, (X,)), max_breaks=2)

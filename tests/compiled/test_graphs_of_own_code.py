@@ -390,6 +390,7 @@ def test_a_layer_that_is_trained_after_it_was_compiled_passes() -> None:
     assert not graphs(audit(loop(model, compiled, after=after)))
 
 
+@pytest.mark.slow
 def test_a_break_that_the_users_code_asks_for_counts_and_that_of_optimizers_does_not() -> None:
     def step(ask: bool) -> None:
         weight = nn.Parameter(torch.ones(3))
@@ -433,6 +434,7 @@ def test_weights_that_only_compiled_code_makes_nan_fail() -> None:
     assert "first.weight" in failures[0].message
 
 
+@pytest.mark.slow
 def test_weights_that_eager_mode_makes_nan_too_are_no_matter_of_compilation() -> None:
     model = net()
     compiled = torch.compile(lambda x: model(x) * math.inf, backend=BACKEND)

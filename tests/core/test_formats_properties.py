@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -91,6 +92,7 @@ def same(a: float, b: float) -> bool:
     return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(LISTED), data=st.data())
 def test_any_number_rounds_to_what_exact_arithmetic_finds_nearest_with_ties_to_even(
     name: str, data: st.DataObject

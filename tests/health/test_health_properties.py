@@ -143,6 +143,7 @@ def test_pieces_of_a_tensor_merge_to_the_whole_in_any_order_and_grouping(name: s
         assert_same(records[0] + TensorHealth.empty(), records[0])
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from(["float32", "bfloat16", "float16"]))
 def test_the_record_of_two_tensors_is_that_of_their_concatenation(data: st.DataObject, name: str) -> None:
     one, other = data.draw(any_tensors(name)), data.draw(any_tensors(name) | realistic(name))

@@ -44,14 +44,14 @@ def _changed(case: Case, world: World, raises: type[BaseException] | None) -> di
     return found if case.own else {**found, **leaks(objects, world.objects())}
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("case", params(CASES))
 def test_a_public_call_leaves_everything_as_it_was(case: Case, tmp_path: Path) -> None:
     warmed(case, tmp_path)
     assert _changed(case, World(Plan(), tmp_path, case.p), None) == {}
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("case", params([case for case in CASES if case.raises], QUICK))
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_so_does_one_in_which_the_users_code_raises(case: Case, error: type[BaseException], tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def _equal_weights() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("op", "then"),
     [
@@ -98,6 +99,7 @@ def test_a_decision_on_what_overflowed_is_no_fault_of_float64(then: Callable[[Te
     assert [f.message for f in run.findings if f.check == "nonfinite-reference" and f.verdict is not Verdict.PASS] == []
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "then", [lambda y: over(y) / (y * 0).sum(), lambda y: over(y) + (y * 0).norm(dim=-1).sqrt()[0]]
 )
@@ -264,6 +266,7 @@ class Reentrant(nn.Module):
         return checkpoint(self.layer, x, use_reentrant=True)
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("model", "check", "reason"),
     [

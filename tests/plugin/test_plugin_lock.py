@@ -80,6 +80,7 @@ def entries(pytester: pytest.Pytester) -> set[str]:
 # assert_policy ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_update_makes_the_lock_and_the_next_session_passes(models: pytest.Pytester, spread: str) -> None:
     models.makepyfile(ASSERTS)
     models.runpytest(spread).assert_outcomes(failed=4)
@@ -229,6 +230,7 @@ def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytest
 # The marker ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_marker_locks_what_the_body_sends_through_autocast(pytester: pytest.Pytester, spread: str) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest(spread).assert_outcomes(failed=7)

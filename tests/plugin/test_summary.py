@@ -159,6 +159,7 @@ def test_an_attempt_that_is_repeated_counts_once(sample: pytest.Pytester, sectio
     assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 7 ops"
 
 
+@pytest.mark.slow
 def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> None:
     sample.makepyfile(
         """

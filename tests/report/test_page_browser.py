@@ -105,6 +105,7 @@ def test_the_markers_of_the_values_stand_in_their_order_on_the_axis(show: Any) -
     assert places[0] < places[2] < places[1]  # what goes in, what float64 has beyond the end, infinity
 
 
+@pytest.mark.slow
 def test_verdicts_filter_what_is_shown(show: Any) -> None:
     page = show("sample")
     assert page.locator("#filter").is_visible()
@@ -135,6 +136,7 @@ def test_checks_subjects_and_modules_filter_what_is_shown(show: Any) -> None:
     assert all("layer4.1.bn2" in module for module in modules)
 
 
+@pytest.mark.slow
 def test_the_map_is_filtered_by_module(show: Any) -> None:
     page = show("overflowing")
     page.locator("#filter input[name=module]").fill("attention.q")
@@ -143,6 +145,7 @@ def test_the_map_is_filtered_by_module(show: Any) -> None:
     assert all("query" in text for text in names.locator("summary code").all_inner_texts())
 
 
+@pytest.mark.slow
 def test_filters_unfold_what_they_find(show: Any) -> None:
     page = show("healthy")
     passed = page.locator("#passed li")
@@ -151,6 +154,7 @@ def test_filters_unfold_what_they_find(show: Any) -> None:
     assert passed.first.is_visible()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_filters_details_and_evidence(show: Any) -> None:
     page = show("overflowing")
     page.keyboard.press("Tab")
@@ -189,7 +193,7 @@ def test_a_link_opens_the_details_that_hide_its_target(show: Any, files: dict[st
     sync_api.expect(target).to_be_visible()
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("name", [*RUNS, "sample", "hostile"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_the_page_without_scrolling_sideways(show: Any, name: str, scheme: str) -> None:
@@ -212,6 +216,7 @@ def test_the_dark_page_is_dark_and_so_are_its_charts(show: Any) -> None:
     assert luminance(dark, ".plot text", "fill") > 120 > luminance(light, ".plot text", "fill")
 
 
+@pytest.mark.slow
 def test_paper_has_the_evidence_and_no_filters(show: Any) -> None:
     page = show("overflowing")
     page.emulate_media(media="print", color_scheme="dark")
@@ -223,6 +228,7 @@ def test_paper_has_the_evidence_and_no_filters(show: Any) -> None:
     assert pdf.count(b"/Type /Page\n") >= 2
 
 
+@pytest.mark.slow
 def test_without_scripts_everything_can_be_read(show: Any) -> None:
     page = show("overflowing", java_script_enabled=False)
     assert page.locator("#filter").is_hidden()
@@ -231,6 +237,7 @@ def test_without_scripts_everything_can_be_read(show: Any) -> None:
     assert page.locator("#passed li").first.is_visible()
 
 
+@pytest.mark.slow
 def test_hostile_text_runs_nothing_and_filters_work(show: Any) -> None:
     page = show("hostile")
     page.on("dialog", lambda dialog: pytest.fail("a script ran"))
@@ -239,6 +246,7 @@ def test_hostile_text_runs_nothing_and_filters_work(show: Any) -> None:
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_runs_of_several_targets_stand_side_by_side(show: Any, files: dict[str, Path]) -> None:
     runs = [
         Run(

@@ -80,7 +80,7 @@ MATRICES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_stable_function_passes(name: str, fmt: str) -> None:
@@ -88,7 +88,7 @@ def test_a_stable_function_passes(name: str, fmt: str) -> None:
     assert not assert_property(FUNCTIONS[name], inputs=inputs, compile=False, options=SearchOptions(examples=60)).failed
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_stable_function_of_matrices_passes(name: str, fmt: str) -> None:

@@ -123,6 +123,7 @@ def test_two_changes_of_one_kind_are_told_apart() -> None:
     assert "changed no input" in failed.message
 
 
+@pytest.mark.slow
 def test_inputs_that_overflow_when_they_change_are_not_looked_at() -> None:
     large = tensors("float16", shape=3, min_value=60000)
     run = searched(lambda x: x / x.abs().amax(), large, invariances=(Scale(4.0),))
@@ -171,6 +172,7 @@ def noted(x: torch.Tensor) -> torch.Tensor:
     return x * 1.5
 
 
+@pytest.mark.slow
 def test_examples_are_different_ones() -> None:
     SEEN.clear()
     run = searched(noted, tensors("float16", shape=2, min_value=-1, max_value=1), examples=100)

@@ -224,6 +224,7 @@ def test_an_invariance_that_holds_passes(function: Any, invariance: Any) -> None
     assert invariance.name in found.message
 
 
+@pytest.mark.slow
 def test_one_that_float64_does_not_have_fails_as_such() -> None:
     run = failing(torch.tanh, inputs=NARROW, invariances=(Shift(1.0),), examples=15)
     (finding,) = run.of(Verdict.FAIL)
@@ -231,6 +232,7 @@ def test_one_that_float64_does_not_have_fails_as_such() -> None:
     assert "does not hold in float64 either" in finding.message
 
 
+@pytest.mark.slow
 def test_one_that_low_precision_loses_fails() -> None:
     """Softmax is free of shifts; without subtracting the largest it overflows twelve further up."""
     run = failing(softmax, inputs=NARROW, invariances=(Shift(12.0),), examples=15)

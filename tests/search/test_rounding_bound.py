@@ -47,7 +47,7 @@ COMPOSED: dict[str, Function] = {
 }
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.parametrize("fmt", FORMATS)
 @settings(max_examples=25)

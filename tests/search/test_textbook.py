@@ -27,7 +27,7 @@ def smallest_input(message: str) -> Any:
 SLOW = (("cosine_similarity", "bfloat16"), ("linear_attention", "bfloat16"), ("linear_attention", "float16"))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "fmt"), slow_cases(CASES, SLOW))
 def test_a_breaking_input_of_a_few_elements_is_found(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
@@ -39,7 +39,7 @@ def test_a_breaking_input_of_a_few_elements_is_found(name: str, fmt: str) -> Non
     assert {finding.check for finding in failures} <= {"property-finite", "property-accuracy"}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]

@@ -45,6 +45,7 @@ def test_what_is_received_from_one_process_restarts_and_is_counted(ranks: list[d
     assert sender["faults"] == receiver["faults"] == []
 
 
+@pytest.mark.slow
 def test_a_shadow_on_one_rank_waits_for_nothing_and_says_what_it_does_not_know(ranks: list[dict[str, Any]]) -> None:
     seen, other = both(ranks, "lone")
     assert seen["same"]

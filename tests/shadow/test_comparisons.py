@@ -133,6 +133,7 @@ def test_what_happens_to_a_measure_later_is_judged(dtype: torch.dtype) -> None:
     assert [fault.kind for fault in shadow.faults] == ["overflow"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_compensated_sum_stays_exact(dtype: torch.dtype) -> None:
     """What compensates is zero in float64, too, and its sum is not."""

@@ -43,6 +43,7 @@ def _eps_that_is_zero(dtype: torch.dtype) -> torch.Tensor:
     return torch.rand(8000, dtype=dtype).mul_(1 - 1e-50).add_(1e-50).log_()
 
 
+@pytest.mark.every(3)
 @FORMATS
 @pytest.mark.parametrize("function", [_gumbel, _truncated_normal, _reciprocal_of_a_wider_copy, _eps_that_is_zero])
 def test_an_infinity_of_the_lower_end_of_a_draw_is_found_where_float32_has_none(

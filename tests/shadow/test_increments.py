@@ -118,7 +118,7 @@ def summed(
     return shadow, value, true
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2])
 @pytest.mark.parametrize("form", FORMS)
@@ -219,6 +219,7 @@ def failures(*, keeps: bool, by_parts: bool) -> set[str]:
     return {f.check for f in audit(loop(keeps=keeps) if by_parts else main).of(Verdict.FAIL)}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_a_loop_that_compensates_passes(by_parts: bool) -> None:
     assert not failures(keeps=True, by_parts=by_parts)

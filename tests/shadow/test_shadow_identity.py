@@ -132,7 +132,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(subject, optimizer, formats[name], id=f"{subject}-{optimizer}-{name}", marks=marks)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("subject", "optimizer", "low"), list(_cases()))
 def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     subject: str, optimizer: str, low: torch.dtype | None

@@ -183,6 +183,7 @@ def trained_on_itself(dtype: torch.dtype | None, head: bool) -> Run:
     return audit({"model": model, "other": other, "optimizer": optimizer, "step": step})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("head", [False, True], ids=["alone", "beside a head that learns"])
 def test_float32_gradients_that_cancel_to_zero_are_no_underflow(head: bool) -> None:
     assert "gradient-underflow" not in failures(trained_on_itself(None, head))

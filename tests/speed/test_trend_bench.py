@@ -67,6 +67,7 @@ def test_what_is_not_measured_again_is_kept_and_so_is_what_the_libraries_said(be
     )
 
 
+@pytest.mark.slow
 def test_the_simulation_of_the_heights_is_the_detectors_own_without_a_minimum_effect(bench: Any) -> None:
     heights = sys.modules["trend_heights"]
     logs = np.concatenate(list(heights.shapes(np.random.default_rng(5), 30).values()))

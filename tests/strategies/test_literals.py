@@ -94,6 +94,7 @@ def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> N
     assert same(found["y"], torch.zeros(1, dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(tensors("float32", shape=(64, 64)))
 def test_a_large_tensor_is_code_too_though_hypothesis_prints_its_shape_alone(tensor: torch.Tensor) -> None:

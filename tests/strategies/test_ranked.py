@@ -109,7 +109,7 @@ def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, floa
     assert abs(find(values(name, **bounds), lambda x: abs(x) == limit, settings=SEARCH)) == limit
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "tf32", "float8_e4m3fn"])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 @pytest.mark.parametrize("bound", ["min_value", "max_value"])
@@ -174,6 +174,7 @@ def test_draws_from_a_small_range_differ() -> None:
     assert len(found) >= 55
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("dtype", "bounds", "span"),
     [

@@ -92,7 +92,7 @@ FACTS = {
 }
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("fact", FACTS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: str) -> None:
@@ -101,6 +101,7 @@ def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: s
     assert FACTS[fact](fmt, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_float32_comes_at_the_thresholds_of_what_it_is_cast_to(narrow: str) -> None:
     threshold = format_of("float32").round(format_of(narrow).overflows_at)

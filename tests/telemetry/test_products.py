@@ -63,6 +63,7 @@ def test_every_value_that_leaves_a_product_is_counted_as_what_it_is(
     assert_counted(site, result)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1.0, 2.0**-14, 2.0**-20, math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, 1])

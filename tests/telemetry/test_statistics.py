@@ -83,6 +83,7 @@ def casts(request: pytest.FixtureRequest) -> Casts:
     return Casts(getattr(torch, request.param))
 
 
+@pytest.mark.every(2)
 def test_every_class_is_counted_at_every_value_of_the_format_and_at_every_tie(casts: Casts) -> None:
     """Each value, the middle between it and the next, and the float32 neighbours of both."""
     codes = np.arange(1 << 16, dtype=np.uint16)

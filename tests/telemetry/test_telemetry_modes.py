@@ -302,6 +302,7 @@ def test_blocks_that_share_a_table_are_told_apart_by_what_is_their_own() -> None
     assert {site.weight for site in stats.sites} >= {"0.layer.weight", "1.layer.weight"}
 
 
+@pytest.mark.slow
 def test_two_threads_that_train_with_one_graph_are_told_apart() -> None:
     model = Stack(depth=2)
     compiled = [torch.compile(block) for block in model.blocks]

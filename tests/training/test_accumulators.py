@@ -125,6 +125,7 @@ def test_the_shards_of_a_distributed_model_are_followed(alone, foreach):
     assert "updates of their elements" in found.message
 
 
+@pytest.mark.slow
 def test_a_subclass_of_tensor_without_ops_of_its_own_is_followed():
     class Named(torch.Tensor):
         pass

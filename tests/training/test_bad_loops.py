@@ -85,7 +85,7 @@ def test_a_step_that_returns_no_float_is_told_so(given, told):
     assert not others(run), str(run)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("made", [lambda loss: loss, lambda loss: loss.reshape(1, 1), lambda loss: loss.numpy(), int])
 def test_whatever_is_one_number_is_a_loss(made):
     run = judged(loop_of(lambda number, train: made(train())), steps=2, checks=["scaler-protocol"])

@@ -86,6 +86,7 @@ def test_weights_that_get_a_gradient_or_need_none_are_not(model):
     assert found(training(model())) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_an_evaluation_in_a_reentrant_checkpoint_cuts_nothing_off():
     assert found(training(Adapted(reentrant=True, needs=False, beside=True), evaluates=True)) == []

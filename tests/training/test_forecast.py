@@ -24,6 +24,7 @@ def _near(case, steps):
         assert predicted == pytest.approx(observed, rel=0.2), name
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in QUICK and c.dtype is B16], ids=str)
 def test_a_tensor_stops_where_the_first_steps_say(case):
     _near(case, 400)
@@ -62,6 +63,7 @@ def test_running_statistics_in_float32_pass(momentum):
     assert not judged_badly(batch_norm(momentum, 256, fixed=True)(F32))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [B16, F16])
 def test_moments_of_the_usual_betas_are_told_apart(dtype):
     adam = optimizer(torch.optim.Adam, lr=1e-2)

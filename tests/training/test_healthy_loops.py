@@ -41,7 +41,7 @@ SLOW = {
 names = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in LOOPS])
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @names
 def test_a_healthy_loop_has_no_failure(name):
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_a_healthy_loop_has_no_failure(name):
     assert [(finding.check, finding.message) for finding in run.of(Verdict.FAIL)] == []
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @names
 def test_a_healthy_loop_that_is_watched_with_its_scaler_keeps_the_order_of_calls(name):
     torch.manual_seed(0)

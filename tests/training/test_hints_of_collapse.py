@@ -151,6 +151,7 @@ def test_the_hint_fits_the_op_that_overflows(place, words):
         assert words in hint
 
 
+@pytest.mark.slow
 def test_loss_scale_says_why_gradient_underflow_counts_more_of_the_same_tensor():
     run = judged(loop(factor=1e-6, scaled=False), "gradient-underflow", "loss-scale")
     share, real = of(run, "loss-scale"), of(run, "gradient-underflow")

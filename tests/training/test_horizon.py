@@ -34,6 +34,7 @@ def of_count(run: ampcheck.Run) -> list[Finding]:
     return [f for f in run.findings if f.check == "stagnation" and "count" in f.message]
 
 
+@pytest.mark.slow
 def test_a_count_stops_within_the_planned_steps_or_after_them() -> None:
     (found,) = of_count(ampcheck.audit(counts, steps=8, horizon=5000))
     assert found.verdict is Verdict.FAIL
@@ -42,6 +43,7 @@ def test_a_count_stops_within_the_planned_steps_or_after_them() -> None:
     assert not [f for f in of_count(ampcheck.audit(counts, steps=8, horizon=1000)) if f.verdict is Verdict.FAIL]
 
 
+@pytest.mark.slow
 def test_a_longer_schedule_says_the_horizon() -> None:
     run = ampcheck.audit(
         lambda: counts(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30_000, 1e-3)), steps=8

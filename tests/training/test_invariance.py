@@ -377,6 +377,7 @@ def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second
         assert finding.verdict is (Verdict.FAIL if found else Verdict.PASS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_scheduler_that_follows_the_scaled_loss_fails(scaled):
     model, optimizer, scaler = parts()

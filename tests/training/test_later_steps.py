@@ -45,6 +45,7 @@ def weighted(weight: Callable[[int], float], scale: float = 64.0):
     return {"first": first, "second": second, "optimizer": optimizer, "scaler": scaler, "step": step}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "weight", [lambda i: min(i, 3) * 1e-9, lambda i: 1.0 if i < 4 else 1e-9], ids=["rises", "falls"]
 )

@@ -343,6 +343,7 @@ def test_a_loop_without_steps_is_a_failure_of_coverage() -> None:
     assert verdict(seen.run, "coverage") is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -549,6 +550,7 @@ def _convolutional() -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).bfloat16()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("rate", "expected"), [(0.5, Verdict.PASS), (1e-5, Verdict.FAIL)])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_gradient_that_is_zero_by_mathematics_proves_no_lost_update(
@@ -844,6 +846,7 @@ def test_a_loss_must_be_one_number() -> None:
         seen.step(torch.ones(3))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["plain", "scaler", "no gradient now and then"])
 def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_end(way: str) -> None:
     """Statistics of several steps are added up together, or those of one where they are read."""

@@ -178,7 +178,7 @@ class Restored:
 ways = pytest.mark.parametrize("judged", [of_blocks, of_monitors])
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @ways
 @pytest.mark.parametrize("make", [adam, from_checkpoint(1e-5)], ids=["new", "weights of a checkpoint"])
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_cast_between_steps_that_undoes_them_is_named_at_the_step(judged, make
     assert finding.code == "optimizer.step()"
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @ways
 @pytest.mark.parametrize("make", [lambda: adam(2e-6), from_checkpoint(2e-6)], ids=["new", "weights of a checkpoint"])
 @pytest.mark.parametrize("steps", [2, 3])
@@ -220,7 +220,7 @@ def test_the_loss_of_updates_is_real():
     assert gone < 0.3
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @ways
 @pytest.mark.parametrize(
     ("make", "between"),
@@ -241,7 +241,7 @@ def test_weights_that_keep_their_updates_are_no_finding(judged, make, between):
     assert not judged(make, between)
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(20)
 @ways
 @pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
 @pytest.mark.parametrize("accepted", [0, 1, 2], ids=["each step", "each second step", "each third step"])
@@ -262,7 +262,7 @@ def test_weights_that_are_restored_late_and_then_often_are_no_finding(judged, mo
     assert not judged(restored.after(from_checkpoint(1e-4)), lambda model, n: n > 3 and restored(model, n))
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @ways
 @pytest.mark.parametrize("rate", [1e-2, 1e-4], ids=["seen in 16 bits", "below their spacing"])
 @pytest.mark.parametrize("start", [1.0, 1.00001], ids=["at the bound", "near it"])

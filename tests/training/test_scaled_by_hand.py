@@ -87,7 +87,7 @@ def norm_for_a_log() -> dict[str, Any]:
     return amp_loop(between=between)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "loop", [split_backward, scaled_first_gradient, multiplied_loss, bound_times_scale, norm_for_a_log]
 )

@@ -362,7 +362,7 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
 }
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_loop_that_recovers_passes(name: str) -> None:
     run = judged(HEALTHY[name]())

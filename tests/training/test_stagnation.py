@@ -91,6 +91,7 @@ def test_a_weight_decay_that_rides_on_the_gradient_is_not_lost():
     assert not failures(loop(model, sgd(model, weight_decay=1e-4)))
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "change",
     [
