@@ -73,8 +73,8 @@ SCALER_PROTOCOL = Check(
     "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "
     "is made infinite, and two more scaler steps are observed; where numbers stay infinite or NaN then, or after the "
     "first steps that the scaler skips by itself, all steps run again with their values of before. Other "
-    "counters, schedules written by hand and averages of weights that advance at a skipped step are not judged: counting batches and counting updates are both "
-    "common, and the average takes the same weights once more.",
+    "counters, schedules written by hand and averages of weights that advance at a skipped step are not judged: "
+    "counting batches and counting updates are both common, and the average takes the same weights once more.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half(); zero_grad only "
     "after a step that was taken; a moving average of the gradient norm that takes the norm of a skipped step.",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step. Clear "
@@ -170,14 +170,15 @@ MASTER_WEIGHTS = Check(
     "dtype",
     "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
     "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients; and 16-bit "
-    "weights that are written beside their float32 masters, which the next step writes over them.",
+    "weights that are written beside their float32 masters, which the next step writes over them; and masters that are "
+    "stepped with the gradient of an earlier step.",
     "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
     "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
     "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
     "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
     "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
     "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters, a checkpoint that is loaded "
-    "into the 16-bit weights alone.",
+    "into the 16-bit weights alone, model.zero_grad() that leaves the gradients of masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
     subjects=(Kind.TRAINING, Kind.CALL),

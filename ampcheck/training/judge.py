@@ -56,6 +56,7 @@ _FOLLOWED = frozenset(VALUES) | frozenset(
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
         *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
+        of_loops.MASTER_WEIGHTS,
     )
 )
 """The checks that compare what steps compute."""
