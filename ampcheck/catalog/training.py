@@ -62,7 +62,8 @@ SCALER_PROTOCOL = Check(
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
     "scaled, gradients that no step clears, float16 parameters under a scaler, float16 gradients without a loss "
     "scale where they vanish, and where training does not go on after a skipped step: all later steps are skipped as "
-    "well, or weights become infinite or NaN. "
+    "well, weights become infinite or NaN, or a number that the code keeps (a mean of gradient norms) stays so and "
+    "decides later weights. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it, for an average that the code keeps and that stays infinite or NaN "
     "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is "
@@ -70,9 +71,10 @@ SCALER_PROTOCOL = Check(
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
     "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "
-    "is made infinite, and two more scaler steps are observed. Other counters, schedules written by hand and "
-    "averages of weights that advance at a skipped step are not judged: counting batches and counting updates are both "
-    "common, and the average takes the same weights once more.",
+    "is made infinite, and two more scaler steps are observed; where numbers stay infinite or NaN then, or after the "
+    "first steps that the scaler skips by itself, all steps run again with their values of before. Other "
+    "counters, schedules written by hand and averages of weights that advance at a skipped step are not judged: "
+    "counting batches and counting updates are both common, and the average takes the same weights once more.",
     "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half(); zero_grad only "
     "after a step that was taken; a moving average of the gradient norm that takes the norm of a skipped step.",
     "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step. Clear "
@@ -135,8 +137,9 @@ STAGNATION = Check(
     "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
     "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
-    "where a sum or counter will stop, where an optimizer's eps is zero in the format, and where a learning rate in a "
-    "tensor of 16 bits is 10 % off its schedule on average. Warns where more than half of the updates are lost, and "
+    "where a sum or counter will stop, where an optimizer's eps is zero in the format, where a learning rate in a "
+    "tensor of 16 bits is 10 % off its schedule on average, and where the random bits that round a value leave a "
+    "quarter of what is cut off uncovered. Warns where more than half of the updates are lost, and "
     "where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
     "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
@@ -168,14 +171,15 @@ MASTER_WEIGHTS = Check(
     "dtype",
     "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
     "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients; and 16-bit "
-    "weights that are written beside their float32 masters, which the next step writes over them.",
+    "weights that are written beside their float32 masters, which the next step writes over them; and masters that are "
+    "stepped with the gradient of an earlier step.",
     "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
     "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
     "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
     "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
     "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
     "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters, a checkpoint that is loaded "
-    "into the 16-bit weights alone.",
+    "into the 16-bit weights alone, model.zero_grad() that leaves the gradients of masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
     subjects=(Kind.TRAINING, Kind.CALL),

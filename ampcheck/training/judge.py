@@ -56,6 +56,7 @@ _FOLLOWED = frozenset(VALUES) | frozenset(
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
         *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
+        of_loops.MASTER_WEIGHTS,
     )
 )
 """The checks that compare what steps compute."""
@@ -198,12 +199,16 @@ def _protocol(context: Context) -> Run:
     after: list[Finding] = []
     if context.start is not None and agreed(direct or scaled):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
-        trial = measure_skipped_step(context.loop, seen.steps, after_backward=not checked)
+        runs = measure_skipped_step(
+            context.loop, seen.steps, after_backward=not checked, plain=seen.events, start=context.start
+        )
+        trial = runs[0]
         if scheduled and not skipped:
             skipping = replace(stats, events=trial.events, injected=trial.overflowed)
         if direct and trial.overflowed is not None:
             stats = replace(stats, applied=of_calls.applied_nonfinite(trial.events), injected=trial.overflowed)
-        after = list(check_skipped_step(trial, context.loop.name, seen.events, context.nonfinite))
+        judged = (check_skipped_step(run, context.loop.name, seen.events, context.nonfinite) for run in runs)
+        after = next((findings for findings in map(list, judged) if findings), [])
     findings = of_calls.check_protocol(stats, context.limits)
     if after and not any(finding.verdict is Verdict.FAIL for finding in findings):  # else it may follow from that
         findings = [*(finding for finding in findings if finding.verdict is not Verdict.PASS), *after]

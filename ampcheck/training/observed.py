@@ -178,11 +178,11 @@ class Observation:
                 reached, recorder = following.gradients.reached, self.recorder
                 compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged, recorder.cut.places)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-            overwritten = following.masters.overwritten
-            residency = replace(residency, vanished=following.moments.vanished, overwritten=overwritten)
+            masters, vanished = following.masters, following.moments.vanished
+            residency = replace(residency, vanished=vanished, overwritten=masters.overwritten, stale=masters.stale)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
-                "updates": stagnation_stats(loop, following.updates, error),
+                "updates": replace(stagnation_stats(loop, following.updates, error), noise=following.noise.places),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,

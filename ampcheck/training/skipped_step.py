@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 
 from ampcheck.catalog.training import SCALER_PROTOCOL
-from ampcheck.core.run import Finding
+from ampcheck.core.run import Finding, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.training.distributed.ranks import agreed
+from ampcheck.torchtools.snapshot import Snapshot
+from ampcheck.training.distributed.ranks import agreed, world_size
 from ampcheck.training.gradients.checks import nonfinite_parameters
-from ampcheck.training.gradients.kept_numbers import counts_of_optimizers, numbers_of_code, numbers_of_optimizers
+from ampcheck.training.gradients.kept_numbers import (
+    counts_of_optimizers,
+    numbers_of_code,
+    numbers_of_optimizers,
+    set_numbers_of_code,
+)
 from ampcheck.training.loop import StepError, TrainingLoop, plain_values
 from ampcheck.training.protocol.events import Act, Event, injected_text
 from ampcheck.training.protocol.recorder import Recorder
@@ -31,11 +37,13 @@ _KEPT = "update it only with finite values (torch.isfinite), or only where the s
 
 @dataclass(frozen=True, slots=True)
 class SkippedStep:
-    """A run in which the gradient of one step was made infinite.
+    """A run in which the gradient of one step was made infinite, or a scaler skipped the first steps by itself.
 
-    overflowed: that step; None where no gradient was looked at. events: the calls of the run. before: the numbers that
-    the loop keeps, by path, after each step before that one; then: after it; last: after the last one. weights: those
-    that have infinite or NaN elements at the end.
+    overflowed: that step, or the last one of those; None where no gradient was looked at. injected: whether it was made
+    infinite. events: the calls of the run. before: the numbers that the loop keeps, by path, after each step before
+    that one, or after the first steps at a scale at which none is skipped; then: after it; last: after the last one.
+    weights: those that have infinite or NaN elements at the end. decided: the first step after that one whose weights
+    are others where `kept` numbers have their values of before; None where no step has, or that was not tried.
     """
 
     overflowed: int | None
@@ -44,6 +52,8 @@ class SkippedStep:
     then: Mapping[str, float] | None = None
     last: Mapping[str, float] | None = None
     weights: tuple[str, ...] = ()
+    decided: int | None = None
+    injected: bool = True
 
     @property
     def later(self) -> list[Event]:
@@ -77,19 +87,46 @@ class SkippedStep:
         ]
 
 
-def measure_skipped_step(loop: TrainingLoop, steps: int, *, after_backward: bool) -> SkippedStep:
-    """Run steps until one was skipped, and those after it. after_backward: no scaler looks at the gradients."""
+def measure_skipped_step(
+    loop: TrainingLoop, steps: int, *, after_backward: bool, plain: Sequence[Event] = (), start: Snapshot | None = None
+) -> list[SkippedStep]:
+    """Run steps until one was skipped, and those after it. after_backward: no scaler looks at the gradients.
+
+    plain: the events of the loop by itself. A scaler that skips the first steps there begins at the scale of the first
+    step that it took, lest numbers are infinite from the beginning; those of the loop by itself come second then.
+    start: the state in which the loop was handed over, to run on with numbers that stayed infinite or NaN.
+    """
     first = min(1, steps - 1) if after_backward else max(min(1, steps - 1), min(_BEFORE, steps // 4))
+    repeats = start is not None and world_size() == 1
+    scales = _scales_of_first_steps(plain) if repeats else {}
     recorder = Recorder(loop, overflow_from=first, after_backward=after_backward)
+    _set_scales(loop, scales)
+    seen = _run(loop, recorder, steps, after_backward=after_backward)
+    if start is None or not repeats:
+        return [seen]
+    runs = [seen]
+    if scales:
+        start.restore()
+        natural = _run(loop, Recorder(loop), steps, until=_first_taken(plain))
+        runs.append(replace(natural, before=seen.before))
+    return [_run_on(run, loop, steps, start, scales if run.injected else {}) for run in runs]
+
+
+def _run(
+    loop: TrainingLoop, recorder: Recorder, steps: int, *, after_backward: bool = False, until: int | None = None
+) -> SkippedStep:
+    """Run steps up to those that follow the skipped one. until: the first step that is taken, without injection."""
     before: list[Mapping[str, float]] = []
     then: Mapping[str, float] | None = None
     last: Mapping[str, float] | None = None
+    over: int | None = None
     with in_eager_mode(), recorder.listening():
         for taken in recorder.run(steps):
             if isinstance(taken, StepError):
                 break
-            over, numbers = recorder.overflowed, _numbers(loop)
-            if over is None:
+            numbers = _numbers(loop)
+            over = recorder.overflowed if until is None else until - 1
+            if over is None or recorder.step < over:
                 before.append(numbers)
             elif recorder.step == over:
                 then = numbers
@@ -99,7 +136,69 @@ def measure_skipped_step(loop: TrainingLoop, steps: int, *, after_backward: bool
             if agreed(over is not None and recorder.step > over and (after_backward or len(seen.later) >= _AFTER)):
                 break
     events, weights = tuple(recorder.events), tuple(nonfinite_parameters(loop))
-    return SkippedStep(recorder.overflowed, events, tuple(before), then, last, weights)
+    return SkippedStep(over, events, tuple(before), then, last, weights, injected=until is None)
+
+
+def _scales_of_first_steps(events: Sequence[Event]) -> dict[str, float]:
+    """By scaler, the scale of the first step that it did not skip, where it skipped the first one of all."""
+    steps = [event for event in events if event.act is Act.SCALER_STEP and event.enabled]
+    first = {event.who: event for event in reversed(steps)}
+    taken = {event.who: event.scale for event in reversed(steps) if not event.skipped}
+    return {who: scale for who, scale in taken.items() if first[who].skipped and scale is not None}
+
+
+def _first_taken(events: Sequence[Event]) -> int:
+    return next(event.step for event in events if event.act is Act.SCALER_STEP and not event.skipped)
+
+
+def _set_scales(loop: TrainingLoop, scales: Mapping[str, float]) -> None:
+    for path, scaler in loop.scalers.items():
+        if path in scales:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": scales[path]})
+
+
+def _run_on(
+    seen: SkippedStep, loop: TrainingLoop, steps: int, start: Snapshot, scales: Mapping[str, float]
+) -> SkippedStep:
+    """Run on to the last step where numbers stayed infinite or NaN: which come back, and do the others decide weights?
+
+    Weights that differ between two runs of the same steps tell nothing.
+    """
+    over = seen.overflowed
+    if over is None or not seen.kept or seen.weights or all(event.skipped for event in seen.later):
+        return seen
+
+    def norms_with(numbers: Mapping[str, float]) -> list[list[float]]:
+        start.restore()
+        _set_scales(loop, scales)
+        return _weights_after(loop, steps, over, seen.injected, numbers)
+
+    spoilt = norms_with({})
+    seen = replace(seen, last=_numbers(loop))
+    if not seen.kept:
+        return seen
+    mended = norms_with({path: seen.before[-1][path] for path in seen.kept})
+    runs = enumerate(zip(spoilt, mended, strict=False), over + 1)
+    differs = next((step for step, (here, there) in runs if here != there), None)
+    return seen if differs is None or norms_with({}) != spoilt else replace(seen, decided=differs)
+
+
+def _weights_after(
+    loop: TrainingLoop, steps: int, over: int, injected: bool, numbers: Mapping[str, float]
+) -> list[list[float]]:
+    """The norms of all weights after each step that follows the skipped one. numbers: are written after that one."""
+    recorder = Recorder(loop, overflow_from=over if injected else None)
+    norms: list[list[float]] = []
+    with in_eager_mode(), recorder.listening():
+        for taken in recorder.run(steps):
+            if isinstance(taken, StepError):
+                break
+            if recorder.step == over:
+                set_numbers_of_code(loop, numbers)
+            elif recorder.step > over:
+                weights = (plain_values(weight.detach()).double() for _, weight in loop.parameters())
+                norms.append([float(weight.norm().nan_to_num(nan=math.inf)) for weight in weights])
+    return norms
 
 
 def check_skipped_step(
@@ -112,7 +211,7 @@ def check_skipped_step(
     later, over = seen.later, seen.overflowed
     if over is None or not later:
         return
-    how = injected_text(over)
+    how = injected_text(over) if seen.injected else f"(the scaler skipped the steps up to {over} by itself)"
     kept = listed(f"{path} = {(seen.last or {})[path]}" for path in seen.kept)
     skipped_anyway = {e.step for e in plain if e.act is Act.SCALER_STEP and e.skipped}
     weights = [name for name in seen.weights if name not in nonfinite]
@@ -134,6 +233,13 @@ def check_skipped_step(
             )
             hint = _KEPT
         yield SCALER_PROTOCOL.fail(subject, message, where=later[0].where, observed=len(later), limit=0, hint=hint)
+    elif seen.decided is not None:
+        message = (
+            f"what a loop keeps must recover from a step that the scaler skipped, but {kept} since then, and training "
+            f"goes by it: the weights of step {seen.decided} would be others with the value of before {how}"
+        )
+        where = Where("update", step=seen.decided)
+        yield SCALER_PROTOCOL.fail(subject, message, where=where, observed=len(seen.kept), limit=0, hint=_KEPT)
     elif falling := _averages(seen):
         values = listed(f"{path} = {(seen.last or {})[path]}" for path in falling)
         message = (

@@ -1,4 +1,4 @@
-"""16-bit weights that are written beside their float32 masters are named once the masters overwrite them."""
+"""16-bit weights that are written beside their float32 masters, and masters that get gradients of another step."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def judged(parts: dict[str, Any], step: Callable[[int], float], *, call: bool) -
         for number in range(8):
             step(number)
 
-    run = ampcheck.audit(trains if call else {**parts, "step": step}, steps=8)
+    run = ampcheck.audit(trains if call else {**parts, "step": step}, steps=8, checks=["master-weights"])
     return {f.where.step: f.message for f in run.of(Verdict.FAIL) if f.check == "master-weights"}
 
 
@@ -142,3 +142,88 @@ def test_weights_that_go_with_their_masters_pass(write: Write, at: int) -> None:
 @pytest.mark.parametrize("make", [with_a_target, looking_ahead])
 def test_other_copies_of_weights_pass(make: Callable[[], tuple[dict[str, Any], Callable[[int], float]]]) -> None:
     assert not judged(*make(), call=False)
+
+
+# --- gradients of masters
+
+
+Copy = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def where_there_is_one(master: torch.Tensor, weight: torch.Tensor) -> None:
+    if weight.grad is not None:
+        master.grad = weight.grad.float()
+
+
+def once(master: torch.Tensor, weight: torch.Tensor) -> None:
+    if master.grad is None and weight.grad is not None:
+        master.grad = weight.grad.float()
+
+
+def in_each_step(master: torch.Tensor, weight: torch.Tensor) -> None:
+    master.grad = None if weight.grad is None else weight.grad.float()
+
+
+def in_one_buffer(master: torch.Tensor, weight: torch.Tensor) -> None:
+    """As apex does: written through `.data`, which no version counts."""
+    if master.grad is None:
+        master.grad = torch.zeros_like(master)
+    master.grad.data.copy_(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+
+
+def freed_after_copy(master: torch.Tensor, weight: torch.Tensor) -> None:
+    in_one_buffer(master, weight)
+    weight.grad = None
+
+
+def accumulated(master: torch.Tensor, weight: torch.Tensor) -> None:
+    """Of two steps: a half of the gradient is that of the step before."""
+    if weight.grad is not None:
+        master.grad = weight.grad.float() if master.grad is None else master.grad + weight.grad
+        weight.grad = None
+
+
+def with_heads(
+    copy: Copy, *, heads: int = 2, clip: float | None = None, linear: bool = False
+) -> tuple[dict[str, Any], Callable[[int], float]]:
+    """heads: that are trained in turn. linear: a loss whose gradient never changes."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"body": nn.Linear(8, 16), **{f"head{n}": nn.Linear(16, 1) for n in range(heads)}}).bfloat16()
+    masters = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.05)
+    data = torch.randn(8, 32, 8, generator=torch.Generator().manual_seed(1))
+
+    def step(number: int) -> float:
+        model.zero_grad()
+        batch = data[0 if linear else number % 8]
+        out = model[f"head{number % heads}"](torch.tanh(model["body"](batch.bfloat16()))).float()
+        loss = 1e-3 * out.sum() if linear else (out - batch.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            copy(master, parameter)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(masters, clip)
+        optimizer.step()
+        _copy(model.parameters(), masters)
+        return loss.item()
+
+    return {"model": model, "optimizer": optimizer, "masters": masters}, step
+
+
+@pytest.mark.parametrize(("copy", "heads", "step"), [(where_there_is_one, 2, 1), (once, 1, 1)])
+def test_masters_that_are_stepped_with_the_gradient_of_an_earlier_step_fail(copy: Copy, heads: int, step: int) -> None:
+    found = judged(*with_heads(copy, heads=heads), call=False)
+    assert list(found) == [step]
+    assert ("head0.weight" if heads == 2 else "body.weight") in found[step]
+    assert "gradient" in found[step]
+
+
+def test_a_clip_that_clips_nothing_does_not_hide_a_stale_gradient() -> None:
+    assert list(judged(*with_heads(where_there_is_one, clip=1e4), call=True)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("copy", "linear"), [(in_each_step, False), (in_one_buffer, True), (freed_after_copy, True), (accumulated, True)]
+)
+def test_masters_that_get_the_gradients_of_their_step_pass(copy: Copy, linear: bool) -> None:
+    assert not judged(*with_heads(copy, linear=linear), call=False)

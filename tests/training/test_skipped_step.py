@@ -34,9 +34,9 @@ def norm_of(scaler: Any, optimizer: Any, model: nn.Module, limit: float = math.i
     return nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
-def loop_that_keeps(keep: Callable[[torch.Tensor], object]) -> Shape:
+def loop_that_keeps(keep: Callable[[torch.Tensor], object], **options: Any) -> Shape:
     """keep: is called with the norm of the unscaled gradients of each step."""
-    return amp_loop(between=lambda scaler, optimizer, model: keep(norm_of(scaler, optimizer, model)), keep=keep)
+    return amp_loop(between=lambda s, o, model: keep(norm_of(s, o, model)), keep=keep, **options)
 
 
 # --- what stops training
@@ -177,6 +177,43 @@ def test_an_average_that_keeps_the_infinity_of_a_skipped_step_is_a_warning(loop:
     assert "isfinite" in finding.hint
 
 
+class Clip:
+    """Clips by the running mean of norms, which a norm that is not finite spoils for good.
+
+    guarded: against such a norm: `always`, `never`, or once there is a mean (`later`)."""
+
+    def __init__(self, mean: float | None, guarded: str) -> None:
+        self.mean, self.guarded = mean, guarded
+
+    def __call__(self, scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        norm = float(norm_of(scaler, optimizer, model))
+        if not math.isfinite(norm) and (self.guarded == "always" or (self.guarded == "later" and self.mean)):
+            return
+        self.mean = norm if self.mean is None else 0.9 * self.mean + 0.1 * norm
+        if norm > 0.5 * self.mean:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5 * self.mean)
+
+
+def clips_by_a_mean(guarded: str, *, mean: float | None = 1.0, init_scale: float = 1024.0) -> Shape:
+    clip = Clip(mean, guarded)
+    return amp_loop(between=clip, clip=clip, init_scale=init_scale)
+
+
+def test_a_mean_that_keeps_the_infinity_and_that_training_goes_by_fails() -> None:
+    (finding,) = bad(judged(clips_by_a_mean("never")))
+    assert finding.verdict is Verdict.FAIL
+    assert "mean = inf since then" in finding.message
+    assert finding.where.step == 3
+
+
+def test_a_mean_that_begins_with_the_infinity_of_the_first_steps_fails() -> None:
+    """The scaler skips the first steps by itself, as it does from 65536 on: the mean never was finite."""
+    (finding,) = bad(judged(clips_by_a_mean("later", mean=None, init_scale=2.0**20)))
+    assert finding.verdict is Verdict.FAIL
+    assert "the scaler skipped the steps up to 2 by itself" in finding.message
+    assert finding.where.step == 3
+
+
 # --- what an optimizer counts
 
 
@@ -256,6 +293,21 @@ class Largest:
 
     def __call__(self, norm: torch.Tensor) -> None:
         self.largest, self.last = max(self.largest, float(norm)), float(norm)
+
+
+class Warming:
+    """Clips by the largest norm of late; after an infinite one by nothing, until it has seen three steps again."""
+
+    def __init__(self) -> None:
+        self.limit, self.seen = 8.0, 3
+
+    def __call__(self, scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        norm = float(norm_of(scaler, optimizer, model, self.limit))
+        if not math.isfinite(norm):
+            self.limit, self.seen = math.inf, 0
+        self.seen += 1
+        if self.seen > 3:
+            self.limit = 0.5 * norm
 
 
 def history(size: int | None) -> Shape:
@@ -359,6 +411,10 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
     "accumulation": accumulates,
     "two optimizers": two_optimizers,
     "raises": raises_at_an_infinity,
+    "clips by a guarded mean": lambda: clips_by_a_mean("always"),
+    "a guarded mean, and a scale that falls first": lambda: clips_by_a_mean("always", mean=None, init_scale=2.0**20),
+    "a meter, and a scale that falls first": lambda: loop_that_keeps(Meter(), init_scale=2.0**20),
+    "a limit that comes back": lambda: amp_loop(between=(clip := Warming()), clip=clip),
 }
 
 

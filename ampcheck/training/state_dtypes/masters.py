@@ -1,12 +1,15 @@
-"""16-bit weights that the loop writes beside their float32 masters, which then overwrite them."""
+"""16-bit weights and their float32 masters: what is written beside these, and gradients that are not of their step."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from ampcheck.training.loop import TrainingLoop, plain_values
+from ampcheck.training.state_dtypes.measure import sum_of_bits
 
 _FAR = 0.02
 """Relative, in the Euclidean norm: a weight this far from its master is not its rounded value (0.004 in bfloat16)."""
@@ -17,16 +20,45 @@ _FOLLOWED = 0.5
 _PAIRED = 2
 """Steps after which masters are looked for."""
 
+_SURE = 16
+"""Elements from which a gradient that was written to, and has the same bits, was multiplied by 1, as by a clip."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """A gradient before a step. bits: the sum of those of its elements, 0 where all are zero or there is none."""
+
+    tensor: weakref.ref[torch.Tensor] | None
+    version: int
+    elements: int
+    bits: int
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> _Gradient:
+        if parameter.grad is None:
+            return cls(None, 0, 0, 0)
+        values = plain_values(parameter.grad).detach()
+        bits = sum_of_bits(values) if bool(values.any()) else 0
+        return cls(weakref.ref(parameter.grad), parameter.grad._version, values.numel(), bits)
+
+    def stays(self, before: _Gradient) -> bool:
+        """Whether this is the gradient of before, to which nothing was added; few elements may agree by chance."""
+        same = self.tensor is not None and before.tensor is not None and self.tensor() is before.tensor()
+        return same and self.bits == before.bits != 0 and (self.version == before.version or self.elements >= _SURE)
+
 
 class MasterWatch:
     """Watches weights that no optimizer holds and that become the rounded values of tensors that one steps.
 
     reached: whether backward gave a gradient, by the id of a parameter. overwritten: by the name of a weight that was
-    written to and got the value of its master again, the step in which it did.
+    written to and got the value of its master again, the step in which it did. stale: by the name of a weight whose
+    gradient changed, the step in which its master was stepped with the gradient of the step before.
     """
 
     def __init__(self, loop: TrainingLoop, reached: Mapping[int, bool]) -> None:
         self.overwritten: dict[str, int] = {}
+        self.stale: dict[str, int] = {}
+        self._gradients: dict[tuple[int, int], _Gradient] = {}  # by optimizer and weight, at its last step
         self._loop, self._reached = loop, reached
         self._masters: dict[str, torch.Tensor] = {}
         self._narrow: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # weights, and their values before the step
@@ -40,6 +72,8 @@ class MasterWatch:
         stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         wide = {id(p): p for p in stepped if p.dtype is torch.float32} if weights else {}
         early = self._steps < _PAIRED and bool(wide)
+        if wide:
+            self._look_at_gradients(optimizer, weights, wide)
         for name, weight in weights.items():
             master = self._masters.get(name)
             if master is None and early:
@@ -71,6 +105,19 @@ class MasterWatch:
         self._narrow.clear()
         self._wide.clear()
         self._steps += 1
+
+    def _look_at_gradients(
+        self, optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor], wide: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Compare the gradients of masters and of their weights with those of the last step of the optimizer."""
+        known, number = self._gradients, id(optimizer)
+        now = {(number, id(p)): _Gradient.of(p) for p in (*weights.values(), *wide.values())}
+        for name, weight in weights.items():
+            key, master = (number, id(weight)), (number, id(self._masters.get(name)))
+            seen = master in now and master in known and key in known
+            if seen and now[master].stays(known[master]) and now[key].bits != known[key].bits:
+                self.stale.setdefault(name, self._steps)
+        known.update(now)
 
     def _weights(self) -> dict[str, torch.nn.Parameter]:
         optimizers = self._loop.optimizers.values()

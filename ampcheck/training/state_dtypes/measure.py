@@ -163,7 +163,8 @@ class StateDtypeStats:
 
     scaled: whether there is an enabled GradScaler, which, after a step, was used. vanished: state that became zero and
     is divided by, where the steps were compared with float64. overwritten: 16-bit weights that were written beside
-    their masters and got their values again, with the step in which they did.
+    their masters and got their values again, with the step in which they did. stale: 16-bit weights whose masters were
+    stepped with the gradient of an earlier step, with the first step in which they were.
     """
 
     subject: str
@@ -173,6 +174,7 @@ class StateDtypeStats:
     policy: DtypePolicy | None = None
     vanished: tuple[VanishedState, ...] = ()
     overwritten: Mapping[str, int] = field(default_factory=dict)
+    stale: Mapping[str, int] = field(default_factory=dict)
 
 
 def measure_state_dtypes(
@@ -196,7 +198,7 @@ def _measured(
     resident: Resident, earlier: Mapping[tuple[Role, str], tuple[int, ...]] | None, masters: Mapping[int, str]
 ) -> StateTensor:
     tensor, part = resident.tensor, local(resident.tensor)
-    version = (id(tensor), 0 if tensor.is_inference() else tensor._version, _sum_of_bits(part))
+    version = (id(tensor), 0 if tensor.is_inference() else tensor._version, sum_of_bits(part))
     elements, size = _size(part)
     return StateTensor(
         resident.role,
@@ -226,7 +228,7 @@ def _size(part: torch.Tensor) -> tuple[int, int]:
     return part.numel(), part.numel() * part.element_size()
 
 
-def _sum_of_bits(part: torch.Tensor) -> int:
+def sum_of_bits(part: torch.Tensor) -> int:
     """Of a strided tensor, in which writes through `.data` must show; 0 of any other."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(part.element_size())
     if integers is None or part.layout is not torch.strided or part.is_meta:
