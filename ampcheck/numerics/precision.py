@@ -94,7 +94,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         how = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else fault.note
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{seen.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
+            f"{fault.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""

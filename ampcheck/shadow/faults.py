@@ -37,8 +37,9 @@ class Fault:
 
     kind: one of the constants of this module. error, spread, limit: relative to the norm of exact, of the worst group.
     impact: relative to the whole tensor. amax_in, amax_out, exact_amax: largest finite magnitudes of the inputs, the
-    result and its exact companion. count: how often it happened; elements: lost, flushed, collided, decided otherwise.
-    index: the number of the op in the run. reaches: what the damage is left in, with its share of the whole.
+    result and its exact companion. count: how often it happened; elements: lost, flushed, collided, decided otherwise,
+    of `numel` that were judged, both in all these times together. index: the number of the op in the run. reaches: what
+    the damage is left in, with its share of the whole.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Fault:
     exact_amax: float = 0.0
     elements: int = 0
     count: int = 1
+    numel: int = 0
     index: int = 0
     note: str = ""
     reaches: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class Fault:
             count=self.count + other.count,
             elements=self.elements + other.elements,
             index=min(self.index, other.index),
+            numel=self.numel + other.numel,
         )
 
     def __str__(self) -> str:
