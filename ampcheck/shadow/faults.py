@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Where
+from ampcheck.shadow.bits import BITS as BITS
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.companions import Key
 
@@ -51,8 +52,8 @@ class Fault:
     amax_out: float = 0.0
     exact_amax: float = 0.0
     elements: int = 0
-    count: int = 1
     numel: int = 0
+    count: int = 1
     index: int = 0
     note: str = ""
     reaches: Mapping[str, float] = field(default_factory=dict)
@@ -69,8 +70,8 @@ class Fault:
             worse,
             count=self.count + other.count,
             elements=self.elements + other.elements,
-            index=min(self.index, other.index),
             numel=self.numel + other.numel,
+            index=min(self.index, other.index),
         )
 
     def __str__(self) -> str:
