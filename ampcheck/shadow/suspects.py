@@ -71,7 +71,11 @@ class Suspects:
     def of_bits(self, fault: Fault, companions: Companions) -> Fault:
         """The fault where bits of another format were first read, if it is of such numbers."""
         bits = next(self.of([companions], BITS), None)
-        return fault if bits is None else replace(bits, examination=fault.examination)
+        if bits is None:
+            return fault
+        seen = fault.examination  # of a result that may be of another size
+        own = replace(bits.examination, error=seen.error, impact=seen.impact, spread=seen.spread, limit=seen.limit)
+        return replace(bits, examination=own)
 
     def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
