@@ -75,7 +75,7 @@ class Suspects:
             return fault
         seen = fault.examination  # of a result that may be of another size
         own = replace(bits.examination, error=seen.error, impact=seen.impact, spread=seen.spread, limit=seen.limit)
-        return replace(bits, examination=own)
+        return replace(bits, examination=replace(own, error=1.0, limit=0.0) if seen.lost else own)
 
     def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
