@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -248,9 +249,12 @@ def test_the_order_of_scores_that_a_mask_absorbs_means_nothing(name: str, low: t
 
 @FORMATS
 def test_the_order_of_scores_that_groups_or_an_offset_absorb_is_a_finding(low: torch.dtype) -> None:
+    def ranked(term: Tensor) -> object:
+        return _rankings(logits_of(low, 8, 64, 1.0) + term)
+
     groups = torch.arange(64) % 3
     for absorbing in (-1e4 * groups, 1e4 * (groups > 0), torch.full((64,), -1e4)):
-        assert decisions_of(lambda term=absorbing: _rankings(logits_of(low, 8, 64, 1.0) + term.to(low)))
+        assert decisions_of(partial(ranked, absorbing.to(low)))
 
 
 @FORMATS
@@ -260,4 +264,4 @@ def test_gradients_of_a_maximum_of_values_that_differ_by_less_than_a_step_are_si
         torch.autograd.grad(function(x, x * (1 + torch.finfo(low).eps / 8)).sum(), x)
 
     for function in (torch.minimum, torch.maximum):
-        assert not decisions_of(lambda function=function: backward(function))
+        assert not decisions_of(partial(backward, function))
