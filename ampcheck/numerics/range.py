@@ -272,7 +272,7 @@ def _vanished_hint(fault: Fault) -> str:
 def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
     message = (
         f"integers must not wrap around where they are read as numbers; {fault.elements:,} of "
-        f"{fault.examination.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
+        f"{fault.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
         f"up to {fault.exact_amax:g} are meant{reach_text(fault)}"
     )
     hint = "convert one operand to int32 or to a floating dtype before the op"
@@ -292,7 +292,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         what = f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}"
         if seen.error:  # a conversion to integers decided
             what = (
-                f"other integers than float64 of {fault.elements:,} of {seen.numel:,} values up to {fault.amax_in:.6g}"
+                f"other integers than float64 of {fault.elements:,} of {fault.numel:,} values up to {fault.amax_in:.6g}"
             )
         up_to = format_of_values(fault.dtype).largest_exact_integer
         reason = fault.note if faults.ENDS in fault.note else f"{fault.dtype} holds every integer up to {up_to} only"
@@ -304,7 +304,7 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         if faults.DRAWS in fault.note:
             message = (
                 f"a draw must reach the integers of its range; {op_text(stats, fault.where)} "
-                f"never makes {fault.elements / fault.count:,.0f} of {seen.numel:,}: {fault.note}"
+                f"never makes {fault.elements / fault.count:,.0f} of {fault.numel / fault.count:,.0f}: {fault.note}"
             )
             hint = "draw in float32, or draw integers with torch.randint"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN

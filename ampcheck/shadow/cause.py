@@ -30,7 +30,8 @@ _WRITES = frozenset(
 
 def fault_at(kind: str, call: Call, tensor: torch.Tensor, seen: Examination) -> Fault:
     """A fault of a result."""
-    return Fault(kind, call.where, dtype_name(tensor.dtype), seen, tuple(tensor.shape), index=call.index)
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+    return Fault(kind, call.where, dtype, seen, shape, numel=seen.numel, index=call.index)
 
 
 def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:

@@ -188,13 +188,14 @@ def _loses_exceptions(
     that are compared with the 50th: together they are what was asked for. Honest errors turn about as many to either
     side. What moving the data turns as well, such as sums that are 1 but for rounding, is not determined.
     """
+    if call.where.phase == "backward":  # of a maximum, whose gradient ties share
+        wrong, ties = wrong & ~ties, torch.zeros_like(ties)
     times = int(expected.sum())
     times = min(times, expected.numel() - times)
     if times < _FEW_RARE:
         return False, False
     turned, tied = abs(2 * int((wrong & call.out).sum()) - int(wrong.sum())), int(ties.sum())
     by_ties = tied >= FEW_TIED and tied > COUNTED * times and int(wrong.sum()) - tied <= DETERMINED * tied
-    by_ties = by_ties and call.where.phase != "backward"  # of a maximum, whose gradient ties share
     if turned <= times / 2 and not by_ties:
         return False, False
     sides = (store.moved(v) if has_companions(v) else v for v in call.args[:2])

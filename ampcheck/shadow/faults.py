@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Where
+from ampcheck.shadow.bits import BITS as BITS
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.companions import Key
 
@@ -37,8 +38,9 @@ class Fault:
 
     kind: one of the constants of this module. error, spread, limit: relative to the norm of exact, of the worst group.
     impact: relative to the whole tensor. amax_in, amax_out, exact_amax: largest finite magnitudes of the inputs, the
-    result and its exact companion. count: how often it happened; elements: lost, flushed, collided, decided otherwise.
-    index: the number of the op in the run. reaches: what the damage is left in, with its share of the whole.
+    result and its exact companion. count: how often it happened; elements: lost, flushed, collided, decided otherwise,
+    of `numel` that were judged, both in all these times together. index: the number of the op in the run. reaches: what
+    the damage is left in, with its share of the whole.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Fault:
     amax_out: float = 0.0
     exact_amax: float = 0.0
     elements: int = 0
+    numel: int = 0
     count: int = 1
     index: int = 0
     note: str = ""
@@ -67,6 +70,7 @@ class Fault:
             worse,
             count=self.count + other.count,
             elements=self.elements + other.elements,
+            numel=self.numel + other.numel,
             index=min(self.index, other.index),
         )
 

@@ -74,9 +74,14 @@ def _hidden(tensor: torch.Tensor, store: CompanionStore) -> dict[int, tuple[floa
 
 
 def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether the rounding of a sum hides a term that is known to more digits."""
-    largest = float(tensor.abs().amax())
-    coarse = largest * roundoff(tensor.dtype)
+    """Whether the rounding of a sum hides a term that is known to more digits, other than where a mask is to."""
+    if not _hides_a_term(call, store, float(tensor.abs().amax()) * roundoff(tensor.dtype)):
+        return False
+    kept = tensor.where(~_masked_out(call, tensor), 0.0)
+    return _hides_a_term(call, store, float(kept.abs().amax()) * roundoff(tensor.dtype))
+
+
+def _hides_a_term(call: Call, store: CompanionStore, coarse: float) -> bool:
     for term in call.inputs:
         if term.numel() <= 1 or not float(term.abs().amax()) * _HIDDEN <= coarse:
             continue
@@ -87,6 +92,20 @@ def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
             if 0 < _HIDDEN * width <= coarse and _width(error, dim) <= min(bound * width, coarse / _GROWS):
                 return True
     return False
+
+
+def _masked_out(call: Call, tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a sum that a mask, which is zero elsewhere, puts last: their order means nothing."""
+    alpha = call.argument("alpha", 1)
+    signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[call.name]
+    masked = torch.zeros_like(tensor, dtype=torch.bool)
+    for term, sign in zip(call.args, signs, strict=False):
+        if isinstance(term, torch.Tensor) and term.numel() > 1:
+            lowest = (sign * term).amin()
+            out = sign * term == lowest
+            if bool(lowest < 0) and bool(out.logical_or(term == 0).all()) and not bool(out.all()):
+                masked |= out
+    return masked
 
 
 def _is_rounded_once(tensor: torch.Tensor, store: CompanionStore) -> bool:

@@ -88,7 +88,8 @@ class Wraps:
             largest = [float(t.abs().amax()) for t in (wide, out.long())]
             fault = Fault(
                 WRAP, where(), "", Examination(out.numel()), tuple(out.shape),
-                amax_out=largest[1], exact_amax=largest[0], elements=count, note=dtype_name(out.dtype),
+                amax_out=largest[1], exact_amax=largest[0], elements=count, numel=out.numel(),
+                note=dtype_name(out.dtype),
             )  # fmt: skip
         flat = torch.zeros(out.untyped_storage().nbytes() // out.itemsize, dtype=torch.int64, device=out.device)
         write_view(out, flat, wide)

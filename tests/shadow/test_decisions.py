@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -62,6 +63,20 @@ def test_an_offset_that_hides_the_scores_is_found(name: str, low: torch.dtype) -
     (fault,) = faults_of(lambda: DECISIONS[name](scores_of(low) + offset_of(low)))
     assert fault.kind == DECISION
     assert "rounds away what ranks them" in fault.note
+
+
+def test_decisions_that_differ_are_counted_among_those_of_all_calls() -> None:
+    """One line decides about 64 rows, and then about 8."""
+    scores = scores_of(torch.bfloat16)
+    offset = torch.tensor([offset_of(torch.bfloat16)]).bfloat16()
+
+    def decide() -> list[Tensor]:
+        return [(rows + offset * factor).argmax(-1) for rows, factor in ((scores, 1), (scores[:8], 2))]
+
+    (failure,) = audit(decide).of(Verdict.FAIL)
+    wrong, judged = map(int, re.findall(r"(\d+) of (\d+) of argmax", failure.message)[0])
+    assert "it happens 2 times" in failure.message
+    assert 8 < wrong <= judged == 64 + 8
 
 
 @FORMATS

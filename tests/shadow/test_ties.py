@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -228,3 +229,41 @@ def test_ties_in_the_gradient_of_a_maximum_are_silent(low: torch.dtype) -> None:
         torch.autograd.grad(torch.maximum(x, y).sum(), x)
 
     assert not decisions_of(backward)
+
+
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "added": lambda scores, hidden: scores + torch.where(hidden, -1e4, 0.0).to(scores),
+    "subtracted": lambda scores, hidden: scores - 1e4 * hidden.to(scores),
+    "by row": lambda scores, hidden: torch.where(hidden.expand(8, 64), -6e4, 0.0).to(scores) + scores,
+}
+
+
+def _rankings(ranked: Tensor) -> object:
+    return ranked.sort(-1, descending=True), ranked.argsort(-1), ranked.topk(ranked.shape[-1])
+
+
+@FORMATS
+@pytest.mark.parametrize("name", MASKS)
+def test_the_order_of_scores_that_a_mask_absorbs_means_nothing(name: str, low: torch.dtype) -> None:
+    hidden = torch.arange(64) % 3 > 0
+    assert not decisions_of(lambda: _rankings(MASKS[name](logits_of(low, 8, 64, 1.0), hidden)))
+
+
+@FORMATS
+def test_the_order_of_scores_that_groups_or_an_offset_absorb_is_a_finding(low: torch.dtype) -> None:
+    def ranked(term: Tensor) -> object:
+        return _rankings(logits_of(low, 8, 64, 1.0) + term)
+
+    groups = torch.arange(64) % 3
+    for absorbing in (-1e4 * groups, 1e4 * (groups > 0), torch.full((64,), -1e4)):
+        assert decisions_of(partial(ranked, absorbing.to(low)))
+
+
+@FORMATS
+def test_gradients_of_a_maximum_of_values_that_differ_by_less_than_a_step_are_silent(low: torch.dtype) -> None:
+    def backward(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        x = logits_of(low, 64, 64, 1.0).requires_grad_()
+        torch.autograd.grad(function(x, x * (1 + torch.finfo(low).eps / 8)).sum(), x)
+
+    for function in (torch.minimum, torch.maximum):
+        assert not decisions_of(partial(backward, function))
