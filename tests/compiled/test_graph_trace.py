@@ -35,6 +35,7 @@ SAID = {
     "2/0: len(self.aux) == 2  # return sum(self.aux)  # a.py:9": "length",
     "1/0: Cache line invalidated because L['stack'] got deallocated": "invalidated",
     "0/0: BACKEND_MATCH failure: torch.compile detected different backend callables.": "backend",
+    "0/1: 'NoneType' object has no attribute 'stride'": "type",
     "0/0: not G['LOG']": "other",
     # As PyTorch 2.6 writes them.
     "0/0: ___check_obj_id(L['fn']._modules['1'].training, 1397735)": "training flag",

@@ -41,6 +41,7 @@ _GUARDS = {
     "constant attribute": "a constant attribute",
     "identity": "an object's identity",
     "length": "the length of a list or dict",
+    "type": "the type of a value",
     "training flag": "the training flag",
     "grad mode": "the grad mode",
 }

@@ -14,6 +14,7 @@ _ACTUAL = re.compile(rf"{_TENSOR.pattern}\. expected \d+, actual (\d+)")
 _CONSTANT = re.compile(r"(.+?) (==|is|!=|is not|in|not in) .+")
 _LENGTH_OF = re.compile(r"len\((.+)\) [=!]= \d+")
 _IDENTITY = re.compile(r"___check_(?:obj|type)_id\((.+?), \d+\)|___dict_\w+\((.+?)[,)]")
+_RAISED = re.compile(r"'(\w+)' object has no attribute '\w+'")  # the check of a guard raised
 _STACK = "\nUser stack trace:\n"
 
 HINTS = {
@@ -35,6 +36,8 @@ HINTS = {
     "length": "stack what a list gathers into one tensor, or fill a buffer of fixed size: each length of a list or "
     "dict is compiled again",
     "identity": "keep one object instead of creating a new one for each call",
+    "type": "give what is a tensor in one call and None or another object in the next one type, or compile one function "
+    "for each",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",
 }
@@ -144,6 +147,8 @@ def _kind(text: str) -> tuple[str, tuple[str, ...]]:
         return "length", ("length", match[1])
     if match := _IDENTITY.search(text):
         return "identity", ("identity", next(filter(None, match.groups()), text))
+    if match := _RAISED.fullmatch(text):
+        return "type", ("type", match[1])
     if match := _CONSTANT.fullmatch(text):
         attribute = match[1].startswith("self.") or "._modules[" in match[1]
         return "constant attribute" if attribute else "constant", ("constant", match[1])
