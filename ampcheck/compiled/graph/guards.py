@@ -36,8 +36,8 @@ HINTS = {
     "length": "stack what a list gathers into one tensor, or fill a buffer of fixed size: each length of a list or "
     "dict is compiled again",
     "identity": "keep one object instead of creating a new one for each call",
-    "type": "give what is a tensor in one call and None or another object in the next one type, or compile one function "
-    "for each",
+    "type": "keep one type, also before the first call: what is None in one call and a tensor in the next is compiled "
+    "for both",
     "backend": "wrap with torch.compile once, and keep the result",
     "invalidated": "keep the objects that the graph was compiled for alive",
 }
