@@ -65,8 +65,13 @@ class SkippedStep:
 
     @property
     def counted(self) -> list[str]:
-        """Numbers of an optimizer that grow with each step, and grew as much in the one that was skipped."""
-        skipped = tuple(f"{event.optimizers[0]}." for event in self.later)
+        """Numbers of an optimizer that grow with each step, and grew as much in the one that was skipped.
+
+        A step may try a batch again until the scaler does not skip it.
+        """
+        steps = [event for event in self.events if event.act is Act.SCALER_STEP and event.step == self.overflowed]
+        taken = {event.optimizers for event in steps if not event.skipped}
+        skipped = tuple(f"{event.optimizers[0]}." for event in self.later if event.optimizers not in taken)
         values = [*self.before, self.then or {}]
         series = {path: [numbers.get(path, math.nan) for numbers in values] for path in self.then or {}}
         grown = {path: {later - earlier for earlier, later in pairwise(series[path])} for path in series}
@@ -105,9 +110,9 @@ def measure_skipped_step(
     if start is None or not repeats:
         return [seen]
     runs = [seen]
-    if scales:
+    if scales and (until := _first_taken(plain)):
         start.restore()
-        natural = _run(loop, Recorder(loop), steps, until=_first_taken(plain))
+        natural = _run(loop, Recorder(loop), steps, until=until)
         runs.append(replace(natural, before=seen.before))
     return [_run_on(run, loop, steps, start, scales if run.injected else {}) for run in runs]
 

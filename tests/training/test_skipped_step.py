@@ -352,6 +352,22 @@ def schedule_by_hand() -> Shape:
     return {**shape, "step": one}
 
 
+def tries_a_batch_again() -> Shape:
+    """An overflow repeats the batch, until the scaler does not skip it."""
+    shape = with_optimizer(torch.optim.Adam)
+    scaler = shape["scaler"]
+
+    def one(number: int) -> float:
+        for _ in range(8):
+            before = scaler.get_scale()
+            loss = float(shape["step"](number))
+            if scaler.get_scale() >= before:
+                break
+        return loss
+
+    return {**shape, "step": one}
+
+
 def accumulates() -> Shape:
     model = nn.Linear(16, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -409,6 +425,7 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
     "averaged weights": averaged_weights,
     "a schedule by hand": schedule_by_hand,
     "accumulation": accumulates,
+    "a batch again": tries_a_batch_again,
     "two optimizers": two_optimizers,
     "raises": raises_at_an_infinity,
     "clips by a guarded mean": lambda: clips_by_a_mean("always"),
@@ -421,7 +438,7 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
 @pytest.mark.every(16)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_loop_that_recovers_passes(name: str) -> None:
-    run = judged(HEALTHY[name]())
+    run = judged(HEALTHY[name](), steps=12 if name == "a batch again" else 8)
     assert [finding.message for finding in bad(run)] == []
     assert any(f.check == "scaler-protocol" and f.verdict is Verdict.PASS for f in run.findings)
 
