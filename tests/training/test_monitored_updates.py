@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -132,13 +133,14 @@ with ampcheck.watch(torch.nn.Identity(), optimizer) as seen:
     [pytest.param("float32", 1.0, marks=pytest.mark.slow), ("bfloat16", 2.5)],
 )
 def test_a_measured_step_takes_the_memory_that_is_told(dtype: str, most: float) -> None:
-    told = subprocess.run([sys.executable, "-c", _PEAK, dtype], capture_output=True, text=True, check=True).stdout
+    command, at_once = [sys.executable, "-c", _PEAK, dtype], {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed at once
+    told = subprocess.run(command, env=os.environ | at_once, capture_output=True, text=True, check=True).stdout
     peak, weight = (
         int(number) for line in told.splitlines() if not line.startswith("ampcheck:") for number in line.split()
     )
 
-    # An allocator may keep what was freed; a wide copy of all weights would be 128 MiB, and the change another.
-    assert peak <= most * weight + (64 << 20) + (96 << 20)
+    # A wide copy of all weights would be 128 MiB, and the change another; code that is imported takes some as well.
+    assert peak <= most * weight + (96 << 20)
 
 
 def test_pieces_of_a_weight_tell_what_the_whole_would(monkeypatch: pytest.MonkeyPatch) -> None:
