@@ -29,7 +29,7 @@ from ampcheck.shadow.cause import (
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
-from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
+from ampcheck.shadow.decisions import decides, examine_decision, exponents_off, takes_exponents, tests_finiteness
 from ampcheck.shadow.draws import absorbed_noise, skipped_integers
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
@@ -43,6 +43,7 @@ from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
     ERROR,
+    EXPONENT,
     ILL,
     MASKED,
     TAKEN,
@@ -56,6 +57,7 @@ from ampcheck.shadow.suspects import (
     rescues,
     vanished,
 )
+from ampcheck.shadow.tables import coarse_table
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -124,6 +126,9 @@ class Judge:
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
+        carried = [*self._suspects.of(call.before, EXPONENT)]
+        for suspect in carried if carried and takes_exponents(call) else ():
+            self._accuse(suspect, "a decision of " + suspect.where.op)
         results = call.written + call.fresh
         if (skipped := skipped_integers(call)) is not None:
             self._add(skipped, "an index")
@@ -139,6 +144,9 @@ class Judge:
             self._update(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
+        if (exponents := exponents_off(call, self._store)) is not None:
+            for companions in after:
+                self._suspects.add(companions, EXPONENT, exponents)
         if (bits := bits_of_another(call, self._store)) is not None:
             for companions in after:
                 self._suspects.add(companions, BITS, bits)
@@ -346,7 +354,7 @@ class Judge:
 
     def _decision(self, call: Call) -> None:
         blurred = next(self._suspects.of(call.before, BLURRED, ILL), None)
-        if (fault := examine_decision(call, self._store, blurred)) is None:
+        if (fault := examine_decision(call, self._store, blurred) or coarse_table(call, self._store)) is None:
             return
         name = f"a decision of {call.where.op}"
         for key in call.inherited:

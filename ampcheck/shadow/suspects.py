@@ -12,6 +12,8 @@ A suspect travels with the values, from the place where it happened, until it is
   ratio of it, which the data determine; nothing else that is made of it is judged.
 - bits: numbers of which the bits are those of another format, see `ampcheck.shadow.bits`. Something may compute with
   them, while bits that are only carried do no harm.
+- exponent: most integers of a floor or ceil are others than in float64, by the rounding of its argument alone.
+  Something may make powers of them.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
@@ -40,7 +42,7 @@ from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.memory import dtype_name
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
-ILL, ERROR, TAKEN = "ill", "error", "taken"
+ILL, ERROR, TAKEN, EXPONENT = "ill", "error", "taken", "exponent"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
