@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -84,6 +85,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of each later collection of garbage what lives as long as the process: it took 5 % of the time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def _thin(items: list[pytest.Item]) -> None:

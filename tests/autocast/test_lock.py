@@ -169,6 +169,7 @@ def test_real_models_are_as_locked_and_lock_to_the_same_bytes(factory: str, tmp_
     assert b"transformers/" in first
 
 
+@pytest.mark.slow
 def test_a_subject_is_locked_beside_the_caller_or_where_it_is_told(tmp_path: Path) -> None:
     assert LockTarget.of(demo.subject()).file == Path(__file__).parent / NAME
     with updating() as written:

@@ -144,7 +144,7 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: list[str], seed: int) -> None:
     change = random.Random(seed).randrange(1, 40)
@@ -159,7 +159,7 @@ def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: 
     assert expected in " ".join(out.split())
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_history_that_changes_no_verdict_has_no_culprit(bisect: Any, reader: list[str], seed: int) -> None:
     scale = random.Random(seed).choice((1.0, 1e6))  # healthy all along, or broken all along
@@ -364,7 +364,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compared
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_first_commit_that_is_slower_than_the_first_of_the_range_is_named(
     bisect: Any, timed: list[str], seed: int

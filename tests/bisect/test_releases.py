@@ -100,6 +100,7 @@ def test_the_first_release_with_another_verdict_is_named_with_the_change_of_poli
     assert "8 releases of torch, at most 5 to judge" in out
 
 
+@pytest.mark.slow
 def test_a_change_that_no_policy_explains_says_so(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "changed", "2.10.0")
     _, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow")
@@ -142,6 +143,7 @@ def test_results_are_kept_and_used_by_the_next_search(bisect: Any) -> None:
     assert not {"2.13.0", "2.12.0", "2.11.0"} & set(Reader.asked)
 
 
+@pytest.mark.slow
 def test_an_end_without_a_last_release_is_the_newest_and_final(bisect: Any) -> None:
     bisect("--torch", "2.12..")
     newest = max("2.13.0", version("torch").partition("+")[0], key=Version)

@@ -163,6 +163,7 @@ def test_a_handler_that_python_did_not_install_stays(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("target", ["overflow", "sound"])
 @pytest.mark.usefixtures("warm_processes")
 def test_the_command_of_a_finding_finds_it_again_and_no_other(

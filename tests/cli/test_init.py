@@ -436,6 +436,7 @@ def commands_of(workflow: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_workflow_names_only_commands_and_options_that_exist(nanogpt: Path) -> None:
     ours = [words[1:] for words in commands_of(workflow_of(nanogpt)) if words[0] == "ampcheck"]
     assert {words[0] for words in ours} == {"audit", "speed", "history"}

@@ -324,6 +324,7 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
     assert not run.failed
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_that_dynamo_draws_from_pytorch_are_named() -> None:
     def noisy(x: Tensor) -> Tensor:
         return x + torch.from_numpy(numpy.random.rand(4, 4)).float()

@@ -371,6 +371,7 @@ def test_a_failure_that_comes_with_nothing_compiled_blames_no_node() -> None:
     assert (found.node, found.runs) == (None, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_torch("2.10", "AOTAutograd takes a part of a graph; before, the result counts it as whole")
 def test_gradients_flow_through_a_cut_graph() -> None:
     model, x = Chain(broken=False), torch.linspace(-1, 1, 5)

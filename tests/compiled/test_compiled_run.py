@@ -156,7 +156,7 @@ DEFECTS: dict[str, tuple[Forward, tuple[str, ...]]] = {
 """Each with the checks that fail."""
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_what_compiled_code_alone_does_fails_and_the_same_code_without_it_is_silent(name: str) -> None:
     forward, checks = DEFECTS[name]
@@ -217,6 +217,7 @@ def test_parameters_that_wait_for_their_shape_are_compared_once_they_have_it() -
     assert run.coverage.seen["gradients"] == 2
 
 
+@pytest.mark.slow
 def test_an_update_of_the_users_optimizer_is_judged_where_the_gradient_of_compiled_code_is_wrong() -> None:
     options = CompileOptions("aot_eager")
     for planted in (False, True):

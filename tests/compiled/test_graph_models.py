@@ -95,6 +95,7 @@ def test_breaks_up_to_the_limit_pass_and_are_named() -> None:
     assert failures(judge((model, (X,)), max_breaks=1)) == ["graph-break"]
 
 
+@pytest.mark.slow
 def test_where_fullgraph_parts_from_what_runs_the_message_says_so() -> None:
     assert "fullgraph=True" not in only(judge((Branching(), (X,))), "graph-break").message
 

@@ -192,6 +192,7 @@ def test_ulp_is_numpys_spacing(name: str, data: st.DataObject) -> None:
     assert format_of(name).ulp(x) == float(np.spacing(getattr(np, name)(x)))
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(["float32", "bfloat16", "float16", "float8_e5m2"]), data=st.data())
 def test_what_cancels_is_exact_and_a_whole_number_of_ulps(name: str, data: st.DataObject) -> None:
     """Sterbenz: the difference of two numbers within a factor of two of each other is a number of the format."""

@@ -44,7 +44,7 @@ def _changed(case: Case, world: World, raises: type[BaseException] | None) -> di
     return found if case.own else {**found, **leaks(objects, world.objects())}
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(32)
 @pytest.mark.parametrize("case", params(CASES))
 def test_a_public_call_leaves_everything_as_it_was(case: Case, tmp_path: Path) -> None:
     warmed(case, tmp_path)

@@ -40,7 +40,7 @@ AROUND: dict[str, Callable[[World], Any]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("around", AROUND)
 def test_an_audit_inside_another_block_leaves_that_block_as_it_was(around: str, tmp_path: Path) -> None:
     warmed(CASES[0], tmp_path)
@@ -83,6 +83,7 @@ def test_an_audit_in_another_thread_leaves_both_threads_as_they_were(tmp_path: P
     assert leaks(before, snapshot()) == {}
 
 
+@pytest.mark.slow
 def test_audits_that_overlap_in_two_threads_leave_everything_as_it_was(tmp_path: Path) -> None:
     """The first begins and ends before the second ends: what each of them found on entering is the other's."""
     warmed(CASES[0], tmp_path)

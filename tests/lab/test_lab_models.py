@@ -63,6 +63,7 @@ def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
     assert table.rows[0] == ("aten::mm", "lower_precision", "bfloat16")
 
 
+@pytest.mark.slow
 def test_every_device_of_this_pytorch_has_a_table_of_its_ops_and_cpu_and_cuda_differ() -> None:
     source = source_of("installed", "float16")
     tables = [table for view in policy.device_views(source, "cpu") for table in view.tables]

@@ -57,6 +57,7 @@ MADE: dict[str, tuple[str, Callable[[Any, int], Tensor]]] = {
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", MADE)
 def test_integers_that_become_equal_fail_even_where_no_output_suffers(name: str) -> None:
     op, positions = MADE[name]

@@ -51,6 +51,7 @@ def test_the_map_has_the_subject_of_its_findings_and_both_directions(run: Run) -
     assert {"blocks.0.qkv", "blocks.1.down", "head", ""} <= {site.module for site in model_map.sites}
 
 
+@pytest.mark.slow
 def test_ops_stand_with_their_module_and_line(run: Run) -> None:
     (model_map,) = run.maps
     ops = [site for site in model_map.sites if site.op and site.module == "blocks.0.qkv"]

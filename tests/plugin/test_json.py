@@ -115,6 +115,7 @@ def test_an_interrupted_session_keeps_what_it_saw(suite: pytest.Pytester) -> Non
     assert len(Run.load(suite.path / "run.json").findings) == 7
 
 
+@pytest.mark.every(4)
 @BOTH
 def test_a_collection_error_leaves_no_file(suite: pytest.Pytester, flag: str) -> None:
     suite.makepyfile(test_broken="import nothing_of_this_name")

@@ -104,6 +104,7 @@ def test_the_bytes_are_the_same_however_the_tests_were_spread(models: pytest.Pyt
     assert written[0] == written[1]
 
 
+@pytest.mark.slow
 def test_the_summary_says_which_files_were_written(models: pytest.Pytester, spread: str, section: Section) -> None:
     models.makepyfile(ASSERTS)
     lines = section(models.runpytest(spread, "--ampcheck-update"))

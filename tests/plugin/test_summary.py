@@ -175,6 +175,7 @@ def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> 
     assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 10 ops"
 
 
+@pytest.mark.slow
 def test_of_the_examples_that_fail_the_last_is_told(sample: pytest.Pytester, section: Section) -> None:
     """Hypothesis fails many on its way to the smallest."""
     sample.makepyfile(

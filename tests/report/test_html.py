@@ -234,6 +234,7 @@ def test_a_lone_surrogate_can_be_written(tmp_path) -> None:
     assert "a\\udcff" in html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("modules", "ops"), [(1000, 0), (250, 3), (10, 99)])
 def test_a_page_of_two_thousand_sites_is_below_two_megabytes(modules: int, ops: int) -> None:
     sites = []

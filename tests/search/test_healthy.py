@@ -80,7 +80,7 @@ MATRICES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_stable_function_passes(name: str, fmt: str) -> None:

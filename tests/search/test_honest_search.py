@@ -49,6 +49,7 @@ def test_a_cast_alone_is_a_rounding(cast: torch.dtype, dtype: str) -> None:
     assert failing(searched(lambda x: (x.to(cast) * 2).float(), FLOAT, dtype=dtype)) == []
 
 
+@pytest.mark.slow
 def test_a_kernel_that_lacks_for_one_shape_excuses_no_other_error() -> None:
     def odd(x: torch.Tensor) -> torch.Tensor:
         if x.dtype is torch.float16 and x.dim() == 1:
@@ -72,6 +73,7 @@ def test_what_differs_from_call_to_call_is_judged_by_its_own_run() -> None:
     assert failing(searched(lambda x: x * (1 + next(ticks) % 7))) == []
 
 
+@pytest.mark.slow
 def test_numbers_drawn_for_some_examples_alone_are_those_of_the_judge_and_the_users_stream_goes_on() -> None:
     def sometimes(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rand(3, dtype=x.dtype) if float(x.abs().sum()) > 1 else x

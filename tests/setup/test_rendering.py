@@ -88,6 +88,7 @@ NAMES_OF_THE_FILE = [
 ]
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", NAMES_OF_THE_FILE)
 def test_a_factory_hides_no_name_of_the_file_and_is_no_test(tmp_path: Path, name: str) -> None:
     text = f"from torch import nn\nclass {name}(nn.Module):\n    def forward(self, x): return x\n"

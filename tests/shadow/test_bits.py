@@ -66,6 +66,7 @@ WRONG = {
 }
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", WRONG)
 def test_bits_that_are_read_in_another_format_are_found_and_named(name: str) -> None:
     read, written, format_read = WRONG[name]
@@ -142,6 +143,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_bits_that_are_carried_or_meant_are_silent(name: str) -> None:
     assert not _failures(RIGHT[name])

@@ -75,7 +75,7 @@ def failures(run: Run) -> list[str]:
     return [f"{finding.check}: {finding.message}" for finding in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float16)], ids=str)
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_of_the_own_error_is_no_fault(name: str, dtype: torch.dtype, device: str) -> None:
@@ -83,7 +83,7 @@ def test_a_measure_of_the_own_error_is_no_fault(name: str, dtype: torch.dtype, d
     assert failures(run) == []
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", MEASURES | NOT_FOR_TRAINING)
 def test_nor_is_it_in_evaluation(name: str, dtype: torch.dtype) -> None:

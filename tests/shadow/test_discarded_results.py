@@ -135,6 +135,7 @@ def test_a_nan_that_code_returns_fails_in_every_precision(dtype: torch.dtype) ->
     assert not _failed(audit(lambda: normalise(guarded=True)))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("wide", [False, True], ids=["in half", "in float32"])
 def test_an_update_that_vanishes_in_half_before_it_reaches_a_float32_weight_is_found(wide: bool) -> None:
     def train() -> None:

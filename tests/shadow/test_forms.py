@@ -84,7 +84,7 @@ def _parameters() -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtype, form: str) -> None:
@@ -97,7 +97,7 @@ def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtyp
         pytest.fail(f"not found at {case.fault_lines}: {found}")
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_the_float32_island_behind_rounded_data_is_silent_in_every_form(

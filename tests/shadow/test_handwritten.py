@@ -42,7 +42,7 @@ def _parameters() -> list[object]:
     ]  # fmt: skip
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype"), _parameters())
 def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
@@ -52,7 +52,7 @@ def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
     assert any(fault.where.line in case.fault_lines for fault in faults), [str(fault) for fault in faults]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case",

@@ -118,7 +118,7 @@ def summed(
     return shadow, value, true
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(32)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2])
 @pytest.mark.parametrize("form", FORMS)
@@ -128,7 +128,7 @@ def test_a_compensated_sum_is_no_fault(form: Form, size: float, dtype: torch.dty
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1e-4, 1e-2])
 @pytest.mark.parametrize("form", [in_float32, of_the_sums, by_the_old_less_the_new])

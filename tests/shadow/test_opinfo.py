@@ -30,7 +30,7 @@ WIDE = "fft.ifft linalg.eig linalg.inv linalg.lu_factor linalg.solve polar sgn v
 """Operators of every family of rules, and the commonest ones without; those of `WIDE` have no kernel in 16 bits."""
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SHORT + WIDE)
 def test_exact_is_what_float64_gives(name: str) -> None:

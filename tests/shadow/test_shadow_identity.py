@@ -132,7 +132,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(subject, optimizer, formats[name], id=f"{subject}-{optimizer}-{name}", marks=marks)
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize(("subject", "optimizer", "low"), list(_cases()))
 def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     subject: str, optimizer: str, low: torch.dtype | None
@@ -251,6 +251,7 @@ def _write_data(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return result.detach()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(sorted(PROGRAM)), min_size=1, max_size=6), st.integers(0, 99))
 def test_any_program_is_followed_in_float64_and_left_as_it_is(names: list[str], seed: int) -> None:

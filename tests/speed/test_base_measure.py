@@ -170,6 +170,7 @@ def clock(workers, monkeypatch):
     return workers
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("step", "budget", "rounds", "cycles"),
     [(10.0, 24.0, 2, 1), (2.0, 24.0, 4, 1), (0.5, 24.0, 8, 2), (0.0625, 24.0, 8, 16)],

@@ -127,6 +127,7 @@ def test_both_zeros_come_within_a_range(name: str) -> None:
         assert repr(find(strategy, lambda x, text=text: repr(x) == text, settings=SEARCH)) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=300, database=None, derandomize=True)
 @given(values("float8_e4m3fnuz"))
 def test_a_format_without_negative_zero_has_none(value: float) -> None:

@@ -162,6 +162,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(make: Any, told: str) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_mask_that_hides_everything_beside_alike_values_is_no_rarity() -> None:
     """What an eps stands in a denominator for: no positives, and a prediction of none."""
     pairs = st.tuples(tensors("float16", shape=(4, 3), min_value=-50, max_value=50), tensors("bool", shape=(4, 3)))

@@ -52,6 +52,7 @@ def assert_counted(site: SiteStats, result: torch.Tensor) -> None:
     assert (site.flushed, site.overflowed) == (0, 0)
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [2, 3], ids=["even", "odd"])
 @pytest.mark.parametrize("below", [1.0, math.inf, math.nan], ids=["small", "finite", "every pattern"])

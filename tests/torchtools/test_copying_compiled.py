@@ -113,7 +113,7 @@ def test_a_copy_is_compiled_as_the_original_is(way: Callable[[Net], object]) -> 
     assert counter.frame_count, "by the backend that the original has"
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_function_is_copied_plain_with_what_it_holds_and_compiled_as_that_was(

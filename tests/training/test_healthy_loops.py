@@ -41,7 +41,7 @@ SLOW = {
 names = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in LOOPS])
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @names
 def test_a_healthy_loop_has_no_failure(name):
     torch.manual_seed(0)

@@ -291,6 +291,7 @@ def test_a_gradient_that_is_zero_in_mathematics_passes():
     assert found.verdict is Verdict.PASS, found.message
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_gradients_that_vanish_at_scale_1_change_no_branch_of_later_steps(scaled):
     """A loss so small that at scale 1 no weight moves, and steps so large that signs in a ReLU turn."""

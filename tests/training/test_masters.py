@@ -222,6 +222,7 @@ def test_a_clip_that_clips_nothing_does_not_hide_a_stale_gradient() -> None:
     assert list(judged(*with_heads(where_there_is_one, clip=1e4), call=True)) == [1]
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("copy", "linear"), [(in_each_step, False), (in_one_buffer, True), (freed_after_copy, True), (accumulated, True)]
 )

@@ -40,6 +40,7 @@ def test_gradients_that_are_never_cleared_fail_at_the_backward_pass() -> None:
     assert finding.where.line == train.__code__.co_firstlineno + 3
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [2, 3])
 def test_gradients_that_accumulate_over_micro_batches_do_not(every: int) -> None:
     def train() -> None:
@@ -230,7 +231,7 @@ def test_a_schedule_of_an_optimizer_that_another_has_replaced_fails_at_its_line(
     assert "a scheduler must belong to the optimizer that steps" in finding.message
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize(
     "case",
     [
@@ -268,6 +269,7 @@ def test_the_schedules_of_two_networks_in_turn_do_not(alternate: bool) -> None:
     assert all("must belong" not in finding.message for finding in bad(ampcheck.audit(train), "scheduler-skip"))
 
 
+@pytest.mark.slow
 def test_a_second_order_method_that_takes_over_does_not() -> None:
     def train() -> None:
         torch.manual_seed(0)

@@ -54,7 +54,7 @@ def _train(test: Test, *, unscale_first: bool = False, skips: bool = True, backs
     return audit(loop)
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["test then unscale", "unscale then test"])
 @pytest.mark.parametrize("name", TESTS)
 def test_steps_that_code_skips_for_a_lower_scale_are_no_defect(name: str, unscale_first: bool) -> None:

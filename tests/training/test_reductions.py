@@ -112,7 +112,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_running_sum_in_bfloat16_is_found_however_it_is_written(form):
     addends = gradients(384)

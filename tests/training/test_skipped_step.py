@@ -206,6 +206,7 @@ def test_a_mean_that_keeps_the_infinity_and_that_training_goes_by_fails() -> Non
     assert finding.where.step == 3
 
 
+@pytest.mark.slow
 def test_a_mean_that_begins_with_the_infinity_of_the_first_steps_fails() -> None:
     """The scaler skips the first steps by itself, as it does from 65536 on: the mean never was finite."""
     (finding,) = bad(judged(clips_by_a_mean("later", mean=None, init_scale=2.0**20)))
@@ -435,7 +436,7 @@ HEALTHY: dict[str, Callable[[], Shape]] = {
 }
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(32)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_loop_that_recovers_passes(name: str) -> None:
     run = judged(HEALTHY[name](), steps=12 if name == "a batch again" else 8)

@@ -90,7 +90,7 @@ LOST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", LOST)
 def test_gradients_that_another_loss_scale_would_save_fail(name):
     run = judged(loop(NONE, **LOST[name]))
@@ -110,7 +110,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_gradients_that_are_saved_do_not_fail(name):
     run = judged(loop(**{"factor": NONE, **HEALTHY[name]}))

@@ -57,6 +57,7 @@ def scaled_loop(scaler: Any, overflows: Callable[[int], bool] = lambda number: F
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("backoff", [0.0, 2.0**-80])
 def test_a_scale_that_collapses_is_a_failure_with_its_step_and_what_overflowed(backoff):
     scaler = torch.amp.GradScaler("cpu", backoff_factor=backoff)

@@ -42,6 +42,7 @@ def test_a_second_moment_that_never_leaves_zero_is_found_beside_any_first(first)
     assert not failures(own_adam(first, F32))
 
 
+@pytest.mark.slow
 def test_state_of_an_optimizer_that_stays_at_zero_is_found_beside_state_that_moves():
     model, (x, y) = net(F16), data(F16)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
