@@ -184,11 +184,12 @@ def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[No
 
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """A call of what `torch.compile` returned. original: the module or function that it wrapped. compile: wraps another
-    one with the same settings. autocast: what autocast casts to on the device of the arguments, where it is on. grad:
-    whether grad mode is."""
+    """A call of what `torch.compile` returned. original: the module or function that it wrapped. function: what it runs
+    of that, such as a module's `forward` without its hooks. compile: wraps another one with the same settings.
+    autocast: what autocast casts to on the device of the arguments, where it is on. grad: whether grad mode is."""
 
     original: Any
+    function: Any
     compile: Callable[[Any], Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -209,7 +210,7 @@ class CompiledCall:
         device = next((t.device.type for _, t in tensors((names["args"], names["kwargs"]))), "cpu")
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         grad = torch.is_grad_enabled()
-        return cls(original, context, names["args"], names["kwargs"], device, autocast, grad)
+        return cls(original, function, context, names["args"], names["kwargs"], device, autocast, grad)
 
 
 def is_wrapper_of_compile(code: types.CodeType) -> bool:
