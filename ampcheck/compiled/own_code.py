@@ -56,7 +56,7 @@ def judge_own_code(
     run = graph_run(stats, GraphLimits(max_recompiles=1))
     # Nothing was compiled where what is compiled is called elsewhere.
     findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
-    runs = [replace(run, findings=(*findings, *calls.stale(subject.name)))]
+    runs = [replace(run, findings=(*findings, *calls.stale(subject.name), *calls.foreign(subject.name, reached)))]
     if stats.error is None and not stats.artifacts:  # artifacts of another compilation would be saved with the user's
         with preserved(reached):
             runs += calls.judged(subject.name, accelerator(device), limits)
@@ -70,10 +70,13 @@ class _FirstCalls:
         self._calls: dict[object, CompiledCall] = {}
         self._more: set[object] = set()
         self.graphs = StaleGraphs()
+        self._foreign: dict[int, torch.nn.Module] = {}
 
     def add(self, call: CompiledCall) -> Callable[[object], None] | None:
         """Keep a call, if it is the first of its code; returns what gets its result."""
         original = call.original
+        if call.caller is not None and id(call.caller) not in self._foreign and _runs_another(call.caller, call):
+            self._foreign[id(call.caller)] = call.caller
         code = type(original) if isinstance(original, torch.nn.Module) else getattr(original, "__code__", original)
         if len(self._calls) == _CALLABLES and code not in self._calls:
             self._more.add(code)
@@ -91,6 +94,23 @@ class _FirstCalls:
             hint += "torch.compiler.reset() afterwards; torch._dynamo.config.skip_nnmodule_hook_guards = False guards "
             hint += "hooks"
             yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)
+
+    def foreign(self, name: str, reached: Reached) -> Iterator[Finding]:
+        """The findings about copies of modules whose call runs the compiled `forward` of the original."""
+        paths = {
+            id(p): ".".join(filter(None, (at, n))) for at, m in reached.modules.items() for n, p in m.named_modules()
+        }
+        for number, module in self._foreign.items():
+            path, kind = paths.get(number, ""), type(module).__name__
+            message = (
+                f"a call of a module must run its own weights; {path or kind} runs those of another {kind}, whose "
+            )
+            message += (
+                "weights differ: its forward is a result of torch.compile that is bound to the other, of which it "
+            )
+            message += "is a copy"
+            hint = "compile in place, module.compile(), which a copy does not keep; or copy first, then set forward"
+            yield COMPILED_ERROR.fail(name, message, where=Where("compile", module=path), hint=hint)
 
     def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
         """The findings about each of them beside eager mode; the coverage counts those that are not compared."""
@@ -118,3 +138,22 @@ def _uncompared(call: CompiledCall, why: str) -> Run:
 def _compiled(call: CompiledCall) -> Any:
     """What was called, compiled with its own settings."""
     return call.original if is_compiled(call.original) else call.compile(call.original)
+
+
+def _runs_another(module: torch.nn.Module, call: CompiledCall) -> bool:
+    """Whether the call of a module runs the compiled `forward` of another of its class, which has other weights.
+
+    `copy.deepcopy` copies bound methods, and keeps the function that `torch.compile` makes of one. Copies whose weights
+    are equal compute the same, and what a module shares with another or delegates to a part of it is as intended.
+    """
+    other = getattr(call.function, "__self__", None)
+    if other is module or type(other) is not type(module) or "forward" not in vars(module):
+        return False
+    own, used = dict(module.named_parameters()), dict(other.named_parameters())
+    if own.keys() != used.keys() or {*map(id, own.values())} & {*map(id, used.values())}:
+        return False
+    pairs = [(weight.data, used[name].data) for name, weight in own.items()]
+    return any(
+        type(a) is type(b) is torch.Tensor and not a.is_meta and a.device == b.device and not torch.equal(a, b)
+        for a, b in pairs
+    )

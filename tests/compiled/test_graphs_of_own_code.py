@@ -553,6 +553,34 @@ def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_
     assert all("changed after it was compiled" in f.message for f in failures)
 
 
+@pytest.mark.parametrize("how", ["copied", "equal", "in place", "own", "part", "not called"])
+def test_a_copy_that_runs_the_compiled_forward_of_its_original_fails(how: str) -> None:
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.forward = inner.forward
+
+    def average() -> torch.Tensor:
+        model = net()
+        if how == "in place":
+            model.compile(backend="eager")
+        else:
+            model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+        copied = Outer(model) if how == "part" else copy.deepcopy(model)
+        if how == "own":
+            copied.forward = torch.compile(Net.forward.__get__(copied), backend="eager")
+        if how not in ("equal", "part"):
+            with torch.no_grad():
+                for weight in copied.parameters():
+                    weight *= 0.5
+        return model(torch.ones(2, 8)).sum() if how == "not called" else copied(torch.ones(2, 8)).sum()
+
+    failures = graphs(audit(average))
+    assert [f.check for f in failures] == ["compiled-error"] * (how == "copied")
+    assert all("runs those of another Net" in f.message for f in failures)
+
+
 def test_hooks_of_a_module_of_which_only_forward_is_compiled_are_called_in_any_case() -> None:
     def evaluate() -> torch.Tensor:
         model = net()
