@@ -242,11 +242,16 @@ def _audit_unchanged(
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """Without a failure that another stage found as well and of which it says more, such as the setting that helps."""
+    """Without a failure that another stage found too and of which it says more: the line, or a setting that helps."""
 
     def adds(other: Finding, to: Finding) -> bool:
-        same = (other.check, other.verdict, other.subject, other.where) == (to.check, to.verdict, to.subject, to.where)
-        return same and other.message != to.message and other.message.startswith(to.message)
+        if (other.check, other.verdict) != (to.check, to.verdict):
+            return False
+        if (other.subject, other.where) == (to.subject, to.where):
+            return other.message != to.message and other.message.startswith(to.message)
+        error, same = to.message.rpartition(" raised ")[2], other.message.rpartition(" raised ")[2]
+        placed = other.where != to.where == replace(other.where, file="", line=None)
+        return placed and error == same and f"{to.subject} [".startswith(f"{other.subject} [")  # worded differently
 
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     return [f for f in findings if f.verdict is not Verdict.FAIL or not any(adds(other, f) for other in failed)]

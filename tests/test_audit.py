@@ -208,6 +208,21 @@ def test_an_exception_of_compiled_code_alone_is_a_finding(monkeypatch: pytest.Mo
     assert "compiled-exception" in _checks(run, Verdict.FAIL)
 
 
+def test_an_exception_that_two_stages_find_is_reported_once_with_its_line() -> None:
+    class ByHand(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            context = torch.autocast("cpu", torch.bfloat16)
+            context.__enter__()
+            torch._dynamo.graph_break()
+            y = x @ x
+            context.__exit__(None, None, None)
+            return y.float()
+
+    compiled = torch.compile(ByHand(), backend="eager")
+    found = [f for f in audit((compiled, [torch.ones(4, 4)])).of(Verdict.FAIL) if f.check == "compiled-exception"]
+    assert [bool(f.where.line) for f in found] == [True]
+
+
 def test_the_assertion_lists_every_failure_with_place_and_hint() -> None:
     with collect() as runs, pytest.raises(AssertionError) as caught:
         assert_numerics(Overflows(), torch.randn(2, 8), dtype="float16", name="planted")

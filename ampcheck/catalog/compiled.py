@@ -46,8 +46,8 @@ COMPILED_ERROR = Check(
     "it. Compiled code runs on equal data, weights and random streams. It may be off by 8 times that movement and a "
     "few roundings, more for long sums in float32. Where a float32 model rounds to 16 bits by casts alone, compiled "
     "code must round there too. After a failure the compiler's stages and settings are tried. Of a training loop and a "
-    "callable: the first call of each module and function that they compile, and results and weights that become "
-    "infinite or NaN in compiled code alone.",
+    "callable: the first call of each module and function that they compile, calls after these changed, and "
+    "results and weights that become infinite or NaN in compiled code alone.",
     "Casts that fusion leaves out, a value that is specialised and should not be, state that changes between calls.",
     "Use the setting that the finding names, which was tried; ampcheck blame finds the op and the modules.",
     subjects=EVERY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +15,18 @@ from ampcheck.compiled.graph.checks import check_artifacts
 from ampcheck.compiled.graph.judge import graph_run
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.errors import UsageError, as_result, brief
+from ampcheck.compiled.stale import StaleGraphs, steps_or_draws, with_copies
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge
 from ampcheck.core.subject import Subject, name_of
-from ampcheck.torchtools.dynamo import in_eager_mode, is_compiled, reset
+from ampcheck.torchtools.dynamo import is_compiled
 from ampcheck.torchtools.interception import CompiledCall
-from ampcheck.torchtools.pytree import map_tensors, tensors
-from ampcheck.torchtools.reachable import Reached, reach
+from ampcheck.torchtools.reachable import Reached
 from ampcheck.torchtools.snapshot import preserved
 
 _CALLABLES = 4
 """How many modules and functions of a loop are compared with eager mode; of those that share their code one."""
-
-_STALE = 0.02
-"""The relative difference to eager mode from which graphs are out of date, where new graphs are ten times nearer."""
 
 _COMPARED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE)))
 
@@ -49,7 +46,9 @@ def judge_own_code(
     compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
     calls = _FirstCalls()
-    stats = measure_own_code(subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.compile_again)
+    stats = measure_own_code(
+        subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.graphs.compile_again
+    )
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
         hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
@@ -57,7 +56,7 @@ def judge_own_code(
     run = graph_run(stats, GraphLimits(max_recompiles=1))
     # Nothing was compiled where what is compiled is called elsewhere.
     findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]
-    runs = [replace(run, findings=(*findings, *calls.stale(subject.name)))]
+    runs = [replace(run, findings=(*findings, *calls.stale(subject.name), *calls.foreign(subject.name, reached)))]
     if stats.error is None and not stats.artifacts:  # artifacts of another compilation would be saved with the user's
         with preserved(reached):
             runs += calls.judged(subject.name, accelerator(device), limits)
@@ -70,53 +69,25 @@ class _FirstCalls:
     def __init__(self) -> None:
         self._calls: dict[object, CompiledCall] = {}
         self._more: set[object] = set()
-        self._trained: dict[object, list[torch.nn.Parameter]] = {}
-        self._stale: dict[str, str] = {}
+        self.graphs = StaleGraphs()
+        self._foreign: dict[int, torch.nn.Module] = {}
 
-    def add(self, call: CompiledCall) -> None:
-        """Keep a call, if it is the first of its code."""
+    def add(self, call: CompiledCall) -> Callable[[object], None] | None:
+        """Keep a call, if it is the first of its code; returns what gets its result."""
         original = call.original
+        if call.caller is not None and id(call.caller) not in self._foreign and _runs_another(call.caller, call):
+            self._foreign[id(call.caller)] = call.caller
         code = type(original) if isinstance(original, torch.nn.Module) else getattr(original, "__code__", original)
         if len(self._calls) == _CALLABLES and code not in self._calls:
             self._more.add(code)
-        elif code not in self._calls:
-            args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
-            self._calls[code] = replace(call, args=args, kwargs=kwargs)
-            self._trained[code] = _trained(call)
-
-    def compile_again(self) -> None:
-        """Find callables whose graphs no longer compute what the callable computes now.
-
-        A graph that was compiled before a hook was added, or an attribute replaced, may pass its guards; in PyTorch 2.9
-        also one compiled before a weight required a gradient. The callable runs with the arguments of its first call:
-        by the graphs that it has, compiled again, and in eager mode.
-        """
-        calls = [
-            (call, _compiled(call), [w for w in _trained(call) if not any(w is known for known in self._trained[code])])
-            for code, call in self._calls.items()
-            if not _steps(call)
-        ]
-        known = [_outputs(*of_call) for of_call in calls]
-        reset()
-        for of_call, old in zip(calls, known, strict=True):
-            if old is None or (new := _outputs(*of_call)) is None:
-                continue
-            with in_eager_mode():
-                eager = _outputs(*of_call)
-            if eager is None or not [t.shape for t in old] == [t.shape for t in new] == [t.shape for t in eager]:
-                continue
-            name, first = name_of(of_call[0].original), len(eager) - len(of_call[2])  # of what new weights get
-            away, still = _distance(old[:first], eager[:first]), _distance(new[:first], eager[:first])
-            if away > _STALE and away > 10 * still:
-                self._stale[name] = f"give a result that lies {away:.2g} away from eager mode"
-            elif lost := sum(
-                bool(e == n and e > o) for o, n, e in zip(old[first:], new[first:], eager[first:], strict=True)
-            ):
-                self._stale[name] = f"give no gradient to {lost} weights that get one in eager mode"
+            return None
+        if code not in self._calls:
+            self._calls[code] = with_copies(call)
+        return self.graphs.begin(code, call)
 
     def stale(self, name: str) -> Iterator[Finding]:
         """The findings about graphs that are out of date."""
-        for function, difference in self._stale.items():
+        for function, difference in self.graphs.found.items():
             message = f"compiled code must compute what {function} computes now; its graphs {difference}, and compiled "
             message += f"again it agrees: {function} changed after it was compiled, in a way that no guard sees"
             hint = "register hooks, replace layers and unfreeze weights before the first compiled call, or call "
@@ -124,13 +95,30 @@ class _FirstCalls:
             hint += "hooks"
             yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)
 
+    def foreign(self, name: str, reached: Reached) -> Iterator[Finding]:
+        """The findings about copies of modules whose call runs the compiled `forward` of the original."""
+        paths = {
+            id(p): ".".join(filter(None, (at, n))) for at, m in reached.modules.items() for n, p in m.named_modules()
+        }
+        for number, module in self._foreign.items():
+            path, kind = paths.get(number, ""), type(module).__name__
+            message = (
+                f"a call of a module must run its own weights; {path or kind} runs those of another {kind}, whose "
+            )
+            message += (
+                "weights differ: its forward is a result of torch.compile that is bound to the other, of which it "
+            )
+            message += "is a copy"
+            hint = "compile in place, module.compile(), which a copy does not keep; or copy first, then set forward"
+            yield COMPILED_ERROR.fail(name, message, where=Where("compile", module=path), hint=hint)
+
     def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
         """The findings about each of them beside eager mode; the coverage counts those that are not compared."""
         if self._more:
             unseen = {f"compiled code beyond the first {_CALLABLES} callables": len(self._more)}
             yield Run(coverage=Coverage(unseen=unseen))
         for call in self._calls.values():
-            if _steps(call):
+            if steps_or_draws(call):
                 yield _uncompared(call, "it steps an optimizer or draws on an iterator")
                 continue
             shape = _compiled(call), [call.args], call.kwargs
@@ -147,53 +135,25 @@ def _uncompared(call: CompiledCall, why: str) -> Run:
     return Run(coverage=Coverage(unseen={f"{name_of(call.original)}, compiled, beside eager mode: {why}": 1}))
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
 def _compiled(call: CompiledCall) -> Any:
     """What was called, compiled with its own settings."""
     return call.original if is_compiled(call.original) else call.compile(call.original)
 
 
-def _steps(call: CompiledCall) -> bool:
-    """Whether the callable steps an optimizer or draws on an iterator, which cannot be repeated on a copy."""
-    inside = reach({"": call.original})
-    return bool(inside.optimizers or inside.scalers or inside.opaque)
+def _runs_another(module: torch.nn.Module, call: CompiledCall) -> bool:
+    """Whether the call of a module runs the compiled `forward` of another of its class, which has other weights.
 
-
-def _trained(call: CompiledCall) -> list[torch.nn.Parameter]:
-    """The parameters of what is called that require a gradient now."""
-    modules = reach({"": call.original}).modules.values()
-    return list(dict.fromkeys(weight for m in modules for weight in m.parameters() if weight.requires_grad))
-
-
-def _outputs(call: CompiledCall, function: Any, weights: Sequence[torch.nn.Parameter]) -> list[torch.Tensor] | None:
-    """The floating results of a call, and for each of the weights whether it gets a gradient other than zero.
-
-    None where the call raises or draws random numbers. What it changes is restored.
+    `copy.deepcopy` copies bound methods, and keeps the function that `torch.compile` makes of one. Copies whose weights
+    are equal compute the same, and what a module shares with another or delegates to a part of it is as intended.
     """
-    args, kwargs = map_tensors(_copied, call.args), map_tensors(_copied, call.kwargs)
-    autocast = torch.autocast(call.device, call.autocast, enabled=call.autocast is not None)
-    with preserved(reach({"": call.original})), torch.set_grad_enabled(call.grad), autocast:
-        begun = torch.get_rng_state()
-        try:
-            result = function(*args, **kwargs)
-            floating = [t for _, t in tensors(result) if t.is_floating_point()]
-            roots = [t for t in floating if t.requires_grad]
-            seeds = [torch.ones_like(t) for t in roots]
-            gradients: Sequence[torch.Tensor | None] = [None] * len(weights)
-            if roots and weights:
-                gradients = torch.autograd.grad(roots, weights, seeds, allow_unused=True)
-        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it did not in its own run
-            as_result(error)
-            return None
-        drawn = not torch.equal(begun, torch.get_rng_state())
-        received = [torch.tensor(float(g is not None and bool(g.any()))) for g in gradients]
-        return None if drawn else [*(t.detach().double().clone() for t in floating), *received]
-
-
-def _distance(results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> float:
-    """The largest difference of two lists of results, relative to the largest element of each reference."""
-    pairs = ((t, r) for t, r in zip(results, references, strict=True) if r.numel() and bool(r.isfinite().all()))
-    return max((float((t - r).abs().amax() / r.abs().amax().clamp_min(1e-30)) for t, r in pairs), default=0.0)
+    other = getattr(call.function, "__self__", None)
+    if other is module or type(other) is not type(module) or "forward" not in vars(module):
+        return False
+    own, used = dict(module.named_parameters()), dict(other.named_parameters())
+    if own.keys() != used.keys() or {*map(id, own.values())} & {*map(id, used.values())}:
+        return False
+    pairs = [(weight.data, used[name].data) for name, weight in own.items()]
+    return any(
+        type(a) is type(b) is torch.Tensor and not a.is_meta and a.device == b.device and not torch.equal(a, b)
+        for a, b in pairs
+    )

@@ -184,17 +184,20 @@ def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[No
 
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """A call of what `torch.compile` returned. original: the module or function that it wrapped. compile: wraps another
-    one with the same settings. autocast: what autocast casts to on the device of the arguments, where it is on. grad:
-    whether grad mode is."""
+    """A call of what `torch.compile` returned. original: the module or function that it wrapped. function: what it runs
+    of that, such as a module's `forward` without its hooks. compile: wraps another one with the same settings.
+    autocast: what autocast casts to on the device of the arguments, where it is on. grad: whether grad mode is.
+    caller: the module of which a call runs the function as its `forward`."""
 
     original: Any
+    function: Any
     compile: Callable[[Any], Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     device: str
     autocast: torch.dtype | None
     grad: bool
+    caller: torch.nn.Module | None = None
 
     @classmethod
     def of(cls, frame: types.FrameType) -> CompiledCall | None:
@@ -209,7 +212,17 @@ class CompiledCall:
         device = next((t.device.type for _, t in tensors((names["args"], names["kwargs"]))), "cpu")
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         grad = torch.is_grad_enabled()
-        return cls(original, context, names["args"], names["kwargs"], device, autocast, grad)
+        return cls(
+            original, function, context, names["args"], names["kwargs"], device, autocast, grad, _caller(frame.f_back)
+        )
+
+
+def _caller(frame: types.FrameType | None) -> torch.nn.Module | None:
+    """The module whose call a frame of PyTorch's is, with its hooks or without."""
+    if frame is None or frame.f_code.co_filename != torch.nn.Module._call_impl.__code__.co_filename:
+        return None
+    module = frame.f_locals.get("self")
+    return module if isinstance(module, torch.nn.Module) else None
 
 
 def is_wrapper_of_compile(code: types.CodeType) -> bool:

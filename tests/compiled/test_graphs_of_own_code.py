@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -531,6 +532,107 @@ def test_graphs_that_do_not_see_that_the_model_changed_fail(how: str) -> None:
     failures = graphs(audit(adapt))
     assert [f.check for f in failures] == (["compiled-error"] if how in ("hook", "attribute") else [])
     assert all("changed after it was compiled" in f.message for f in failures)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def rounded(self: Scaled, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, (self.weight * 8).round() / 8, self.bias)
+
+
+@pytest.mark.parametrize("how", ["called", "called again", "not called", "compiled in it", "reset in it"])
+def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_the_end(how: str) -> None:
+    def evaluate() -> None:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Scaled(8, 4)), torch.ones(2, 8)
+        compiled = torch.compile(model, backend="eager")
+        if how != "compiled in it":
+            compiled(x)
+        with mock.patch.object(Scaled, "forward", rounded):
+            if how == "reset in it":
+                torch.compiler.reset()
+            if how != "not called":
+                compiled(x)
+        if how == "called again":
+            compiled(x)
+
+    failures = graphs(audit(evaluate))
+    assert [f.check for f in failures] == ["compiled-error"] * how.startswith("called")
+    assert all("changed after it was compiled" in f.message for f in failures)
+
+
+@pytest.mark.parametrize("how", ["copied", "equal", "in place", "own", "part", "not called"])
+def test_a_copy_that_runs_the_compiled_forward_of_its_original_fails(how: str) -> None:
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.forward = inner.forward
+
+    def average() -> torch.Tensor:
+        model = net()
+        if how == "in place":
+            model.compile(backend="eager")
+        else:
+            model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+        copied = Outer(model) if how == "part" else copy.deepcopy(model)
+        if how == "own":
+            copied.forward = torch.compile(Net.forward.__get__(copied), backend="eager")
+        if how not in ("equal", "part"):
+            with torch.no_grad():
+                for weight in copied.parameters():
+                    weight *= 0.5
+        return model(torch.ones(2, 8)).sum() if how == "not called" else copied(torch.ones(2, 8)).sum()
+
+    failures = graphs(audit(average))
+    assert [f.check for f in failures] == ["compiled-error"] * (how == "copied")
+    assert all("runs those of another Net" in f.message for f in failures)
+
+
+def test_hooks_of_a_module_of_which_only_forward_is_compiled_are_called_in_any_case() -> None:
+    def evaluate() -> torch.Tensor:
+        model = net()
+        model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+        model(torch.ones(2, 8))
+        model.register_forward_hook(lambda module, args, out: out * 2)
+        return model(torch.ones(2, 8)).sum()
+
+    assert not audit(evaluate).failed
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_an_added_hook_keeps_is_the_users_and_a_hook_that_nothing_calls_is_no_defect(late: bool) -> None:
+    def evaluate() -> int:
+        model, seen = net(), list[torch.Tensor]()
+        compiled = torch.compile(model, backend="eager")
+        compiled(torch.ones(2, 8))
+        if late:
+            model.register_forward_hook(lambda module, args, out: out * 2)
+            return 0
+        model.register_forward_hook(lambda module, args, out: seen.append(out))
+        compiled(torch.ones(2, 8))
+        assert len(seen) <= 1
+        return len(seen)
+
+    assert not audit(evaluate).failed
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_graphs_that_drop_elements_where_eager_mode_no_longer_does_fail_if_called(called: bool) -> None:
+    def evaluate() -> torch.Tensor:
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(2, 8)
+        unsafe = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+        compiled = torch.compile(model, backend="eager", options=unsafe)
+        compiled(x)
+        model.eval()
+        return (compiled if called else model)(x).sum()
+
+    failures = graphs(audit(evaluate))
+    assert [f.check for f in failures] == ["compiled-error"] * called
+    assert all("draw random numbers where eager mode draws none" in f.message for f in failures)
 
 
 def test_a_lazy_module_that_never_ran_leaves_the_rest_of_the_audit() -> None:

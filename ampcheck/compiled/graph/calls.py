@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import TypeAlias
 
 import torch
 
@@ -29,6 +30,9 @@ _ARTIFACTS = {
     for action in ("save", "load")
     if (function := getattr(torch.compiler, f"{action}_cache_artifacts", None)) is not None  # 2.7
 }
+
+
+Called: TypeAlias = Callable[[CompiledCall], Callable[[object], None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class CallProfiler:
     names: module paths by `id`. functions: those that were passed to `torch.compile`. codes: functions of which code
     ran that Dynamo wrote. outer_lines: lines at which a function broke because one that it calls did. watched: modules
     by `id`; passed_by: where the user's code first ran each of them outside of any compiled region. called: gets each
-    call of what `torch.compile` returned, before it runs. Another profiler stays installed; then `active` is False.
+    call of what `torch.compile` returned, before it runs, and returns what gets its result. Another profiler stays
+    installed; then `active` is False.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class CallProfiler:
         names: Mapping[int, str] | None = None,
         functions: Collection[Code] = (),
         watched: Mapping[int, torch.nn.Module] | None = None,
-        called: Callable[[CompiledCall], None] | None = None,
+        called: Called | None = None,
     ) -> None:
         self.ran = 0
         self.eager: dict[int, EagerRun] = {}
@@ -87,6 +92,7 @@ class CallProfiler:
         self._functions = frozenset(functions)
         self._watched = {} if watched is None else watched
         self._called = called
+        self._open: dict[FrameType, Callable[[object], None]] = {}
         self._kinds: dict[int, tuple[str, CodeType]] = {}  # the code objects stay alive, so that each `id` is unique
         self._resumed: Counter[tuple[str, int]] = Counter()
         self._most: Counter[tuple[str, int]] = Counter()
@@ -143,11 +149,14 @@ class CallProfiler:
         if event == "return":
             if kind in ("save", "load"):
                 self._record_artifacts(kind, value, frame)
+            elif (returned := self._open.pop(frame, None)) is not None:
+                returned(value)
         elif kind in ("forward", "function"):
             self._record_eager(frame, kind)
         elif kind == "wrapper":
-            if self._called is not None and (call := CompiledCall.of(frame)) is not None:
-                self._called(call)
+            call = CompiledCall.of(frame)
+            if self._called is not None and call is not None and (returned := self._called(call)) is not None:
+                self._open[frame] = returned
         elif kind in ("compiled", "resumed"):
             self.ran += kind == "compiled"
             if (part := resumed_function(code.co_name)) is not None:

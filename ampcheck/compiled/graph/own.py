@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.compiled.graph.calls import CallProfiler
+from ampcheck.compiled.graph.calls import Called, CallProfiler
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.stats import Fallback, GraphStats
@@ -22,7 +22,7 @@ from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools.batches import Playback, played
 from ampcheck.torchtools.dynamo import in_eager_mode, reset, trace_unsupported, uncompiled
-from ampcheck.torchtools.interception import CompiledCall, calls_of_compile
+from ampcheck.torchtools.interception import calls_of_compile
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
@@ -58,13 +58,13 @@ def measure_own_code(
     *,
     steps: int = STEPS,
     reached: Reached | None = None,
-    called: Callable[[CompiledCall], None] | None = None,
+    called: Called | None = None,
     ended: Callable[[], None] = lambda: None,
 ) -> GraphStats:
     """Run a training loop, or a callable without arguments, compiled; return its graphs.
 
     reached: of code that ran in eager mode before, what is restored afterwards; where the code raises, or ends with an
-    infinity or a NaN, it then runs in eager mode again. called: gets each call of what `torch.compile` returned. ended:
+    infinity or a NaN, it then runs in eager mode again. called: see `CallProfiler`. ended:
     called after the last step, before anything is restored.
 
     The last step of a loop that runs for the first time comes after its warm-up. In a second run no step counts as
