@@ -32,6 +32,7 @@ def demo_on_cuda() -> PolicyCalls:
     return measure_calls(demo.subject(), device="cuda", dtype="float16")
 
 
+@pytest.mark.slow
 def test_each_op_is_told_with_its_rule_and_module_and_the_users_line(demo_on_cuda: PolicyCalls) -> None:
     norms = of(demo_on_cuda, "aten::layer_norm")
     assert {call.rule for call in norms} == {"fp32"}

@@ -56,6 +56,7 @@ def test_a_policy_does_not_differ_from_itself(one: Policy) -> None:
     assert compare(one, one).changes == ()
 
 
+@pytest.mark.slow
 @given(policies, policies)
 def test_the_changes_lead_from_one_policy_to_the_other_and_back(one: Policy, other: Policy) -> None:
     changed = dict(one.ops)

@@ -271,6 +271,7 @@ def test_a_change_of_the_model_is_told_as_such(model: Path, change: str) -> None
     assert "--ampcheck-update" in message
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_update_takes_the_change_over(model: Path, change: str) -> None:
     lock(model, device="cuda", dtype="float16")

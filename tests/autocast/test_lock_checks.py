@@ -123,6 +123,7 @@ def test_the_gap_of_real_models(factory: str, verdict: str) -> None:
     assert len(table.rows) > 2
 
 
+@pytest.mark.slow
 def test_the_demo_has_no_gap() -> None:
     finding, _ = gap(demo.subject())
     assert finding.verdict is Verdict.PASS

@@ -49,6 +49,7 @@ def test_the_policies_of_2_13_have_these_counts(device: str, counts: dict[str, i
     assert Policy(device, found.torch, found.dtypes, held).counts() == counts
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_registered_overload_of_pytorch_is_classified_with_its_facts(device: str) -> None:
     found = measure_policy(device).of("aten")
@@ -70,6 +71,7 @@ def test_both_dtypes_of_autocast_follow_one_policy(device: str) -> None:
     assert (half.dtypes, brain.dtypes) == (("float16",), ("bfloat16",))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_rule_touches_float64_and_the_facts_agree_with_the_label(device: str) -> None:
     for name, op in measure_policy(device).of("aten").ops.items():

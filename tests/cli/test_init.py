@@ -391,6 +391,7 @@ def test_a_failure_in_the_middle_leaves_nothing_half_written(
     assert not (tmp_path / "tests").exists()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["ampcheck.yml", "pyproject.toml"])
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
 def test_an_interrupt_in_the_middle_leaves_nothing_half_written(

@@ -92,6 +92,7 @@ def test_what_cannot_be_written_is_told_before_anything_runs(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_text_fits_into_eighty_columns_and_page_and_json_hold_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,7 @@ def test_diff_of_two_devices_names_what_they_treat_otherwise(policy: Any) -> Non
     assert found["aten::softmax.int"][1]["rule"] == "fp32_set_opt_dtype"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED_IS_SHIPPED, reason="the installed PyTorch has no shipped snapshot")
 def test_the_installed_pytorch_differs_from_its_snapshot_by_its_build_alone(policy: Any) -> None:
     data = json.loads(policy("diff", release_of(torch.__version__), "installed", "--json").out)
@@ -327,6 +328,7 @@ def test_what_is_known_of_releases_is_told_without_torch(command: tuple[str, ...
     subprocess.run([sys.executable, "-c", program, "policy", *command], check=True, capture_output=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED_IS_SHIPPED, reason="the installed PyTorch has no shipped snapshot")
 def test_explain_needs_no_torch_where_the_installed_release_is_shipped() -> None:
     test_what_is_known_of_releases_is_told_without_torch(("explain", "layer_norm"))

@@ -57,6 +57,7 @@ def test_the_stack_of_the_audit_is_sampled_and_not_that_of_other_threads() -> No
     assert "test_profile.py:slow" not in shares(profile.lines())
 
 
+@pytest.mark.slow
 def test_an_audit_prints_its_stages_and_ampchecks_own_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_function_that_trains_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert audited().coverage.seen["steps"] == 3
 
 
+@pytest.mark.slow
 def test_random_numbers_are_equal_in_each_run_of_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_n
     assert "emulate_precision_casts = True" in found.hint
 
 
+@pytest.mark.slow
 def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_finding() -> None:
     def rotated(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         one, two = q.chunk(2, -1)
@@ -355,6 +356,7 @@ def near_a_tie() -> tuple[Experts, Tensor]:
     return model, given
 
 
+@pytest.mark.slow
 def test_an_expert_that_is_chosen_otherwise_near_a_tie_is_a_warning_at_most() -> None:
     model, given = near_a_tie()
     chosen = torch.stack([model.experts[e] @ given[0] for e in (0, 1)])

@@ -63,6 +63,7 @@ def test_a_family_of_which_no_check_is_named_does_not_run(
     assert {finding.check for finding in run.findings} <= named | {"compiled-exception", "coverage"}
 
 
+@pytest.mark.slow
 def test_a_graph_break_is_a_failure_and_a_limit_allows_it() -> None:
     with pytest.raises(AssertionError, match="graph-break"):
         assert_compiled(Branching(), (X,), options=EAGER, checks="graph-break")

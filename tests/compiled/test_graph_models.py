@@ -124,6 +124,7 @@ def test_a_break_in_a_loop_leaves_the_function_eager_and_is_told_as_a_break() ->
     assert verdicts(run)["coverage"] == "skip"
 
 
+@pytest.mark.slow
 def test_a_disabled_function_is_a_break_at_its_call_and_nothing_more() -> None:
     class Disabling(Net):
         @torch.compiler.disable

@@ -134,6 +134,7 @@ def counted(compile: Callable[[nn.Module], object]) -> tuple[object, nn.BatchNor
     return compile(norm), norm
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "compile",
     [

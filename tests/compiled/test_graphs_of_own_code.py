@@ -218,6 +218,7 @@ def test_compile_false_leaves_graphs_out() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_everything_is_restored_after_the_run_with_compiled_code() -> None:
     training = plain()
     before = copy.deepcopy(training["model"].state_dict())
@@ -412,6 +413,7 @@ def test_a_break_that_the_users_code_asks_for_counts_and_that_of_optimizers_does
     assert run.coverage.seen["graphs"] >= 1
 
 
+@pytest.mark.slow
 def test_the_line_that_passes_the_compiled_module_by_is_named() -> None:
     (found,) = graphs(audit(without_wrapper()))
     assert found.where.file.endswith("test_graphs_of_own_code.py")
@@ -646,6 +648,7 @@ def test_a_lazy_module_that_never_ran_leaves_the_rest_of_the_audit() -> None:
     assert "a lazy module" in next(f.message for f in run.of(Verdict.SKIP) if f.check == "coverage")
 
 
+@pytest.mark.slow
 def test_one_recompilation_after_the_model_was_changed_is_intended() -> None:
     def adapt() -> torch.Tensor:
         model = net()

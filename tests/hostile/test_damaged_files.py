@@ -351,6 +351,7 @@ def test_a_run_that_is_accepted_is_drawn_printed_and_saved(data: bytes) -> None:
             assert repr(Run.load(path)) == repr(run)  # NaN differs from itself
 
 
+@pytest.mark.slow
 @given(damaged("history") | damaged_history(), st.booleans())
 def test_a_history(data: bytes, drawn: bool) -> None:
     with a_file("a.jsonl", data) as path:

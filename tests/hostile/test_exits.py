@@ -174,6 +174,7 @@ def test_help_lists_every_exit_code(capfd: Any) -> None:
     assert "3, an internal error" in guide
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_a_subject_that_ends_the_process_is_no_pass(folder: Path) -> None:
     done = subprocess.run(

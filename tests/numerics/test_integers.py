@@ -65,6 +65,7 @@ def test_integers_that_become_equal_fail_even_where_no_output_suffers(name: str)
     assert op in found(run, Verdict.FAIL), [f.message for f in run.findings if f.check == "integer-cast"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", MADE)
 def test_the_same_in_float32_is_silent(name: str) -> None:
     def positions(y: Tensor, n: int) -> Tensor:
@@ -75,6 +76,7 @@ def test_the_same_in_float32_is_silent(name: str) -> None:
     assert found(run, Verdict.FAIL) == found(run, Verdict.WARN) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "positions",
     [

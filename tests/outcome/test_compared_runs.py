@@ -165,6 +165,7 @@ def test_evidence_and_coverage_are_those_of_the_new_run():
 # Any runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(RUNS)
 def test_against_itself_nothing_of_any_run_is_new_worse_or_gone(run):
     result = compare(run, run, HERE)

@@ -28,6 +28,7 @@ def test_both_files_at_once(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["wrote *page.html", "wrote *run.json"])
 
 
+@pytest.mark.slow
 def test_a_renderer_that_breaks_does_not_hide_the_failures(suite: pytest.Pytester) -> None:
     suite.makeconftest(
         """

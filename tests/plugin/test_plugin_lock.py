@@ -126,6 +126,7 @@ def test_the_ini_file_can_ask_for_it(models: pytest.Pytester) -> None:
     assert (models.path / NAME).is_file()
 
 
+@pytest.mark.slow
 def test_a_session_without_the_option_writes_nothing(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
     models.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=4)
@@ -137,6 +138,7 @@ def test_a_session_without_the_option_writes_nothing(models: pytest.Pytester) ->
     assert (models.path / NAME).read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_a_lock_of_another_release_fails_with_what_changed(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
@@ -201,6 +203,7 @@ def test_an_update_that_wrote_nothing_for_a_damaged_lock_says_what_is_true(
     assert (models.path / NAME).read_text(encoding="utf-8") == "{"
 
 
+@pytest.mark.slow
 def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
     models: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +243,7 @@ def test_the_marker_locks_what_the_body_sends_through_autocast(pytester: pytest.
     pytester.runpytest(spread).assert_outcomes(passed=7)
 
 
+@pytest.mark.slow
 def test_a_body_that_does_otherwise_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=7)
@@ -250,6 +254,7 @@ def test_a_body_that_does_otherwise_fails(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*plugin*marker.py*")
 
 
+@pytest.mark.slow
 def test_a_body_in_another_dtype_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=7)
@@ -268,6 +273,7 @@ def test_a_body_without_autocast_is_no_pass(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / NAME).exists()
 
 
+@pytest.mark.slow
 def test_the_lock_may_lie_elsewhere(pytester: pytest.Pytester) -> None:
     pytester.mkdir("locks")
     pytester.makepyfile(MARKED.replace("lock=True", "lock='locks/my.json'"))
@@ -367,6 +373,7 @@ def test_a_marked_test_is_guarded_by_the_checks_that_it_names(pytester: pytest.P
     result.stdout.fnmatch_lines(["*[[]autocast-state[]] fail*"])
 
 
+@pytest.mark.slow
 def test_a_guarded_session_that_does_not_use_torch_does_not_import_it(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

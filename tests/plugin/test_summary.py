@@ -107,6 +107,7 @@ def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, sect
     assert section(sample.runpytest(spread, "--ampcheck"))[-1] == "coverage: 111 ops"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [("setup", "failed"), ("teardown", "failed"), ("skip", "skipped"), ("xpass", "xpassed"), ("strict", "failed")],

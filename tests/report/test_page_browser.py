@@ -99,6 +99,7 @@ def test_what_failed_is_seen_first_with_its_line_its_values_and_its_cure(show: A
     assert "ampcheck explain overflow" in first.locator(".command").all_inner_texts()
 
 
+@pytest.mark.slow
 def test_the_markers_of_the_values_stand_in_their_order_on_the_axis(show: Any) -> None:
     rows = show("overflowing").locator("main article").first.locator(".around tbody tr")
     places = [rows.nth(n).locator("circle, .edge").first.bounding_box()["x"] for n in range(3)]
@@ -173,6 +174,7 @@ def test_the_keyboard_reaches_filters_details_and_evidence(show: Any) -> None:
     assert outline != "none"
 
 
+@pytest.mark.slow
 def test_a_module_opens_its_histogram_and_its_ops(show: Any) -> None:
     page = show("overflowing")
     page.locator("#map .map summary").first.click()

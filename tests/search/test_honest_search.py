@@ -68,6 +68,7 @@ def test_what_draws_from_numpy_draws_the_same_in_every_run() -> None:
     assert failing(searched(lambda x: ((x + 1000) - 1000) * (1 + np.random.rand()))) == ["property-accuracy"]
 
 
+@pytest.mark.slow
 def test_what_differs_from_call_to_call_is_judged_by_its_own_run() -> None:
     ticks = iter(range(10**6))
     assert failing(searched(lambda x: x * (1 + next(ticks) % 7))) == []

@@ -36,6 +36,7 @@ def one(run: Run, check: str) -> Finding:
     return found
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("function", "told"),
     [

@@ -49,6 +49,7 @@ def offset_of(low: torch.dtype) -> float:
     return 2.3 / torch.finfo(low).eps
 
 
+@pytest.mark.every(3)
 @FORMATS
 @pytest.mark.parametrize("name", DECISIONS)
 @pytest.mark.parametrize("seed", range(3))

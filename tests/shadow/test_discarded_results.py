@@ -56,6 +56,7 @@ def test_a_loop_that_leaves_out_every_batch_fails() -> None:
     assert "overflow" in _failed(audit(train))
 
 
+@pytest.mark.slow
 def test_results_that_are_tested_and_used_all_the_same_fail() -> None:
     def evaluate(keeps: Callable[[Tensor], object]) -> list[object]:
         torch.manual_seed(0)

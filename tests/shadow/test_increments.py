@@ -138,6 +138,7 @@ def test_a_sum_whose_rest_is_in_float32_is_no_fault(form: Form, size: float, dty
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_compensated_average_is_no_fault(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

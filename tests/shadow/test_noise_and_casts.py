@@ -94,6 +94,7 @@ def test_noise_between_whole_numbers_that_rounding_takes_away_is_found(function:
     assert "precision-loss" in _failed(lambda: function(low))
 
 
+@pytest.mark.every(2)
 @FORMATS
 def test_noise_that_remains_or_is_wider_than_the_gaps_is_silent(low: torch.dtype) -> None:
     levels, small = LEVELS[low], torch.arange(64).repeat(4)
@@ -128,6 +129,7 @@ def test_a_complex_parameter_that_is_cast_where_it_is_used_is_found() -> None:
     assert "precision-loss" in _failed(lambda: Kernel().c.to(torch.float32) * torch.ones(8))
 
 
+@pytest.mark.every(2)
 @FORMATS
 def test_a_cast_that_drops_no_imaginary_part_is_silent(low: torch.dtype) -> None:
     x = torch.randn(8, 64)

@@ -60,6 +60,7 @@ def test_the_listed_values_are_those_that_the_format_decodes(name: str) -> None:
 bounds = st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)).map(sorted)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)  # each pair of bounds lists the values of the format once
 @given(st.data(), st.sampled_from(["float16", "bfloat16", "float32", "float64"]), bounds)
 def test_values_stay_within_their_bounds(data: st.DataObject, name: str, ends: list[float]) -> None:

@@ -104,6 +104,7 @@ def test_a_copy_is_plain_and_leaves_the_original_alone(way: Callable[[Net], obje
     assert all(torch.equal(plain[name], value) for name, value in before.items())
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_is_compiled_as_the_original_is(way: Callable[[Net], object]) -> None:
     with counted() as counter:

@@ -196,6 +196,7 @@ def test_the_same_schedule_in_float32_passes():
     assert not judged_badly(scheduled(lambda o: LR.LambdaLR(o, lambda step: 1.0 if step < 300 else 1e-6), 0.3, F32))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "make",
     [

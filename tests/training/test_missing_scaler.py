@@ -57,6 +57,7 @@ def judged(shape: dict[str, Any]) -> Finding:
     return finding
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize(("autocast", "weights"), [(HALF, WIDE), (WIDE, HALF)])
 def test_float16_without_a_scaler_warns_where_no_gradient_vanishes(autocast, weights, by_hand):

@@ -155,6 +155,7 @@ def test_weights_that_an_eps_makes_nan_name_the_option(kernel):
     assert "eps=1e-08, which is zero in float16" in hint
 
 
+@pytest.mark.slow
 def test_an_eps_that_the_format_holds_is_not_blamed():
     run = audited(sgd(lr=1e4), F16)
     assert "eps" not in fails(run)["nonfinite-gradient"].hint.partition("(an eps")[0]
@@ -218,6 +219,7 @@ class Sized(torch.optim.Optimizer):
                 p.add_(average.sign(), alpha=-group["lr"])
 
 
+@pytest.mark.slow
 def test_a_state_of_the_size_of_what_is_lost_is_no_compensation_in_one_step_of_four():
     finding = fails(audited(Sized, B16))["stagnation"]
     assert "1.weight" in finding.message
@@ -273,5 +275,6 @@ class Merged(torch.optim.Optimizer):
                 p.copy_(p.float() * (1 - 1e-6) - group["lr"] * p.grad.sign())
 
 
+@pytest.mark.slow
 def test_a_parameter_that_a_decay_multiplies_is_no_average():
     assert "updates of parameters" in fails(audited(Merged, B16))["stagnation"].message

@@ -62,9 +62,11 @@ def test_steps_that_code_skips_for_a_lower_scale_are_no_defect(name: str, unscal
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_made_with_infinities_fails() -> None:
     assert any(f.check == "overflow" for f in _train(TESTS["a number"], skips=False).of(Verdict.FAIL))
 
 
+@pytest.mark.slow
 def test_a_scale_that_never_falls_makes_no_step_and_fails() -> None:
     assert any(f.check == "overflow" for f in _train(TESTS["a number"], backs_off=False).of(Verdict.FAIL))

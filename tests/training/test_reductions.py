@@ -264,6 +264,7 @@ def test_a_weight_used_many_times_in_one_backward_only_warns():
     assert {f.verdict for f in found} == {Verdict.WARN}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(8, 40), st.integers(1, 60), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(0, 9))
 def test_the_error_is_that_of_the_sum_done_by_hand(count, size, dtype, seed):

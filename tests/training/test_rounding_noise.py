@@ -97,6 +97,7 @@ def test_random_bits_that_do_not_cover_what_is_cut_off_fail(rounding: Rounding) 
     assert (finding.where.file or "").endswith("test_rounding_noise.py")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "rounding", [added(16), compared(16), centred, of_two_draws, coarse, from_uniform_numbers, to_nearest]
 )

@@ -289,6 +289,7 @@ def test_validation_between_steps_is_no_step() -> None:
     assert ampcheck.audit(trains).coverage.seen["steps"] == 6
 
 
+@pytest.mark.slow
 def test_optimizers_that_take_turns_make_one_step() -> None:
     def adversarial() -> None:
         generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)

@@ -100,6 +100,7 @@ def holds(window: ScaleWindow, plain: Plain, *, outside: bool = True) -> None:
         assert plain.at(math.ldexp(1.0, window.allowed + 2))[1]
 
 
+@pytest.mark.slow
 def test_the_window_of_the_demo_is_true_at_every_power_of_two():
     subject = demo_loop(layers=1, size=2)
     window = window_of(subject)

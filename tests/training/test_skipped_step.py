@@ -199,6 +199,7 @@ def clips_by_a_mean(guarded: str, *, mean: float | None = 1.0, init_scale: float
     return amp_loop(between=clip, clip=clip, init_scale=init_scale)
 
 
+@pytest.mark.slow
 def test_a_mean_that_keeps_the_infinity_and_that_training_goes_by_fails() -> None:
     (finding,) = bad(judged(clips_by_a_mean("never")))
     assert finding.verdict is Verdict.FAIL

@@ -106,6 +106,7 @@ def _steps() -> Callable[[], None]:
 UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "main",
     [

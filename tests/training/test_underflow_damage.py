@@ -167,6 +167,7 @@ def test_a_step_past_the_scaler_without_damage_is_a_warning(step):
     assert [finding.check for finding in run.of(Verdict.WARN)] == ["scaler-protocol"]
 
 
+@pytest.mark.slow
 def test_an_optimizer_in_float32_beside_a_scaled_one_is_stepped_plainly():
     shape = amp_loop()
     other = nn.Linear(16, 1)

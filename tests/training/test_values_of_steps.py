@@ -73,6 +73,7 @@ def test_what_16_bits_lose_in_a_step_fails_at_its_line_and_passes_in_float32(nam
     assert set(VALUES) <= {f.check for f in healthy.findings}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("check", ["silent-zero", "headroom"])
 def test_a_check_of_values_can_be_selected_for_a_loop(check: str) -> None:
     run = audit(_loop(_rate, torch.float16), checks=[check])
