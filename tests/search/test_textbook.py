@@ -48,7 +48,7 @@ def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     assert 50 <= run.coverage.seen["examples"] <= 200
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_found_fails_again_by_itself(fmt: str) -> None:
     case = TEXTBOOK["softmax"]

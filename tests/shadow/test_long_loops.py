@@ -84,7 +84,7 @@ def growth(name: str, steps: int) -> tuple[int, int, float]:
     return objects[1] - objects[0], resident[1] - resident[0], cost
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("steps", [200, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)

@@ -103,7 +103,7 @@ def test_scales_and_masks_as_users_write_them_pass() -> None:
     assert not audit(normalise).failed
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 def test_device_contexts_scripts_and_export_work_inside_and_after(warm: bool) -> None:
     """In a new process: PyTorch makes its tables of functions when it first needs them, which may be inside."""

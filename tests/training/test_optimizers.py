@@ -117,7 +117,7 @@ def test_second_moments_that_become_zero_are_named(kernel):
     assert "float32 parameters" in finding.hint
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("dtype", [B16, torch.float32], ids=str)
 def test_second_moments_that_keep_their_range_do_not_vanish(kernel, dtype):

@@ -148,7 +148,7 @@ def _cached(phases: Callable[[int], bool]) -> Callable[[], None]:
     return training
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("starts", [0, 12, None])
 def test_a_loss_that_carries_the_scale_already_needs_no_other_and_one_without_it_does(starts: int | None) -> None:
     run = ampcheck.audit(_cached(lambda number: starts is not None and number >= starts))

@@ -84,7 +84,7 @@ def single_process_gradients():
     return {name: plain_record(health_of(p.grad, histogram=True)) for name, p in model.named_parameters()}
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @each("ddp", "fsdp", "hybrid")
 def test_merged_gradient_statistics_are_those_of_one_process_to_the_bit(launched, name):
     # The data are small integers times powers of two: no sum is rounded, in whatever order it is done. Only the sum of
