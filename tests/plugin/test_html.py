@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.slow
 def test_the_page_is_written(suite: pytest.Pytester, spread: str) -> None:
     result = suite.runpytest_subprocess(spread, "--ampcheck-html=page.html")
     result.stdout.fnmatch_lines(["ampcheck: *", "=* ampcheck *=", f"wrote {suite.path / 'page.html'}"])
