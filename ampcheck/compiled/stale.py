@@ -68,18 +68,10 @@ class StaleGraphs:
 
     def compile_again(self) -> None:
         """After the last call, while its graphs are still there: run what is in doubt by new graphs, and compare."""
-        last = [
-            (known, old, eager)
-            for known in self._known.values()
-            if known.left == _State(known.modules)  # nobody called what changed after the last call
-            for new_weights in [[w for w in _trained(known.call) if not any(w is seen for seen in known.trained)]]
-            for old in [_compiled(known.call, new_weights)]
-            for eager in [_eager(known.call, new_weights)]
-            if old is not None and eager is not None and (_apart(old, eager) or _lost(old, eager))
-        ]
-        for known, old, eager in last:
+        last = [found for known in self._known.values() if (found := known.out_of_date()) is not None]
+        for call, old, eager in last:
             reset()
-            self._compare(known.call, old, eager)
+            self._compare(call, old, eager)
         for changed in self._suspected:
             with changed.established():
                 reset()
@@ -110,6 +102,19 @@ class _Known:
 
     def leave(self, result: object) -> None:
         self.left = _State(self.modules)
+
+    def out_of_date(self) -> tuple[CompiledCall, _Outcome, _Outcome] | None:
+        """The first call with its outcomes by the graphs that it has and in eager mode, if these differ.
+
+        None where the callable changed after its last call: nobody calls its graphs any more.
+        """
+        if self.left != _State(self.modules):
+            return None
+        new_weights = [w for w in _trained(self.call) if not any(w is seen for seen in self.trained)]
+        old, eager = _compiled(self.call, new_weights), _eager(self.call, new_weights)
+        if old is None or eager is None or not (_apart(old, eager) or _lost(old, eager)):
+            return None
+        return self.call, old, eager
 
 
 @dataclass(slots=True)
@@ -210,8 +215,6 @@ class _State:
         pairs = zip(self._values, other._values, strict=False)
         return len(self._values) == len(other._values) and all(one is two or _is_equal(one, two) for one, two in pairs)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _is_equal(one: object, other: object) -> bool:
     """Whether two are the same plain value; the elements of tensors are not compared."""
@@ -288,7 +291,12 @@ def _same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
 
 
 def _apart(old: _Outcome, eager: _Outcome) -> bool:
-    return old.drawn != eager.drawn or _distance(old, eager) > _STALE
+    """Whether two outcomes differ; never where the shapes of the results do, as after a call that raised."""
+    return _shapes(old) == _shapes(eager) and (old.drawn != eager.drawn or _distance(old, eager) > _STALE)
+
+
+def _shapes(outcome: _Outcome) -> list[torch.Size]:
+    return [t.shape for t in outcome.results]
 
 
 def _lost(old: _Outcome, eager: _Outcome) -> list[bool]:
@@ -303,7 +311,7 @@ def _distance(outcome: _Outcome, reference: _Outcome) -> float:
     0 where they draw random numbers, and where they have other shapes.
     """
     results, references = outcome.results, reference.results
-    if outcome.drawn or reference.drawn or [t.shape for t in results] != [t.shape for t in references]:
+    if outcome.drawn or reference.drawn or _shapes(outcome) != _shapes(reference):
         return 0.0
     pairs = ((t, r) for t, r in zip(results, references, strict=True) if r.numel() and bool(r.isfinite().all()))
     return max((float((t - r).abs().amax() / r.abs().amax().clamp_min(1e-30)) for t, r in pairs), default=0.0)

@@ -167,7 +167,7 @@ def _run_on(
 ) -> SkippedStep:
     """Run on to the last step where numbers stayed infinite or NaN: which come back, and do the others decide weights?
 
-    Weights that differ between two runs of the same steps tell nothing.
+    The weights decide only where two runs of the same steps give the same ones.
     """
     over = seen.overflowed
     if over is None or not seen.kept or seen.weights or all(event.skipped for event in seen.later):
