@@ -24,11 +24,11 @@ _PATIENCE = 6
 """Times as many seconds of the clock as of the processor: other work may share the machine."""
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """A process ended without a result, by a signal or an exit of its own."""
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """A process was ended after its seconds."""
 
 
@@ -71,7 +71,7 @@ def _child(function: Callable[[], Any], results: Connection, folder: str, second
 def isolated(
     items: Iterable[_Item], function: Callable[[_Item], Any], *, jobs: int, seconds: Callable[[_Item], int]
 ) -> Iterator[tuple[_Item, Any]]:
-    """Each item with the result of the function, or with the `Ended` or `OutOfTime` that took its place.
+    """Each item with the result of the function, or with the `EndedError` or `OutOfTimeError` that took its place.
 
     seconds: of a processor that an item may take.
     """
@@ -104,7 +104,7 @@ def isolated(
 
 
 def _result(one: _Running[Any]) -> Any:
-    result: Any = OutOfTime()
+    result: Any = OutOfTimeError()
     if one.results.poll():
         try:
             result = one.results.recv()
@@ -112,6 +112,6 @@ def _result(one: _Running[Any]) -> Any:
             one.process.join()
             code = one.process.exitcode or 0
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            result = OutOfTime() if name in ("SIGXCPU", "SIGKILL") else Ended(name)
+            result = OutOfTimeError() if name in ("SIGXCPU", "SIGKILL") else EndedError(name)
     one.end()
     return result

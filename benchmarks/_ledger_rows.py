@@ -1,8 +1,8 @@
 """What the ledger keeps of a run, and how two ledgers are compared; without torch.
 
-A row is a run of a case in a variant: of each arm the findings that are no pass and no skip, as (check, verdict, place),
-and the numbers of the others. Seconds and those numbers are no part of a comparison, except that an arm in which nothing
-was judged any more differs from one in which everything passed.
+A row is a run of a case in a variant: of each arm the findings that are no pass and no skip, as (check, verdict,
+place), and the numbers of the others. Seconds and those numbers are no part of a comparison, except that an arm in
+which nothing was judged any more differs from one in which everything passed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 Finding = tuple[str, str, str]
 """Check, verdict, place."""
@@ -57,19 +58,18 @@ class Row:
         """The checks that said something."""
         return {check for arm in self.arms.values() for check, *_ in arm.findings}
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in asdict(self).items() if value is not None}
         arms = {name: {k: v for k, v in arm.items() if v} for name, arm in plain["arms"].items()}
         return {**plain, "arms": arms}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Row:
-        arms: dict[str, dict[str, object]] = data["arms"]  # type: ignore[assignment]
-        parts = {
-            name: Arm([tuple(f) for f in arm.get("findings", ())], arm.get("passes", 0), arm.get("skips", 0))  # type: ignore
-            for name, arm in arms.items()
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        arms = {
+            name: Arm([(f[0], f[1], f[2]) for f in arm.get("findings", ())], arm.get("passes", 0), arm.get("skips", 0))
+            for name, arm in data["arms"].items()
         }
-        return cls(**{**data, "arms": parts})  # type: ignore[arg-type]
+        return cls(**{**data, "arms": arms})
 
 
 def read(path: Path) -> dict[Key, Row]:
@@ -167,7 +167,7 @@ def read_signatures(path: Path) -> list[Signature]:
 def signed(
     found: Iterable[Difference], signatures: Collection[Signature]
 ) -> tuple[list[tuple[Difference, str]], list[Signature]]:
-    """Each difference with the reason that accepts it, empty where none does, and the signatures that accept nothing."""
+    """Each difference with the reason that accepts it, or nothing; and the signatures that accept nothing."""
     reasons, used = [], set[Signature]()
     for difference in found:
         accepting = [signature for signature in signatures if signature.accepts(difference)]

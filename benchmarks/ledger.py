@@ -14,6 +14,7 @@ its rows of the earlier ledger with it.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import random
 import re
@@ -21,8 +22,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,25 @@ def sentence(error: BaseException) -> str:
     return re.sub(r"\d+", "#", f"{type(error).__name__}: {text}")[:120]
 
 
-def switches(without: Collection[str], record: bool) -> tuple[ExitStack, set[str] | None]:
-    """Switch mechanisms off in this process until the stack is closed. record: also the set that takes the names of
-    those which change an outcome."""
-    stack = ExitStack()
+@contextmanager
+def switched(without: Collection[str], record: bool) -> Iterator[set[str] | None]:
+    """Inside, mechanisms are off in this process and in those that are forked from it.
+
+    record: also note which mechanisms change an outcome, in the set that is yielded.
+    """
     if not without and not record:
-        return stack, None
+        yield None
+        return
     import mechanisms
 
-    if without:
-        stack.enter_context(mechanisms.without(*without))
-    return stack, stack.enter_context(mechanisms.recording()) if record else None
+    with ExitStack() as stack:
+        if without:
+            stack.enter_context(mechanisms.without(*without))
+        yield stack.enter_context(mechanisms.recording()) if record else None
 
 
-def run(case: Any, without: Collection[str] = (), record: bool = False) -> Row:
-    """The row of a case, run in this process."""
+def run(case: Any, acted: set[str] | None = None) -> Row:
+    """The row of a case, run in this process. acted: takes the names of mechanisms that change an outcome."""
     import numpy as np
     import torch
     from _ledger_cases import outcome
@@ -114,13 +119,10 @@ def run(case: Any, without: Collection[str] = (), record: bool = False) -> Row:
     np.random.seed(0)
     sys.argv = ["ledger"]
     row = Row(case.source, *case.key)
-    acted: set[str] | None = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stack, acted = switches(without, record)
-            with stack:
-                result = case.run()
+            result = case.run()
         findings = result.findings if isinstance(result, Run) else result
         row.arms, row.outcome = arms_of(findings), outcome(case.expected, findings)
     except UsageError as error:
@@ -139,17 +141,17 @@ def failed(row: Row, why: str, text: str) -> Row:
     return row
 
 
-def rows_of(cases: Iterable[Any], jobs: int, without: Collection[str] = (), record: bool = False) -> Iterable[Row]:
+def rows_of(cases: Iterable[Any], jobs: int, acted: set[str] | None = None) -> Iterator[Row]:
     """The rows of cases, each run in a process of its own, as they come."""
-    from _ledger_isolated import Ended, OutOfTime, isolated
+    from _ledger_isolated import EndedError, OutOfTimeError, isolated
 
     def work(case: Any) -> Row:
-        return run(case, without, record)
+        return run(case, acted)
 
     for case, result in isolated(cases, work, jobs=jobs, seconds=lambda case: int(case.seconds)):
-        if isinstance(result, OutOfTime):
+        if isinstance(result, OutOfTimeError):
             yield failed(Row(case.source, *case.key, seconds=float(case.seconds)), "timeout", f"{case.seconds} s")
-        elif isinstance(result, Ended):
+        elif isinstance(result, EndedError):
             yield failed(Row(case.source, *case.key), "crash", str(result))
         else:
             yield result
@@ -237,7 +239,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     options.without = [name for name in options.without.split(",") if name]
     if options.quick and options.against is None:
         options.against = EVIDENCE
-    if (options.without or options.record) and not (ROOT / "tests" / "mechanisms.py").is_file():
+    sys.path.append(str(ROOT / "tests"))
+    if (options.without or options.record) and importlib.util.find_spec("mechanisms") is None:
         parser.error("--without and --record need tests/mechanisms.py, which names the mechanisms")
     options.before = read(options.against) if options.against else None
     return options
@@ -270,12 +273,13 @@ def main(arguments: list[str] | None = None) -> int:
     imported(todo)
     started = saved = time.monotonic()
     order = {case.key: number for number, case in enumerate(cases)}
-    for number, row in enumerate(rows_of(todo, options.jobs, options.without, options.record), 1):
-        rows[row.key] = row
-        progress(row, number, len(todo), started)
-        if options.json and time.monotonic() - saved > 20:
-            write(options.json, rows)
-            saved = time.monotonic()
+    with switched(options.without, options.record) as acted:
+        for number, row in enumerate(rows_of(todo, options.jobs, acted), 1):
+            rows[row.key] = row
+            progress(row, number, len(todo), started)
+            if options.json and time.monotonic() - saved > 20:
+                write(options.json, rows)
+                saved = time.monotonic()
     rows = dict(sorted(rows.items(), key=lambda item: order[item[0]]))
     if options.json:
         write(options.json, rows)
