@@ -5,6 +5,7 @@ A process is forked from this one, in which torch is imported and nothing has ru
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import resource
@@ -51,6 +52,7 @@ class _Running(Generic[_Item]):
 
 
 def _child(function: Callable[[], Any], results: Connection, folder: str, seconds: int) -> None:
+    faulthandler.disable()  # where pytest enabled it, a crash would be printed
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

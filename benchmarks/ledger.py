@@ -14,6 +14,7 @@ its rows of the earlier ledger with it.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import random
@@ -99,6 +100,8 @@ def switched(without: Collection[str], record: bool) -> Iterator[set[str] | None
         return
     import mechanisms
 
+    if unknown := set(without) - set(mechanisms.NAMES):
+        raise SystemExit(f"--without takes names of tests/mechanisms.py; found {', '.join(sorted(unknown))}")
     with ExitStack() as stack:
         if without:
             stack.enter_context(mechanisms.without(*without))
@@ -257,6 +260,8 @@ def imported(cases: Iterable[Any]) -> None:
             warnings.simplefilter("ignore")
             __import__(name)
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is imported is not copied to each process by its collections of garbage
 
 
 def main(arguments: list[str] | None = None) -> int:
