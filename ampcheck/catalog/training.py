@@ -160,9 +160,8 @@ STAGNATION = Check(
     "0.999 and averages of decay 0.999 in bfloat16; batch norm with momentum 0.01. self.step += 1 in a buffer that "
     "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16. "
     "model.half() for an evaluation, and model.float() after it.",
-    "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
-    "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and use "
-    "an eps that the format holds (1e-4 in float16).",
+    "Keep it exact: float32 master weights or state, Kahan summation, stochastic rounding. Keep counters as integers, "
+    "averages and sums in float32, and use an eps that the format holds (1e-4 in float16).",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 

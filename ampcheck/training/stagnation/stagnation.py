@@ -15,10 +15,8 @@ from ampcheck.core.text import listed
 from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.stagnation.cures import UNCURED, WIDE
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.noise import Noise, check_noise
-from ampcheck.training.stagnation.replays import replay_worst
 from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
@@ -86,7 +84,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
     courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop
-    replay_worst(tensors)
     for updates in tensors:
         updates.samples.clear()
     for constant in watch.vanished.values():
@@ -196,7 +193,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
             f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
             f"moves from about {unit:.2g} of its value on"
         )
-    where, hint = worst.where, _cured(worst)
+    where, hint = worst.where, _cures(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
     )
@@ -214,7 +211,7 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     )
     if worst.role != "parameter":
         message += ", so the values grow and never shrink"
-    where, limit, hint = replace(worst.where, op=decay.op), limits.stagnation, _cured(worst)
+    where, limit, hint = replace(worst.where, op=decay.op), limits.stagnation, _cures(worst)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
@@ -234,8 +231,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
         )
         if stop.increment == round(stop.increment):
             hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
-        where, hint = worst.where, hint + _replayed(worst)
-        return STAGNATION.fail(stats.subject, message, where=where, observed=stop.steps, unit="steps", hint=hint)
+        return STAGNATION.fail(stats.subject, message, where=worst.where, observed=stop.steps, unit="steps", hint=hint)
     if stop.kind == MEAN:
         message = (
             f"a mean must take in every value, but {names} in {worst.dtype} take{s} the mean of all values so far, and "
@@ -248,7 +244,7 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
             f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
-    where, hint, limit = worst.where, _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
+    where, hint, limit = worst.where, _cures(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=stop.distance, limit=limit, unit="of its size", hint=hint
     )
@@ -325,32 +321,13 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
-def _cured(tensor: TensorUpdates) -> str:
-    return _replayed(tensor) or f"keep it exact: {_wide(tensor)}, Kahan summation or stochastic rounding"
-
-
-def _replayed(tensor: TensorUpdates) -> str:
-    """What each cure did to the observed updates; empty where none was measured."""
-    if not tensor.cures:
-        return ""
-    plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
-    cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
-    texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "keep it in float32; replayed"
-    if tensor.stop is not None:
-        lead = "; replayed" if tensor.stop.kind == SUM else f"{lead} from half of what it follows"
-    return (
-        f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
-        f"arrives, with {texts}"
-    )
-
-
-def _wide(tensor: TensorUpdates) -> str:
-    return "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
+def _cures(tensor: TensorUpdates) -> str:
+    wide = "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
+    return f"keep it exact: {wide}, Kahan summation or stochastic rounding"
 
 
 def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
-    return sorted(tensors, key=lambda tensor: (-key(tensor), not tensor.cures, -tensor.elements))
+    return sorted(tensors, key=lambda tensor: (-key(tensor), -tensor.elements))
 
 
 def _names(ranked: list[TensorUpdates]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the updates of narrow tensors, and of what cures would have made of them."""
+"""The table of the updates of narrow tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROWS = 40
 
 
 def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
-    """Every narrow tensor that was updated, the worst first; with the cures where they were measured."""
+    """Every narrow tensor that was updated, the worst first."""
     if not stats.tensors:
         return ()
     ranked = sorted(stats.tensors, key=lambda tensor: (-_worst(tensor), tensor.role, tensor.name))
@@ -32,17 +32,7 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     )
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
-    tables = [Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note)]
-    cures = [
-        (tensor.name, *(f"{c.arrives:.3f} (error {c.error:.3f})" for c in tensor.cures))
-        for tensor in ranked
-        if tensor.cures
-    ]
-    if cures:
-        names = next(tuple(c.name for c in tensor.cures) for tensor in ranked if tensor.cures)
-        note = "the share of the true displacement of the replayed updates that arrives, and the relative error"
-        tables.append(Table("What would arrive", ("tensor", *names), cures, STAGNATION.slug, note))
-    return tuple(tables)
+    return (Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note),)
 
 
 def _worst(tensor: TensorUpdates) -> float:

@@ -17,7 +17,6 @@ from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
-from ampcheck.training.stagnation.cures import Cure
 from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.schedules import Plan, Schedules
 
@@ -88,7 +87,6 @@ class TensorUpdates:
     plan: Plan | None = None
     compensates: bool = False
     where: Where = field(default_factory=lambda: Where("update"))
-    cures: tuple[Cure, ...] = ()
 
     @property
     def share(self) -> float:
