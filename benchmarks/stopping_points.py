@@ -20,7 +20,7 @@ from _evidence import markdown_table, write_evidence
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "training"))
 
-from stopping_loops import CASES, STEPS, pairs, predicted
+from stopping_loops import CASES, STEPS, pairs
 
 ALLOWED = 0.2
 

@@ -137,9 +137,8 @@ STAGNATION = Check(
     "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
     "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
-    "where a sum or counter will stop, where an optimizer's eps is zero in the format, where a learning rate in a "
-    "tensor of 16 bits is 10 % off its schedule on average, and where the random bits that round a value leave a "
-    "quarter of what is cut off uncovered. Warns where more than half of the updates are lost, and "
+    "where a sum or counter will stop, where an optimizer's eps is zero in the format, and where a learning rate in a "
+    "tensor of 16 bits is 10 % off its schedule on average. Warns where more than half of the updates are lost, and "
     "where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
     "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "

@@ -22,7 +22,6 @@ from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
-from ampcheck.training.stagnation.noise import NoiseWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.masters import MasterWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
@@ -47,8 +46,7 @@ class Following:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
-        self.noise = NoiseWatch()
-        self.lineage = Lineage(self.sums, self.moments, self.noise)
+        self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
         self.masters = MasterWatch(loop, gradients.reached if gradients is not None else {})

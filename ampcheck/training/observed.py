@@ -182,7 +182,7 @@ class Observation:
             residency = replace(residency, vanished=vanished, overwritten=masters.overwritten, stale=masters.stale)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
-                "updates": replace(stagnation_stats(loop, following.updates, error), noise=following.noise.places),
+                "updates": stagnation_stats(loop, following.updates, error),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,

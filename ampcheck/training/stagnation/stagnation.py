@@ -16,7 +16,6 @@ from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
-from ampcheck.training.stagnation.noise import Noise, check_noise
 from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
@@ -39,7 +38,6 @@ class StagnationStats:
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
     horizon: how many steps are planned. waiting: narrow parameters that have gradients. rates: learning rates in 16
     bits that a schedule changes; vanished_rates: the exact values of those that left a tensor as 0, by their names.
-    noise: the random bits that round updates, by line.
     """
 
     subject: str
@@ -54,7 +52,6 @@ class StagnationStats:
     waiting: frozenset[str] = frozenset()
     rates: tuple[RoundedRate, ...] = ()
     vanished_rates: Mapping[str, float] = field(default_factory=dict)
-    noise: Mapping[tuple[str, int | None], Noise] = field(default_factory=dict)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -126,7 +123,6 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     for role in dict.fromkeys(tensor.role for tensor in judged):
         findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
     findings += [_vanished(stats, constant) for constant in stats.vanished]
-    findings += check_noise(stats.noise, stats.subject)
     findings += [_stays(stats, rate) for rate in stats.rates if rate.off > _OFF]
     if stats.vanished_rates:
         findings.append(_gone(stats))
