@@ -168,16 +168,13 @@ MASTER_WEIGHTS = Check(
     "master-weights",
     "dtype",
     "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
-    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients; and 16-bit "
-    "weights that are written beside their float32 masters, which the next step writes over them; and masters that are "
-    "stepped with the gradient of an earlier step.",
+    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
     "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
     "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
     "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
     "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
     "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
-    "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters, a checkpoint that is loaded "
-    "into the 16-bit weights alone, model.zero_grad() that leaves the gradients of masters.",
+    "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
     subjects=(Kind.TRAINING, Kind.CALL),

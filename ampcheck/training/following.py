@@ -23,7 +23,6 @@ from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
-from ampcheck.training.state_dtypes.masters import MasterWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
@@ -49,7 +48,6 @@ class Following:
         self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
-        self.masters = MasterWatch(loop, gradients.reached if gradients is not None else {})
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self._followed = self._poisoned = False
@@ -79,7 +77,9 @@ class Following:
         if self._followed:
             self.moments.start(residents)
         with (
-            self.gradients.step(number, self.shadow, self._before_step) if self.gradients is not None else nullcontext()
+            self.gradients.step(number, self.shadow, self.updates.stepped)
+            if self.gradients is not None
+            else nullcontext()
         ):
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
@@ -89,13 +89,8 @@ class Following:
             self.places[number] = place
             self._poisoned = any(not bool(local(p.detach()).isfinite().all()) for _, p in self._loop.parameters())
 
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.updates.stepped(optimizer)
-        self.masters.before_step(optimizer)
-
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""
-        self.masters.ended(number)
         residents = floating_residents(self._loop)
         self.updates.end(residents)
         if self._followed:

@@ -178,8 +178,7 @@ class Observation:
                 reached, recorder = following.gradients.reached, self.recorder
                 compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged, recorder.cut.places)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-            masters, vanished = following.masters, following.moments.vanished
-            residency = replace(residency, vanished=vanished, overwritten=masters.overwritten, stale=masters.stale)
+            residency = replace(residency, vanished=following.moments.vanished)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
