@@ -150,15 +150,11 @@ STAGNATION = Check(
     "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there. "
     "Copies of PyTorch's schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of "
     "the schedule, else 10,000; for learning rates in 16 bits, in float64 beside them. Compiled code is not measured. "
-    "A float32 weight was cast between two steps where "
-    "each element before the second is the rounded value of what the first left, and where, at least once, it took "
-    "values that neither a clamp nor a restored state explains; elements that are again what they were before the "
-    "first step have lost its update. ampcheck.watch compares 16-bit weights before and after each measured step, and "
+    "ampcheck.watch compares 16-bit weights before and after each measured step, and "
     "with their values at the first of them; a float32 copy in the optimizer's state is no stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
     "0.999 and averages of decay 0.999 in bfloat16; batch norm with momentum 0.01. self.step += 1 in a buffer that "
-    "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16. "
-    "model.half() for an evaluation, and model.float() after it.",
+    "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
     "Keep it exact: float32 master weights or state, Kahan summation, stochastic rounding. Keep counters as integers, "
     "averages and sums in float32, and use an eps that the format holds (1e-4 in float16).",
     subjects=(Kind.TRAINING, Kind.CALL),

@@ -38,7 +38,6 @@ from ampcheck.training.loop import STEPS, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
-from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
@@ -156,10 +155,7 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    limits = context.limits
-    still = [updates.name for updates in stats.tensors if updates.share > limits.stagnation]
-    findings = [*check_stagnation(stats, limits), *check_rounded(context.seen.events, context.loop.name, limits, still)]
-    return _run(findings, coverage=stats.coverage, tables=stagnation_tables(stats))
+    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
 
 
 def _scales(context: Context) -> Run:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
@@ -32,7 +32,6 @@ from ampcheck.training.protocol.optimizer_gradients import (
     versions_of,
 )
 from ampcheck.training.protocol.recomputed import CutGradients
-from ampcheck.training.protocol.rounded import RoundedWeights
 from ampcheck.training.protocol.targets import modules_with, with_subclasses
 
 _SEARCHED = 500
@@ -76,7 +75,6 @@ class Recorder:
         self._assigned = AssignedGradients()
         self.low: tuple[str, ...] = ()
         self._unpacks = False
-        self._rounded = RoundedWeights()
         self.cut = CutGradients()
 
     def name_parts(self) -> None:
@@ -118,7 +116,6 @@ class Recorder:
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
-            stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
             yield
 
     @contextmanager
@@ -239,7 +236,6 @@ class Recorder:
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
                 seen(optimizer)
-            rounded = tuple(self._rounded.before(optimizer, self._parameters))
         for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
@@ -249,13 +245,7 @@ class Recorder:
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
             gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
-            rounded=rounded,
         )
-
-    def _optimizer_stepped(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
-        if not torch.compiler.is_compiling():
-            with torch.no_grad(), _disable_current_modes():
-                self._rounded.after(optimizer)
 
     def _load_optimizer(self, original: _Function, optimizer: _Optimizer, *args: object, **kwargs: object) -> object:
         result = original(optimizer, *args, **kwargs)
