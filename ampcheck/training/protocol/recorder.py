@@ -31,7 +31,6 @@ from ampcheck.training.protocol.optimizer_gradients import (
     gradients_of,
     versions_of,
 )
-from ampcheck.training.protocol.recomputed import CutGradients
 from ampcheck.training.protocol.targets import modules_with, with_subclasses
 
 _SEARCHED = 500
@@ -49,8 +48,7 @@ class Recorder:
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
-    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
-    in checkpoints that cut their gradients off.
+    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -75,7 +73,6 @@ class Recorder:
         self._assigned = AssignedGradients()
         self.low: tuple[str, ...] = ()
         self._unpacks = False
-        self.cut = CutGradients()
 
     def name_parts(self) -> None:
         """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
@@ -112,7 +109,6 @@ class Recorder:
             (_Optimizer, "load_state_dict", self._load_optimizer),
         ]
         with ExitStack() as stack:
-            stack.enter_context(self.cut.listening())
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
