@@ -4,8 +4,8 @@
 
 Each loop is observed for four steps, as `ampcheck.audit` observes it, and its tensor's stop is derived from what these
 steps added and kept. Then the same loop runs for 10,000 steps. Of the typical element the table has the value at which
-it stops, the steps until then, its distance from the same loop in float32, the distance of a drifting target when it
-first moves again, or the step from which on a schedule leaves 90 % of the updates without effect.
+it stops, the steps until then, its distance from the same loop in float32, or the distance of a drifting target when it
+first moves again.
 """
 
 from __future__ import annotations

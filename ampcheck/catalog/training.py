@@ -134,12 +134,11 @@ STAGNATION = Check(
     "stagnation",
     "training",
     "The updates of a tensor change it, now and in the steps that are planned. Fails where 90 % (the limit "
-    "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
+    "stagnation) of the updates of a tensor narrower than float32 change nothing; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
     "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
-    "where a sum or counter will stop, where an optimizer's eps is zero in the format, and where a learning rate in a "
-    "tensor of 16 bits is 10 % off its schedule on average. Warns where more than half of the updates are lost, and "
-    "where an average will stand still between 10 % and 20 % of its size away.",
+    "where a sum or counter will stop, and where an optimizer's eps is zero in the format. Warns where more than half "
+    "of the updates are lost, and where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
     "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
     "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
@@ -147,9 +146,9 @@ STAGNATION = Check(
     "random is no update. A weight decay is judged by its own multiplication. What is added to an average or a sum in "
     "the observed steps, and the part of itself that it keeps, say where it stops: an average at a distance of half of "
     "the spacing divided by 1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its "
-    "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there. "
-    "Copies of PyTorch's schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of "
-    "the schedule, else 10,000; for learning rates in 16 bits, in float64 beside them. Compiled code is not measured. "
+    "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there, "
+    "for the planned steps: 'horizon' in the mapping, else 10,000. Updates of a warm-up are judged at the largest "
+    "learning rate that PyTorch's schedulers wrote beside it. Compiled code is not measured. "
     "ampcheck.watch compares 16-bit weights before and after each measured step, and "
     "with their values at the first of them; a float32 copy in the optimizer's state is no stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "

@@ -68,7 +68,6 @@ class Following:
                 self.shadow.renew(resident.tensor)
         judge, before = self.shadow.judge, self.shadow.ops
         known = 0 if judge is None else len(judge.nonfinite)
-        self.updates.numbers_before = self.shadow.numbers.copy()
         self.shadow.numbers.clear()
         if judge is not None:
             judge.largest.clear()
@@ -76,11 +75,7 @@ class Following:
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
             self.moments.start(residents)
-        with (
-            self.gradients.step(number, self.shadow, self.updates.stepped)
-            if self.gradients is not None
-            else nullcontext()
-        ):
+        with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, None if judge is None else next(islice(judge.nonfinite, known, None), None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ampcheck.catalog.causes import GUARD_VANISHED
@@ -16,7 +16,7 @@ from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
-from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
+from ampcheck.training.stagnation.rates import Rate, rates_of, share_lost
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 WARNED_FROM = 0.5
@@ -24,9 +24,6 @@ WARNED_FROM = 0.5
 _LEAST = 2
 
 _LISTED = 3
-
-_OFF = 0.1
-"""Relative, how far a learning rate may be from its schedule on average. Rounding once to 16 bits is 0.004 at most."""
 
 _PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
 
@@ -36,8 +33,7 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned. waiting: narrow parameters that have gradients. rates: learning rates in 16
-    bits that a schedule changes; vanished_rates: the exact values of those that left a tensor as 0, by their names.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
     """
 
     subject: str
@@ -50,8 +46,6 @@ class StagnationStats:
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
     waiting: frozenset[str] = frozenset()
-    rates: tuple[RoundedRate, ...] = ()
-    vanished_rates: Mapping[str, float] = field(default_factory=dict)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -65,17 +59,16 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
-    horizon = loop.horizon or max(HORIZON, watch.schedules.end)
+    horizon = loop.horizon or HORIZON
     for updates in tensors:
-        updates.optimizer, number, rate = rates.get(updates.name, ("", 0, 1.0))
+        updates.optimizer, rate, updates.largest = rates.get(updates.name, Rate("", 1.0, 1.0))
         updates.rate = rate if 0.0 < rate < math.inf else 1.0
         owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
         module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
         updates.where = replace(updates.where, module=module)
         updates.compensates = updates.name in carriers
         if updates.optimizer and not updates.random and not updates.carriers:
-            form = format_of(updates.dtype)
-            updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
+            updates.lost_at_largest = share_lost(updates.samples, updates.largest, format_of(updates.dtype))
     endless = watch.restarted | watch.iterates
     known = {n: updates.course(updates.name in endless, horizon) for n, updates in enumerate(tensors)}
     courses = {number: course for number, course in known.items() if course is not None}
@@ -87,10 +80,8 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
         options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
         constant.option = next(options, "")
-    paths = {id(optimizer): path for path, optimizer in loop.optimizers.items()}
     moved = sum(updates.moved for updates in tensors)
-    unseen = {**watch.unseen, **(watch.schedules.unseen if watch.narrow else {})}
-    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, unseen)
+    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, watch.unseen)
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
         loop.name,
@@ -103,8 +94,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         horizon,
         coverage,
         frozenset(watch.waiting),
-        tuple(watch.schedules.rounded(horizon)),
-        {f"{paths.get(o, '?')} (group {n})": exact for (o, n), exact in watch.vanished_rates.items()},
     )
 
 
@@ -112,8 +101,8 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     """`stagnation`: what the loop adds to its tensors arrives there.
 
     Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
-    add up increments and will stop, for constants (an eps) that are zero in their format, and for learning rates in 16
-    bits that do not follow their schedule; warns where more than half of the updates are lost.
+    add up increments and will stop, and for constants (an eps) that are zero in their format. Warns where more than
+    half of the updates are lost.
     """
     if not stats.steps:
         why = f": {stats.error}" if stats.error else ""
@@ -123,9 +112,6 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     for role in dict.fromkeys(tensor.role for tensor in judged):
         findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
     findings += [_vanished(stats, constant) for constant in stats.vanished]
-    findings += [_stays(stats, rate) for rate in stats.rates if rate.off > _OFF]
-    if stats.vanished_rates:
-        findings.append(_gone(stats))
     return findings or [_passed(stats, limits)]
 
 
@@ -175,20 +161,13 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
     ranked = _ranked(tensors, lambda tensor: tensor.share)
     worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else WARNED_FROM
     unit = format_of(worst.dtype).unit_roundoff
-    if (plan := worst.plan) is not None:
-        since = f"from step {plan.stops:,} on, at learning rates" if plan.stops else "at learning rates"
-        message = (
-            f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
-            f"{_percent(worst.share)} are lost in the {plan.steps:,} steps that their schedule plans (limit "
-            f"{_percent(limit)}): {since} below {plan.rate:.2g} (now {plan.first:.2g}) they are below half of the "
-            f"spacing, {unit / 2:.2g} to {unit:.2g} of a value"
-        )
-    else:
-        message = (
-            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)}: they are below half of "
-            f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
-            f"moves from about {unit:.2g} of its value on"
-        )
+    message = lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)
+    if worst.lost_at_largest is not None:
+        message += f", computed at the largest learning rate, {worst.largest:.2g} (now {worst.rate:.2g})"
+    message += (
+        f": they are below half of the spacing. In norm they are {worst.relative_update:.2g} of the values; in "
+        f"{worst.dtype} an element moves from about {unit:.2g} of its value on"
+    )
     where, hint = worst.where, _cures(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
@@ -261,27 +240,6 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     )
     where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
     return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
-
-
-def _gone(stats: StagnationStats) -> Finding:
-    exact = next(iter(stats.vanished_rates.values()))
-    message = (
-        f"a learning rate must not vanish, but {len(stats.vanished_rates)} left a tensor as 0, such as {exact:.3g} in "
-        f"float64, that of {listed(stats.vanished_rates, _LISTED)}: its parameters are not trained"
-    )
-    hint = "compute learning rates as numbers, or in tensors of float32"
-    return STAGNATION.fail(stats.subject, message, where=Where("update"), hint=hint)
-
-
-def _stays(stats: StagnationStats, rate: RoundedRate) -> Finding:
-    message = (
-        f"a learning rate must follow its schedule, but that of {rate.optimizer} (group {rate.group}) is kept in "
-        f"{rate.dtype}: after {rate.steps:,} planned steps it is {rate.rounded:.3g}, and {rate.exact:.3g} where the "
-        f"same schedule computes in float64; on average it is {_percent(rate.off)} off"
-    )
-    hint = "make the learning rate a number, or a tensor in float32: lr=torch.tensor(1e-3, dtype=torch.float32)"
-    where = Where("update")
-    return STAGNATION.fail(stats.subject, message, where=where, observed=rate.off, limit=_OFF, unit="share", hint=hint)
 
 
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:

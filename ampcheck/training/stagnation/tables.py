@@ -21,14 +21,12 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
             *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
             *(tensor.decay.factor if tensor.decay.looked else None, tensor.decay.share),
             *((tensor.stop.gain, tensor.stop.distance, tensor.stop.steps) if tensor.stop else (None, None, None)),
-            *((tensor.plan.rate, tensor.plan.stops) if tensor.plan else (None, None)),
         )
         for tensor in ranked[:_ROWS]
     ]
     columns = (
         *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
         *("decay factor", "decay lost", "keeps of itself", "never closes", "stops after steps"),
-        *("stands still below rate", "from step"),
     )
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
