@@ -60,25 +60,16 @@ SCALER_PROTOCOL = Check(
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
     "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, gradients that no step clears, float16 parameters under a scaler, float16 gradients without a loss "
-    "scale where they vanish, and where training does not go on after a skipped step: all later steps are skipped as "
-    "well, weights become infinite or NaN, or a number that the code keeps (a mean of gradient norms) stays so and "
-    "decides later weights. "
+    "scaled, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss "
+    "scale where they vanish. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
-    "scaler is enabled and no step uses it, for an average that the code keeps and that stays infinite or NaN "
-    "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is "
-    "needed.",
+    "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
-    "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "
-    "is made infinite, and two more scaler steps are observed; where numbers stay infinite or NaN then, or after the "
-    "first steps that the scaler skips by itself, all steps run again with their values of before. Other "
-    "counters, schedules written by hand and averages of weights that advance at a skipped step are not judged: "
-    "counting batches and counting updates are both common, and the average takes the same weights once more.",
-    "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half(); zero_grad only "
-    "after a step that was taken; a moving average of the gradient norm that takes the norm of a skipped step.",
-    "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step. Clear "
-    "gradients and keep averages finite whether or not a step was skipped.",
+    "from call to call. Gradients that are cleared before they are used do not count. Where an optimizer is "
+    "stepped directly, one gradient is made infinite in a run of its own.",
+    "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
+    "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
