@@ -89,18 +89,13 @@ SCHEDULER_SKIP = Check(
 SCALE_INVARIANCE = Check(
     "scale-invariance",
     "training",
-    "The gradients that an optimizer sees, what the step returns, and what schedulers go by do not depend on the loss "
-    "scale.",
+    "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
     "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
     "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
     "than 1e-4 fails; once gradients differ although all weights are equal, as where a ReLU or a pool takes another "
-    "branch, more than 1e-2. Warns of numbers that the code keeps (in lists, dicts, objects) and that are scaled, "
-    "besides the scale itself and a scaled loss. The first steps of a callable that trains run again, its GradScalers "
-    "set to these scales; one that reads an iterator or a file it has written is skipped.",
+    "branch, more than 1e-2. The first steps of a callable that trains run again, its GradScalers set to these scales; one that reads an iterator or a file it has written is skipped.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
-    "between two optimizers, a scheduler that follows the scaled loss, a logged loss that is divided by the scale "
-    "after "
-    "the update.",
+    "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )

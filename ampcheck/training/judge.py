@@ -34,7 +34,7 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance, steps_to_new_passes
+from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
@@ -159,13 +159,8 @@ def _updates(context: Context) -> Run:
 
 def _scales(context: Context) -> Run:
     assert context.start is not None
-    stats = measure_invariance(context.loop, context.start)
-    equal = stats.invariant and not stats.differences
-    if steps := max(gather(steps_to_new_passes(context.seen.events) if equal else 0)):
-        longer = measure_invariance(context.loop, context.start, steps)
-        stats = stats if longer.skipped else longer
-    context.scales = stats
-    return _run(of_gradients.check_invariance(stats))
+    context.scales = measure_invariance(context.loop, context.start)
+    return _run(of_gradients.check_invariance(context.scales))
 
 
 def _protocol(context: Context) -> Run:
