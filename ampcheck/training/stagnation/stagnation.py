@@ -11,7 +11,7 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import listed, percent
 from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
@@ -153,7 +153,7 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
     """The message for updates that change nothing. names: `parameters head.weight, head.bias`."""
     return (
         f"updates must change what they are added to, but of the updates of {names} in {dtype} "
-        f"{_percent(share)} changed nothing in {_steps(steps)} (limit {_percent(limit)})"
+        f"{percent(share)} changed nothing in {_steps(steps)} (limit {percent(limit)})"
     )
 
 
@@ -181,7 +181,7 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     what = "weight decay" if worst.role == "parameter" else "decay"
     message = (
         f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
-        f"{_percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
+        f"{percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
         f"{1.0 - decay.factor:.2g} is below half of the spacing"
     )
     if worst.role != "parameter":
@@ -195,14 +195,14 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
     (worst, stop), names, s = tensors[0], _names([tensor for tensor, _ in tensors]), "s" * (len(tensors) == 1)
     when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
-    seen = f"; in {_steps(worst.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
+    seen = f"; in {_steps(worst.steps)} {percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
     if stop.kind == SUM:
         exact = format_of(worst.dtype).largest_exact_integer
         message = (
             f"a sum must go on growing, but {names} add{s} up about {stop.increment:.3g} a step in {worst.dtype}, "
             f"which holds whole numbers up to {exact} only: it stops at about {stop.value:.4g}, {when}, unless it is "
-            f"reset before; after {stats.horizon:,} steps {_percent(stop.distance)} of it would be missing"
+            f"reset before; after {stats.horizon:,} steps {percent(stop.distance)} of it would be missing"
         )
         if stop.increment == round(stop.increment):
             hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
@@ -210,13 +210,13 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
     if stop.kind == MEAN:
         message = (
             f"a mean must take in every value, but {names} in {worst.dtype} take{s} the mean of all values so far, and "
-            f"{when} a further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
+            f"{when} a further value, {percent(stop.distance)} away, changes it by less than half of the spacing"
         )
     else:
         what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
         message = (
             f"{what}, but {names} keep{s} {stop.gain:.6g} of itself in a step: in "
-            f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
+            f"{worst.dtype} a distance of up to {percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
     where, hint, limit = worst.where, _cures(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
@@ -261,7 +261,7 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
     if moved:
         most = _steps(max(tensor.steps for tensor in stats.tensors))
-        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {most}"
+        text += f"; of {moved:,} updates of their elements {percent(lost / moved)} changed nothing in {most}"
     else:
         text += f"; none of them was updated in {steps}"
     if overwritten:
@@ -288,10 +288,6 @@ def _names(ranked: list[TensorUpdates]) -> str:
     role = ranked[0].role
     kind = _PLURAL.get(role, role if role == Role.STATE.value else f"{role}s")
     return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _steps(steps: int) -> str:
