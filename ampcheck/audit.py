@@ -77,7 +77,7 @@ def audit(
     - `(module, [args, args])` and `([block, block], [args])`: also the graphs of the compiled subject, and compiled
       against eager code. If `dtype` is omitted, they run in their own dtypes and 16-bit autocast is not checked.
     - a training loop: all training checks and its use of autocast. `steps`: number of observed steps; `horizon`:
-      number of planned steps, for `stagnation`; by default 10,000, or more where the lr schedule is longer.
+      number of planned steps, for `stagnation`; by default 10,000.
     - a callable without arguments: its values, the sums and norms and float32 products among them, against float64, and
       its use of autocast and of compiler caches. One that trains (it steps an optimizer) is judged as a training loop
       too, and ended after `steps` steps, by default 24.

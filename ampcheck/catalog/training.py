@@ -60,25 +60,16 @@ SCALER_PROTOCOL = Check(
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
     "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
     "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, gradients that no step clears, float16 parameters under a scaler, float16 gradients without a loss "
-    "scale where they vanish, and where training does not go on after a skipped step: all later steps are skipped as "
-    "well, weights become infinite or NaN, or a number that the code keeps (a mean of gradient norms) stays so and "
-    "decides later weights. "
+    "scaled, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss "
+    "scale where they vanish. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
-    "scaler is enabled and no step uses it, for an average that the code keeps and that stays infinite or NaN "
-    "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is "
-    "needed.",
+    "scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.",
     "The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the "
     "steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed "
-    "from call to call. Gradients that are cleared before they are used do not count. In a run of its own one gradient "
-    "is made infinite, and two more scaler steps are observed; where numbers stay infinite or NaN then, or after the "
-    "first steps that the scaler skips by itself, all steps run again with their values of before. Other "
-    "counters, schedules written by hand and averages of weights that advance at a skipped step are not judged: "
-    "counting batches and counting updates are both common, and the average takes the same weights once more.",
-    "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half(); zero_grad only "
-    "after a step that was taken; a moving average of the gradient norm that takes the norm of a skipped step.",
-    "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step. Clear "
-    "gradients and keep averages finite whether or not a step was skipped.",
+    "from call to call. Gradients that are cleared before they are used do not count. Where an optimizer is "
+    "stepped directly, one gradient is made infinite in a run of its own.",
+    "Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().",
+    "Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -98,18 +89,14 @@ SCHEDULER_SKIP = Check(
 SCALE_INVARIANCE = Check(
     "scale-invariance",
     "training",
-    "The gradients that an optimizer sees, what the step returns, and what schedulers go by do not depend on the loss "
-    "scale.",
+    "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
     "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
     "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
     "than 1e-4 fails; once gradients differ although all weights are equal, as where a ReLU or a pool takes another "
-    "branch, more than 1e-2. Warns of numbers that the code keeps (in lists, dicts, objects) and that are scaled, "
-    "besides the scale itself and a scaled loss. The first steps of a callable that trains run again, its GradScalers "
-    "set to these scales; one that reads an iterator or a file it has written is skipped.",
+    "branch, more than 1e-2. The first steps of a callable that trains run again, its GradScalers set to these scales; "
+    "one that reads an iterator or a file it has written is skipped.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
-    "between two optimizers, a scheduler that follows the scaled loss, a logged loss that is divided by the scale "
-    "after "
-    "the update.",
+    "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
@@ -134,13 +121,11 @@ STAGNATION = Check(
     "stagnation",
     "training",
     "The updates of a tensor change it, now and in the steps that are planned. Fails where 90 % (the limit "
-    "stagnation) of the updates of a tensor narrower than float32 change nothing, or will as its schedule goes on; "
+    "stagnation) of the updates of a tensor narrower than float32 change nothing; "
     "where an average (a second moment, running statistics, an EMA) will stand still further than 20 % of its size "
     "from what it follows, or does so already further than 10 %; where a weight decay leaves the values as they are, "
-    "where a sum or counter will stop, where an optimizer's eps is zero in the format, where a learning rate in a "
-    "tensor of 16 bits is 10 % off its schedule on average, and where the random bits that round a value leave a "
-    "quarter of what is cut off uncovered. Warns where more than half of the updates are lost, and "
-    "where an average will stand still between 10 % and 20 % of its size away.",
+    "where a sum or counter will stop, and where an optimizer's eps is zero in the format. Warns where more than half "
+    "of the updates are lost, and where an average will stand still between 10 % and 20 % of its size away.",
     "Float64 is carried along with every tensor of the steps. For each tensor narrower than float32 that lives across "
     "steps (parameters, optimizer state, copies, buffers) it says what the first updates should have been, in "
     "whichever steps they come. An element whose update is not zero there, and which holds the same value afterwards, "
@@ -148,21 +133,16 @@ STAGNATION = Check(
     "random is no update. A weight decay is judged by its own multiplication. What is added to an average or a sum in "
     "the observed steps, and the part of itself that it keeps, say where it stops: an average at a distance of half of "
     "the spacing divided by 1 - decay, between u / 2 and u (the unit roundoff) of its size by 1 - decay, less what its "
-    "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there. "
-    "Copies of PyTorch's schedulers are stepped through the planned steps: 'horizon' in the mapping, else the end of "
-    "the schedule, else 10,000; for learning rates in 16 bits, in float64 beside them. Compiled code is not measured. "
-    "A float32 weight was cast between two steps where "
-    "each element before the second is the rounded value of what the first left, and where, at least once, it took "
-    "values that neither a clamp nor a restored state explains; elements that are again what they were before the "
-    "first step have lost its update. ampcheck.watch compares 16-bit weights before and after each measured step, and "
+    "values vary by; a sum where its increment is half of the spacing. The observed addends are replayed up to there, "
+    "for the planned steps: 'horizon' in the mapping, else 10,000. Updates of a warm-up are judged at the largest "
+    "learning rate that PyTorch's schedulers wrote beside it. Compiled code is not measured. "
+    "ampcheck.watch compares 16-bit weights before and after each measured step, and "
     "with their values at the first of them; a float32 copy in the optimizer's state is no stagnation.",
     "Weights in bfloat16 with a small learning rate: an element moves from about 1/256 of its value on. beta2 = "
     "0.999 and averages of decay 0.999 in bfloat16; batch norm with momentum 0.01. self.step += 1 in a buffer that "
-    "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16. "
-    "model.half() for an evaluation, and model.float() after it.",
-    "The hint names cures with what they did when the observed updates were replayed: float32 master weights or "
-    "state, Kahan summation, stochastic rounding. Keep counters as integers, averages and sums in float32, and use "
-    "an eps that the format holds (1e-4 in float16).",
+    "model.bfloat16() casts: it stops at 256 (2048 in float16). Running losses in 16 bits. eps=1e-8 in float16.",
+    "Keep it exact: float32 master weights or state, Kahan summation, stochastic rounding. Keep counters as integers, "
+    "averages and sums in float32, and use an eps that the format holds (1e-4 in float16).",
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
@@ -170,16 +150,13 @@ MASTER_WEIGHTS = Check(
     "master-weights",
     "dtype",
     "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
-    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients; and 16-bit "
-    "weights that are written beside their float32 masters, which the next step writes over them; and masters that are "
-    "stepped with the gradient of an earlier step.",
+    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
     "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
     "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
     "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
     "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
     "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
-    "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters, a checkpoint that is loaded "
-    "into the 16-bit weights alone, model.zero_grad() that leaves the gradients of masters.",
+    "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
     "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
     "copies, and copy them back after each step.",
     subjects=(Kind.TRAINING, Kind.CALL),

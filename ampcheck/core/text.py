@@ -77,6 +77,11 @@ def fitting(text: str, width: int) -> str:
     return text
 
 
+def percent(share: float) -> str:
+    """A share as text, in percent."""
+    return f"{100 * share:.3g} %"
+
+
 def at_scale(scale: float) -> str:
     """The loss scale that gradients were computed at; 1 is what they have without any."""
     return "without a loss scale" if scale == 1 else f"at loss scale {scale:g}"

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ampcheck.core.formats import format_of
+from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.lab.lab import ARITHMETIC, Expectations, run_of, usable
-from ampcheck.training.stagnation.cures import KAHAN, STOCHASTIC, UNCURED, round_stochastically
+from ampcheck.torchtools.spacing import spacing
 
 START, UPDATE, STEPS = 1.0, 1e-5, 2000
 END = START + STEPS * UPDATE
 MASTER = "float32 master weight"
+UNCURED, KAHAN, STOCHASTIC = "without a cure", "Kahan summation", "stochastic rounding"
 REPLICATES = 64
 EVERY = 20
 """Steps between two points of a chart."""
@@ -70,6 +71,13 @@ def _weights(name: str, cure: str, dtype: torch.dtype, device: str) -> Iterator[
         else:
             weight = weight + UPDATE
         yield weight.to(dtype) if cure == MASTER else weight
+
+
+def round_stochastically(values: Tensor, form: FloatFormat, generator: torch.Generator) -> Tensor:
+    """Round float64 `values` to one of the two neighbours in a format, the nearer the likelier, right on average."""
+    step = spacing(values, form)
+    chance = torch.rand(values.shape, generator=generator, dtype=torch.float64)
+    return (torch.floor(values / step + chance) * step).clamp(-form.max, form.max)
 
 
 def check_stagnation(stats: StagnationStats) -> list[Finding]:

@@ -22,9 +22,7 @@ from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
-from ampcheck.training.stagnation.noise import NoiseWatch
 from ampcheck.training.stagnation.updates import UpdateWatch
-from ampcheck.training.state_dtypes.masters import MasterWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
@@ -47,11 +45,9 @@ class Following:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
-        self.noise = NoiseWatch()
-        self.lineage = Lineage(self.sums, self.moments, self.noise)
+        self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
-        self.masters = MasterWatch(loop, gradients.reached if gradients is not None else {})
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self._followed = self._poisoned = False
@@ -72,7 +68,6 @@ class Following:
                 self.shadow.renew(resident.tensor)
         judge, before = self.shadow.judge, self.shadow.ops
         known = 0 if judge is None else len(judge.nonfinite)
-        self.updates.numbers_before = self.shadow.numbers.copy()
         self.shadow.numbers.clear()
         if judge is not None:
             judge.largest.clear()
@@ -80,9 +75,7 @@ class Following:
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
             self.moments.start(residents)
-        with (
-            self.gradients.step(number, self.shadow, self._before_step) if self.gradients is not None else nullcontext()
-        ):
+        with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         place = next(overflows, None if judge is None else next(islice(judge.nonfinite, known, None), None))
@@ -91,13 +84,8 @@ class Following:
             self.places[number] = place
             self._poisoned = any(not bool(local(p.detach()).isfinite().all()) for _, p in self._loop.parameters())
 
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.updates.stepped(optimizer)
-        self.masters.before_step(optimizer)
-
     def ended(self, number: int, value: float) -> None:
         """Record a completed step and the value that it returned."""
-        self.masters.ended(number)
         residents = floating_residents(self._loop)
         self.updates.end(residents)
         if self._followed:

@@ -26,6 +26,7 @@ from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.batches import played
+from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
@@ -33,17 +34,16 @@ from ampcheck.training.distributed.checks import check_distributed, distributed_
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance, steps_to_new_passes
-from ampcheck.training.loop import STEPS, TrainingLoop, quiet
+from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
+from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
-from ampcheck.training.protocol.rounded import check_rounded
+from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import check_reductions, reduction_table
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
 from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.skipped_step import check_skipped_step, measure_skipped_step
 from ampcheck.training.stagnation.stagnation import check_stagnation
 from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
@@ -70,7 +70,7 @@ class Context:
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
     again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
-    depend on the loss scale, None where that was not measured. nonfinite: weights that ended infinite or NaN.
+    depend on the loss scale, None where that was not measured.
     """
 
     loop: TrainingLoop
@@ -82,7 +82,6 @@ class Context:
     seen: Observed = field(init=False)
     overflowed: int | None = None
     scales: InvarianceStats | None = None
-    nonfinite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,6 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     seen = context.seen
     finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
     context.overflowed = _earliest(finite.overflowed)
-    context.nonfinite = finite.after
     if finite.overflowed is not None:
         finite = replace(finite, place=seen.place(finite.overflowed))
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
@@ -156,25 +154,17 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    limits = context.limits
-    still = [updates.name for updates in stats.tensors if updates.share > limits.stagnation]
-    findings = [*check_stagnation(stats, limits), *check_rounded(context.seen.events, context.loop.name, limits, still)]
-    return _run(findings, coverage=stats.coverage, tables=stagnation_tables(stats))
+    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
 
 
 def _scales(context: Context) -> Run:
     assert context.start is not None
-    stats = measure_invariance(context.loop, context.start)
-    equal = stats.invariant and not stats.differences
-    if steps := max(gather(steps_to_new_passes(context.seen.events) if equal else 0)):
-        longer = measure_invariance(context.loop, context.start, steps)
-        stats = stats if longer.skipped else longer
-    context.scales = stats
-    return _run(of_gradients.check_invariance(stats))
+    context.scales = measure_invariance(context.loop, context.start)
+    return _run(of_gradients.check_invariance(context.scales))
 
 
 def _protocol(context: Context) -> Run:
-    """The order of calls, as observed; and the effects of a skipped step, which is provoked if none was observed."""
+    """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
     seen, gradients, scales = context.seen, context.seen.gradients, context.scales
     stats = ProtocolStats(
         context.loop.name,
@@ -196,23 +186,26 @@ def _protocol(context: Context) -> Run:
     scaled = any(event.enabled for event in scaler_steps)
     direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
-    after: list[Finding] = []
-    if context.start is not None and agreed(direct or scaled):
+    if context.start is not None and agreed(direct or (scheduled and scaled and not skipped)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
-        runs = measure_skipped_step(
-            context.loop, seen.steps, after_backward=not checked, plain=seen.events, start=context.start
-        )
-        trial = runs[0]
+        trial = _overflowing(context.loop, seen.steps, after_backward=not checked)
         if scheduled and not skipped:
-            skipping = replace(stats, events=trial.events, injected=trial.overflowed)
+            skipping = replace(stats, events=tuple(trial.events), injected=trial.overflowed)
         if direct and trial.overflowed is not None:
             stats = replace(stats, applied=of_calls.applied_nonfinite(trial.events), injected=trial.overflowed)
-        judged = (check_skipped_step(run, context.loop.name, seen.events, context.nonfinite) for run in runs)
-        after = next((findings for findings in map(list, judged) if findings), [])
     findings = of_calls.check_protocol(stats, context.limits)
-    if after and not any(finding.verdict is Verdict.FAIL for finding in findings):  # else it may follow from that
-        findings = [*(finding for finding in findings if finding.verdict is not Verdict.PASS), *after]
     return _run([*findings, *(of_calls.check_scheduler_skip(skipping, seen.events) if of_schedulers else ())])
+
+
+def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
+    """The steps up to the one after a gradient was made infinite. after_backward: where no scaler looks at it."""
+    recorder = Recorder(loop, overflow_from=min(1, steps - 1), after_backward=after_backward)
+    with in_eager_mode(), recorder.listening():
+        for taken in recorder.run(steps):
+            over = recorder.overflowed
+            if isinstance(taken, StepError) or agreed(over is not None and recorder.step > over):
+                break
+    return recorder
 
 
 def _resuming(context: Context) -> Run:

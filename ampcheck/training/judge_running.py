@@ -29,6 +29,8 @@ from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
 
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
+_RAN_ON = "the code caught every exception that was to end it after its last observed step, and ran on unobserved"
+_CATCHES = "catch Exception, not BaseException (a bare `except:`), so that Ctrl-C can end the code too"
 OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
 """What is judged here of training that runs once; of `resume` the contents of checkpoints."""
 
@@ -53,6 +55,8 @@ def judge_running(
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
     findings += check_checkpoint_events(seen.events, loop.name)
+    if training.stopper.ignored:
+        findings.append(COVERAGE.incomplete(loop.name, _RAN_ON, hint=_CATCHES))
     findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
     again = [SCALE_INVARIANCE.skip(loop.name, f"not judged: {_REPEAT}")] if scales is None else check_invariance(scales)
     findings += again

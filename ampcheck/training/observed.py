@@ -176,13 +176,12 @@ class Observation:
             if following.gradients is not None and losses:
                 unchanged = {name for (role, name), bits in after.items() if before.get((role, name)) == bits}
                 reached, recorder = following.gradients.reached, self.recorder
-                compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged, recorder.cut.places)
+                compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
-            masters, vanished = following.masters, following.moments.vanished
-            residency = replace(residency, vanished=vanished, overwritten=masters.overwritten, stale=masters.stale)
+            residency = replace(residency, vanished=following.moments.vanished)
             compared |= {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
-                "updates": replace(stagnation_stats(loop, following.updates, error), noise=following.noise.places),
+                "updates": stagnation_stats(loop, following.updates, error),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
@@ -284,13 +283,6 @@ def _check_left_out(seen: Observed) -> Iterator[Finding]:
         )
         hint = "cast what is trained to float32 before the optimizer is built, or freeze it (requires_grad_(False))"
         yield COVERAGE.warn(seen.subject, message, hint=hint)
-    if left.cut:
-        message = (
-            f"{step} with gradients; {listed(left.cut, _LISTED)} never get one: none of the inputs of the reentrant "
-            "checkpoint in which they run requires a gradient"
-        )
-        hint = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or call requires_grad_() on its input"
-        yield COVERAGE.fail(seen.subject, message, where=left.cut_at, hint=hint)
     if left.without:
         message = (
             f"{step} with gradients; backward returns None for {listed(left.without, _LISTED)} in each of {seen.steps} "

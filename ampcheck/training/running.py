@@ -89,9 +89,9 @@ class TrainingWatch:
     """Observes the training that runs inside a block.
 
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
-    `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as
-    a backward pass began at one number. ended: whether all steps were observed and others came. horizon: how many steps
-    are planned. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped.
+    `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as a backward pass began
+    at one number. ended: whether all steps were observed and others came. horizon: how many steps are planned. stopper:
+    ends the code. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TrainingWatch:
         self.shadow = shadow
         self.following = Following(self.loop, GradientWatch(self.loop, self.recorder), shadow)
         self.known: list[int] = []
-        self._stopper = Stopper()
+        self.stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
         self._seen: Observation | None = None
         self._step, self._hooks = ExitStack(), ExitStack()
@@ -119,13 +119,12 @@ class TrainingWatch:
         if it returned or raised something else then."""
         self._end = id(sys._getframe())
         try:
-            with self._stopper.running():
-                result = function()
+            result = function()
         except BaseException as error:
             self._finish(as_result(error))
-            if not self._stopper.raised:
+            if not self.stopper.raised:
                 raise
-        if self._stopper.raised:
+        if self.stopper.raised:
             raise EnoughSteps
         return result
 
@@ -186,7 +185,7 @@ class TrainingWatch:
         if self.ended:
             if self._ends:
                 self._inside = 0
-                self._stopper.stop()
+                self.stopper.stop()
             self._hooks.close()  # later steps cost no more than the shadow
             self.following.lineage.active = False
             return

@@ -121,7 +121,7 @@ def _repeat(
         invariance.collected(loop, recorder, name) as run,
     ):
         try:
-            with stopper.running(), replaced(torch.autograd, "_engine_run_backward", counting):
+            with replaced(torch.autograd, "_engine_run_backward", counting):
                 call()
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
             if not stopper.raised:

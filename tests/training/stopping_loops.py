@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from ampcheck.training.stagnation.updates import TensorUpdates
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OBSERVED, STEPS = 4, 10_000
-ELEMENTS, WINDOW = 32, 50
+ELEMENTS = 32
 
 Parts = dict[str, Any]
 
@@ -24,8 +23,7 @@ Parts = dict[str, Any]
 class Case:
     """make: the loop in a dtype. tensor: the name of the tensor that stops, looked up by `value`. by: what is compared:
     the `value` at which and the `steps` after which it stops; its `distance` from the same loop in float32; how
-    far a target that grows by `drift` of itself in each step is when it first carries the tensor along (`leaves`); the
-    step from which on 90 % of the updates are lost (`plan`)."""
+    far a target that grows by `drift` of itself in each step is when it first carries the tensor along (`leaves`)."""
 
     kind: str
     name: str
@@ -73,31 +71,22 @@ def batch_norm(momentum: float, rows: int, *, fixed: bool = False) -> Callable[[
     return make
 
 
-def optimizer(kind: Callable[..., Any], lr: float = 0.0, schedule: Any = None, **options: Any) -> Any:
-    """Parameters whose gradient is the same in each step; with a schedule, their noisy distance from the optimum."""
+def optimizer(kind: Callable[..., Any], lr: float = 0.0, **options: Any) -> Any:
+    """Parameters whose gradient is the same in each step."""
 
     def make(dtype: torch.dtype) -> Parts:
         model = nn.Module()
-        best = _random(ELEMENTS).to(dtype)
-        model.weight = nn.Parameter(best.clone())
+        model.weight = nn.Parameter(_random(ELEMENTS).to(dtype))
         slope = _random(ELEMENTS, seed=1).to(dtype)
         optimizer = kind(model.parameters(), lr=lr, **options)
-        scheduler = schedule(optimizer) if schedule is not None else None
 
         def step(number: int) -> float:
             optimizer.zero_grad()
-            if scheduler is None:
-                loss = (model.weight * slope).sum()
-            else:
-                loss = 0.5 * (model.weight - best + _random(ELEMENTS, seed=number).to(dtype)).square().sum()
-            loss.backward()
+            (model.weight * slope).sum().backward()
             optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
             return 0.0
 
-        more = {} if scheduler is None else {"scheduler": scheduler}
-        return {"model": model, "optimizer": optimizer, "step": step, **more}
+        return {"model": model, "optimizer": optimizer, "step": step}
 
     return make
 
@@ -155,33 +144,12 @@ def _running_var(parts: Parts) -> torch.Tensor:
     return parts["model"].running_var
 
 
-def _weight(parts: Parts) -> torch.Tensor:
-    return parts["model"].weight.detach()
-
-
-def _cosine(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-
-
-def _exponential(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
-
-
-def _one_cycle(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
-
-
-def _halved(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // 250))
-
-
 ADAM = torch.optim.Adam
 SGD = torch.optim.SGD
 SECOND = "weight.exp_avg_sq", _state("exp_avg_sq")
 MOMENTUM = "weight.momentum_buffer", _state("momentum_buffer")
 VARIANCE = "running_var", _running_var
 MEAN, TOTAL = ("mean", _part("mean")), ("total", _part("total"))
-WEIGHT = "weight", _weight
 
 CASES = (
     Case("statistics", "batch norm, momentum 0.01", B16, batch_norm(0.01, 256, fixed=True), *VARIANCE),
@@ -205,10 +173,6 @@ CASES = (
     Case("sum", "a running loss", F16, total(lambda number: 0.7 + 0.07 * _random(1, seed=number)), *TOTAL),
     Case("sum", "Adagrad", B16, optimizer(torch.optim.Adagrad), "weight.sum", _state("sum")),
     Case("mean of all", "(x - mean) / n", B16, mean_of_all, *MEAN, ("steps",)),
-    Case("schedule", "SGD, ExponentialLR 0.999", B16, optimizer(SGD, 0.1, _exponential), *WEIGHT, ("plan",)),
-    Case("schedule", "SGD, CosineAnnealingLR", B16, optimizer(SGD, 0.1, _cosine), *WEIGHT, ("plan",)),
-    Case("schedule", "AdamW, OneCycleLR", B16, optimizer(torch.optim.AdamW, 0.1, _one_cycle), *WEIGHT, ("plan",)),
-    Case("schedule", "SGD, LambdaLR", F16, optimizer(SGD, 0.1, _halved), *WEIGHT, ("plan",)),
 )
 
 
@@ -230,12 +194,9 @@ def observed(case: Case, steps: int = STEPS) -> dict[str, float]:
         values.append(case.value(parts).clone())
     moved = torch.stack(values[2:]) != torch.stack(values[1:-1])  # in the steps from 1 on
     now, order = values[-1].double(), torch.arange(2.0, steps + 1)[:, None]
-    lost = 1.0 - moved.double().mean(1)
-    lost = lost.unfold(0, WINDOW, 1).mean(1)  # its place is that of the first of these steps
     found = {
         "value": float(now.abs().median()),
         "steps": float((moved * order).amax(0).median()) - OBSERVED,
-        "plan": float((lost < 0.9).nonzero().amax() + WINDOW / 2 if bool((lost < 0.9).any()) else 0),
     }
     if "distance" in case.by:
         exact = case.value(wide).double()
@@ -250,8 +211,6 @@ def observed(case: Case, steps: int = STEPS) -> dict[str, float]:
 def pairs(case: Case, steps: int = STEPS) -> dict[str, tuple[float, float]]:
     """Predicted and observed, by what is compared."""
     tensor, real = predicted(case), observed(case, steps)
-    if tensor.plan is not None:
-        return {"plan": (float(tensor.plan.stops or math.nan), real["plan"])}
     stop = tensor.stop
     assert stop is not None, tensor
     expected = {"value": stop.value, "steps": stop.steps, "distance": stop.distance, "leaves": stop.distance}

@@ -51,7 +51,7 @@ def test_a_learning_rate_below_the_spacing_is_found(kernel):
     assert "parameters" in found.message
     assert found.where.module in ("0", "2")
     assert found.observed >= 0.9
-    assert "float32 master weights (100 %)" in found.hint
+    assert "float32 master weights" in found.hint
     assert "Kahan summation" in found.hint
 
 
@@ -337,11 +337,10 @@ def test_the_verdict_follows_the_limit(moved, share, limit):
     assert found.verdict is wanted
 
 
-def test_tables_hold_every_tensor_and_the_cures():
-    tables = stagnation_tables(measured(adamw(lr=1e-6)))
-    assert len(tables[0].rows) == 14
-    assert all(len(row) == len(tables[0].columns) for row in tables[0].rows)
-    assert tables[1].columns[1:] == ("without a cure", "float32", "Kahan summation", "stochastic rounding")
+def test_the_table_holds_every_tensor():
+    (table,) = stagnation_tables(measured(adamw(lr=1e-6)))
+    assert len(table.rows) == 14
+    assert all(len(row) == len(table.columns) for row in table.rows)
     assert stagnation_tables(StagnationStats("loop", 3, 1, 0)) == ()
 
 

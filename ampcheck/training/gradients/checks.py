@@ -241,8 +241,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
 
 
 def check_invariance(stats: InvarianceStats) -> list[Finding]:
-    """`scale-invariance`: gradients that the optimizer sees, what the step returns, and what optimizers and schedulers
-    go by do not depend on the scale. Warns of numbers that the code keeps and that do."""
+    """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
     if stats.skipped:
         verdict = Verdict.INCOMPLETE if stats.hint else Verdict.SKIP
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
@@ -262,12 +261,6 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
                     f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
                     "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
                 )
-        elif difference.what == "state":
-            what = f"{difference.name}, which the optimizer goes by,"
-            hint = "give a scheduler the loss before it is scaled"
-        elif difference.what == "kept":
-            what = f"the number {difference.name} that the code keeps"
-            hint = "unscale (scaler.unscale_) before norms of gradients are taken; keep the loss before it is scaled"
         first, second = difference.runs
         how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
         if abs(difference.ratio - 1) < max(difference.error / 2, _NEARLY_ONE):  # it points elsewhere
@@ -282,8 +275,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
         module = difference.name.rpartition(".")[0] if difference.what == "gradient" else ""
         where = Where("update", module, step=difference.step)
         shown = Evidence(where=where, observed=difference.error, limit=difference.limit, unit="relative", hint=hint)
-        verdict = Verdict.WARN if difference.what == "kept" else Verdict.FAIL  # it may be meant to
-        findings.append(SCALE_INVARIANCE.finding(verdict, stats.subject, message, **shown))
+        findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))
     if findings:
         return findings
     text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.runs)}"

@@ -1,30 +1,27 @@
 """Does the training depend on the loss scale? It must not: the scale is divided out before anything looks at gradients.
 
 The same steps run at scale 1, at a large scale, and with a scale that grows in every step. Their exact companions are
-compared, to which a power of two is exact: gradients, what the step returns, and the numbers that optimizers and
-schedulers go by must be equal to the last digits. Weights go on with their exact values after a step, lest the next
-takes other branches where gradients flushed. Whatever differs (clipping before unscale_, a penalty on scaled gradients,
-a loss divided by a scale of another time) differs in training too.
+compared, to which a power of two is exact: gradients and what the step returns must be equal to the last digits.
+Weights go on with their exact values after a step, lest the next takes other branches where gradients flushed. Whatever
+differs (clipping before unscale_, a penalty on scaled gradients, a loss divided by a scale of another time) differs in
+training too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
-from ampcheck.training.gradients.kept_numbers import numbers_of_code, numbers_of_optimizers
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop, parameters_of, plain_values, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.recorder import Recorder
@@ -37,9 +34,6 @@ STEPS = 3
 
 ACCUMULATED = 16
 """How many steps are tried where none of the first steps an optimizer."""
-
-_LATER = 8
-"""The last step that is repeated for what it does first: by then even exact values of two scales drift apart."""
 
 NEVER = 2**31 - 1
 """A number of steps that no repetition makes."""
@@ -58,8 +52,7 @@ _UNUSED = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scale
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What depends on the scale. what: `gradient`, `value`, `state` of an optimizer or scheduler, or `kept`, a number
-    that the code keeps; name: the parameter's or the number's; step: the first in which it shows.
+    """What depends on the scale. what: `gradient` or `value`; name: the parameter's; step: the first in which it shows.
 
     runs: the two that differ. ratio: the norm (the value) in the second over that in the first; error: of their
     difference, relative to the first; limit: of that error.
@@ -107,9 +100,8 @@ class Repetition:
     """The steps at one scale.
 
     gradients: exact, unscaled, by step, call of an optimizer within it, and parameter. weights: exact, before such a
-    call, of all that is trained, in float32. values: by step, what it returned. state, kept: the numbers of optimizers
-    and schedulers, and those of the code, after all steps. overflowed: the first step with a gradient that is infinite
-    or NaN, where code may leave it out by itself.
+    call, of all that is trained, in float32. values: by step, what it returned. overflowed: the first step with a
+    gradient that is infinite or NaN, where code may leave it out by itself.
     """
 
     name: str
@@ -118,9 +110,6 @@ class Repetition:
     events: list[Event]
     stopped: StepError | None = None
     scaled: bool = True
-    state: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, float] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)  # those that were scaled
     weights: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
     overflowed: int | None = None
 
@@ -155,22 +144,10 @@ def measure_invariance(loop: TrainingLoop, start: Snapshot, steps: int = STEPS) 
     if agreed(not first.scaled):
         return nothing(f"the GradScaler is enabled, and nothing asks for its scale in {steps} steps", _UNUSED)
     again = repeat("scale 1 again", 1.0)
-    if agreed(_differ_in_steps(first, again)):
+    if agreed(differ(first, again)):
         why = "the step is not reproducible: it reads data or random numbers that are not reset"
         return nothing(why, "let step(i) depend on i alone: index or seed the batch by i")
     return compare_scales(loop.name, first, repeat)
-
-
-def steps_to_new_passes(events: Sequence[Event]) -> int:
-    """How many steps reach what a later phase makes of gradients: up to the first step after `STEPS` with a backward
-    pass in a line that no step ran before, and one more. 0 where none comes soon.
-    """
-    first: dict[tuple[str, int | None], int] = {}
-    for event in events:
-        if event.act in (Act.BACKWARD, Act.GRAD):
-            first.setdefault((event.file, event.line), event.step)
-    new = min((step for step in first.values() if STEPS <= step <= _LATER), default=None)
-    return 0 if new is None else new + 2
 
 
 def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetition]) -> InvarianceStats:
@@ -188,13 +165,7 @@ def compare_scales(name: str, first: Repetition, repeat: Callable[..., Repetitio
         why = "the first step with gradients was skipped at every scale: they are not finite"
         mend = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
         return InvarianceStats(name, skipped=why, hint=mend)
-    of_steps = [(other, end, *differences_of(first, other, end)) for other, end in compared]
-    differences = [d for _, _, found, _ in of_steps for d in found]
-    if not differences:  # else they follow from it
-        for other, end, _, limit in of_steps:
-            if end == NEVER:
-                differences += _of_state(first, other, limit)
-                differences += _kept_scaled(first, large, scale, limit) if other is large else []
+    differences = [difference for other, end in compared for difference in differences_of(first, other, end)]
     last = max(end for _, end in compared)
     worst: dict[str, Difference] = {}
     for difference in sorted(differences, key=lambda d: -d.error):
@@ -233,7 +204,7 @@ def set_scale(scaler: Any, scale: float, interval: int) -> None:
 
 @contextmanager
 def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Repetition]:
-    """Collect the exact values of what the steps that run inside hand to optimizers, and keep."""
+    """Collect the exact values of what the steps that run inside hand to optimizers."""
     run = Repetition(name, {}, {}, recorder.events)
     names: dict[int, str] = {}
     calls = Counter[int]()
@@ -254,19 +225,10 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
                 key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                 run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
-    def note(roots: object, factor: float | None) -> None:
-        if factor is not None:
-            run.losses += [exact(root.detach()) for _, root in tensors(roots)]
-
-    def exact(tensor: torch.Tensor) -> float:
-        with torch.no_grad(), _disable_current_modes():
-            return float(_exact(shadow, tensor).sum())
-
     def correct(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for parameter in parameters_of(optimizer) if not torch.compiler.is_compiling() else ():
             shadow.correct(local(parameter))
 
-    recorder.on_backward = note
     hook = register_optimizer_step_post_hook(correct)
     try:
         with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
@@ -274,7 +236,6 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
     finally:
         hook.remove()
     run.scaled = recorder.scaled
-    run.state, run.kept = numbers_of_optimizers(loop, exact), numbers_of_code(loop, exact)
 
 
 def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
@@ -284,9 +245,8 @@ def _exact(shadow: LoopShadow, gradient: torch.Tensor) -> torch.Tensor:
     return plain_values(shadow.exact(gradient)).clone() if known else values.double()
 
 
-def differences_of(first: Repetition, other: Repetition, end: int) -> tuple[list[Difference], float]:
-    """What differs before the step `end`, in the first step in which anything does, as later ones follow from it; and
-    the limit that holds after the last step."""
+def differences_of(first: Repetition, other: Repetition, end: int) -> list[Difference]:
+    """What differs before the step `end`, in the first step in which anything does, as later ones follow from it."""
     limit, updates = _EQUAL, _updates(first)
     for step in sorted({*(key[0] for key in first.gradients), *first.values}):
         if step >= end:
@@ -297,8 +257,8 @@ def differences_of(first: Repetition, other: Repetition, end: int) -> tuple[list
             limit = _EQUAL_ON_BRANCHES
             found = _of_step(first, other, step, limit)
         if found:
-            return found, limit
-    return [], limit
+            return found
+    return []
 
 
 def _have_equal_weights(first: Repetition, other: Repetition, update: tuple[int, int]) -> bool:
@@ -346,55 +306,5 @@ def _of_step(first: Repetition, other: Repetition, step: int, later: float) -> l
 
 def differ(first: Repetition, again: Repetition) -> bool:
     """Whether two repetitions at one scale differ."""
-    return _differ_in_steps(first, again) or bool(_of_state(first, again, _EQUAL))
-
-
-def _differ_in_steps(first: Repetition, again: Repetition) -> bool:
     steps = {*(key[0] for key in first.gradients), *first.values}
     return any(_of_step(first, again, step, _EQUAL) for step in steps)
-
-
-def _of_state(first: Repetition, other: Repetition, limit: float) -> list[Difference]:
-    """The numbers that optimizers and schedulers go by and that differ after the last step, but for the scale."""
-    scales = _scales(other)
-    return [
-        _after_all("state", name, first, other, (here, there), limit)
-        for name, here in first.state.items()
-        if (there := other.state.get(name, here)) not in scales and _error(here, there) > limit
-    ]
-
-
-def _kept_scaled(first: Repetition, large: Repetition, scale: float, limit: float) -> list[Difference]:
-    """The numbers that the code keeps and that are as many times larger as the scale is.
-
-    The code may keep the scale itself, a limit for scaled gradients and a scaled loss.
-    """
-    known = {*_scales(large), *(e.limit for e in large.events if e.limit is not None), *large.losses}
-    return [
-        _after_all("kept", name, first, large, (here, there), limit)
-        for name, here in first.kept.items()
-        if here
-        and _error(here * scale, there := large.kept.get(name, here)) <= limit
-        and all(_error(number, there) > _EQUAL for number in known)
-    ]
-
-
-def _scales(run: Repetition) -> set[float]:
-    return {scale for event in run.events for scale in (event.scale, event.new_scale) if scale is not None}
-
-
-def _after_all(
-    what: str, name: str, first: Repetition, other: Repetition, numbers: tuple[float, float], limit: float
-) -> Difference:
-    """A difference after the last step."""
-    here, there = numbers
-    step = max((*first.values, *(key[0] for key in first.gradients)), default=0)
-    ratio = there / here if here else math.inf
-    return Difference(what, name, step, (first.name, other.name), ratio, _error(here, there), limit)
-
-
-def _error(here: float, there: float) -> float:
-    """The relative distance of two numbers; 0 where neither is finite."""
-    if not (math.isfinite(here) or math.isfinite(there)) or here == there:
-        return 0.0
-    return abs(there - here) / abs(here) if here else math.inf

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from ampcheck.core.run import Where
 from ampcheck.training.loop import TrainingLoop, parameters_of
 
 
@@ -18,15 +17,12 @@ class LeftOut:
     replaced: of a model, with gradients that nobody uses; for each, an optimizer steps another parameter of its shape
     that is in no module and never has a gradient. narrow: all those in 16 bits that train, where the optimizers take
     the ones in float32 and others are frozen. without: those that an optimizer steps, whose gradient is None whenever
-    backward reaches them, and that never change. cut: such whose modules run in a checkpoint that cuts their gradient
-    off, which backward never reaches; cut_at: the line of the first checkpoint.
+    backward reaches them, and that never change.
     """
 
     replaced: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    cut: tuple[str, ...] = ()
-    cut_at: Where = field(default_factory=Where)
 
 
 def left_out(
@@ -34,13 +30,11 @@ def left_out(
     reached: Mapping[int, bool],
     stepped: Mapping[int, bool],
     unchanged: Collection[str],
-    cut: Mapping[int, Where],
 ) -> LeftOut:
     """Compare the parameters that get gradients with those that optimizers hold.
 
     reached, stepped: by the id of a parameter that backward has reached, or that an optimizer has stepped, whether it
-    has ever had a gradient then. unchanged: names of parameters whose bits never changed. cut: by the id of a
-    parameter, the line of a checkpoint that cuts its gradient off.
+    has ever had a gradient then. unchanged: names of parameters whose bits never changed.
     """
     parameters = dict(loop.parameters())
     in_modules = {id(p) for module in loop.reached.modules.values() for p in module.parameters()}
@@ -64,10 +58,4 @@ def left_out(
         and any(p.dtype is torch.float32 for p in taken)
         and any(not p.requires_grad for p in parameters.values() if id(p) in in_modules)
     )
-    lost = {
-        name: cut[id(p)]
-        for name, p in parameters.items()
-        if id(p) in cut and name in unchanged and not reached.get(id(p)) and stepped.get(id(p)) is False
-    }
-    narrow = tuple(unused) if by_width else ()
-    return LeftOut(tuple(replaced), narrow, tuple(without), tuple(lost), next(iter(lost.values()), Where()))
+    return LeftOut(tuple(replaced), tuple(unused) if by_width else (), tuple(without))

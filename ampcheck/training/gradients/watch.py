@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -180,8 +180,8 @@ class GradientWatch:
         self._settled = self._skipped_by_code = False
 
     @contextmanager
-    def step(self, number: int, shadow: Shadow, before_step: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
-        """Compare the gradients of the step that runs inside. before_step: is called with each optimizer that steps."""
+    def step(self, number: int, shadow: Shadow) -> Iterator[None]:
+        """Compare the gradients of the step that runs inside."""
         losses: dict[tuple[str, str], GradientLoss] = {}
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
         events = len(self._recorder.events)
@@ -227,7 +227,6 @@ class GradientWatch:
         with (
             captured(self._loop, seen, outputs=not (self._settled or self._loop.reached.compiled)),
             self._recorder.before_step(stepped),
-            self._recorder.before_step(before_step),
         ):
             yield
         own = self._recorder.events[events:]

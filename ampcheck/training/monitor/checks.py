@@ -22,7 +22,6 @@ from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables, window_of
 from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
 from ampcheck.training.protocol.events import Act
-from ampcheck.training.protocol.rounded import check_rounded
 from ampcheck.training.scale.checks import INIT_SCALE_HINT, unusable_scale
 from ampcheck.training.scale.stats import is_settled
 from ampcheck.training.stagnation.stagnation import WARNED_FROM, lost_updates
@@ -327,8 +326,7 @@ def _calls(stats: MonitorStats, limits: Limits) -> list[Finding]:
     """The order of calls in the first steps; without a scaler or a scheduler there may be nothing to judge."""
     if stats.calls is None:
         return []
-    rounded = check_rounded(stats.calls.events, stats.subject, limits)
-    findings = [*rounded, *check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
+    findings = [*check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
     return [finding for finding in findings if finding.verdict is not Verdict.SKIP]
 
 

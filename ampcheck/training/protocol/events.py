@@ -36,20 +36,6 @@ OF_STEPS = (Act.OPTIMIZER_STEP, Act.SCALER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
-    """A float32 weight that was cast to 16 bits, and back, between two steps.
-
-    dtype: their format. moved: elements that the first of the two steps changed; lost: those of them that had their
-    value of before that step again.
-    """
-
-    name: str
-    dtype: str
-    moved: int
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """One call, in the order in which they were made.
 
@@ -75,7 +61,6 @@ class Event:
     rates: of SCHEDULER_STEP, the learning rates of its optimizer after it, and of others that step a parameter of that.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, trained parameters in float16.
     keys: of CHECKPOINT, what it contains: `optimizer`, `scaler`.
-    rounded: of OPTIMIZER_STEP, weights that were rounded since the last one.
     """
 
     act: Act
@@ -101,7 +86,6 @@ class Event:
     gradients: bool = False
     begins: bool = False
     rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    rounded: tuple[Rounded, ...] = ()
     file: str = ""
     line: int | None = None
 

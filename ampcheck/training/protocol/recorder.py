@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
@@ -31,8 +31,6 @@ from ampcheck.training.protocol.optimizer_gradients import (
     gradients_of,
     versions_of,
 )
-from ampcheck.training.protocol.recomputed import CutGradients
-from ampcheck.training.protocol.rounded import RoundedWeights
 from ampcheck.training.protocol.targets import modules_with, with_subclasses
 
 _SEARCHED = 500
@@ -50,8 +48,7 @@ class Recorder:
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
-    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
-    in checkpoints that cut their gradients off.
+    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -76,8 +73,6 @@ class Recorder:
         self._assigned = AssignedGradients()
         self.low: tuple[str, ...] = ()
         self._unpacks = False
-        self._rounded = RoundedWeights()
-        self.cut = CutGradients()
 
     def name_parts(self) -> None:
         """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
@@ -114,11 +109,9 @@ class Recorder:
             (_Optimizer, "load_state_dict", self._load_optimizer),
         ]
         with ExitStack() as stack:
-            stack.enter_context(self.cut.listening())
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
             stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
-            stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
             yield
 
     @contextmanager
@@ -239,7 +232,6 @@ class Recorder:
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
                 seen(optimizer)
-            rounded = tuple(self._rounded.before(optimizer, self._parameters))
         for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
@@ -249,13 +241,7 @@ class Recorder:
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
             gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
-            rounded=rounded,
         )
-
-    def _optimizer_stepped(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
-        if not torch.compiler.is_compiling():
-            with torch.no_grad(), _disable_current_modes():
-                self._rounded.after(optimizer)
 
     def _load_optimizer(self, original: _Function, optimizer: _Optimizer, *args: object, **kwargs: object) -> object:
         result = original(optimizer, *args, **kwargs)

@@ -8,7 +8,7 @@ from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import listed, percent
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.settling import (
     collapse,
@@ -17,7 +17,6 @@ from ampcheck.training.scale.settling import (
     mend_every_scale,
     nonfinite_text,
     oscillation,
-    percent,
     skips_text,
     span_text,
 )

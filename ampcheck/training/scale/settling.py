@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted
+from ampcheck.core.text import counted, percent
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
 from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, is_settled, power
@@ -146,8 +146,3 @@ def nonfinite_text(window: ScaleWindow) -> str:
     name, count = max(window.nonfinite.items(), key=lambda item: item[1])
     others = f" and {len(window.nonfinite) - 1} other tensors" if len(window.nonfinite) > 1 else ""
     return f"{count:,} elements of {name}{others} are infinite or NaN without any scale"
-
-
-def percent(share: float) -> str:
-    """A share as text, in percent."""
-    return f"{100 * share:.3g} %"

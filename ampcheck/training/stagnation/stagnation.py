@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ampcheck.catalog.causes import GUARD_VANISHED
@@ -11,15 +11,12 @@ from ampcheck.catalog.training import STAGNATION
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import listed, percent
 from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.stagnation.cures import UNCURED, WIDE
 from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
-from ampcheck.training.stagnation.noise import Noise, check_noise
-from ampcheck.training.stagnation.replays import replay_worst
-from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
+from ampcheck.training.stagnation.rates import Rate, rates_of, share_lost
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 WARNED_FROM = 0.5
@@ -27,9 +24,6 @@ WARNED_FROM = 0.5
 _LEAST = 2
 
 _LISTED = 3
-
-_OFF = 0.1
-"""Relative, how far a learning rate may be from its schedule on average. Rounding once to 16 bits is 0.004 at most."""
 
 _PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "copy": "copies"}
 
@@ -39,9 +33,7 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned. waiting: narrow parameters that have gradients. rates: learning rates in 16
-    bits that a schedule changes; vanished_rates: the exact values of those that left a tensor as 0, by their names.
-    noise: the random bits that round updates, by line.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
     """
 
     subject: str
@@ -54,9 +46,6 @@ class StagnationStats:
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
     waiting: frozenset[str] = frozenset()
-    rates: tuple[RoundedRate, ...] = ()
-    vanished_rates: Mapping[str, float] = field(default_factory=dict)
-    noise: Mapping[tuple[str, int | None], Noise] = field(default_factory=dict)
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -70,33 +59,29 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         if rounds_at_random(group):
             for updates in group:
                 updates.lost, updates.random = 0, True
-    horizon = loop.horizon or max(HORIZON, watch.schedules.end)
+    horizon = loop.horizon or HORIZON
     for updates in tensors:
-        updates.optimizer, number, rate = rates.get(updates.name, ("", 0, 1.0))
+        updates.optimizer, rate, updates.largest = rates.get(updates.name, Rate("", 1.0, 1.0))
         updates.rate = rate if 0.0 < rate < math.inf else 1.0
         owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
         module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
         updates.where = replace(updates.where, module=module)
         updates.compensates = updates.name in carriers
         if updates.optimizer and not updates.random and not updates.carriers:
-            form = format_of(updates.dtype)
-            updates.plan = watch.schedules.plan(updates.optimizer, number, updates.samples, form, horizon)
+            updates.lost_at_largest = share_lost(updates.samples, updates.largest, format_of(updates.dtype))
     endless = watch.restarted | watch.iterates
     known = {n: updates.course(updates.name in endless, horizon) for n, updates in enumerate(tensors)}
     courses = {number: course for number, course in known.items() if course is not None}
     for number, stop in stops(courses, horizon).items():
         tensors[number].stop = stop
-    replay_worst(tensors)
     for updates in tensors:
         updates.samples.clear()
     for constant in watch.vanished.values():
         groups = (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups)
         options = (n for g in groups for n, v in g.items() if isinstance(v, float) and v == abs(constant.constant))
         constant.option = next(options, "")
-    paths = {id(optimizer): path for path, optimizer in loop.optimizers.items()}
     moved = sum(updates.moved for updates in tensors)
-    unseen = {**watch.unseen, **(watch.schedules.unseen if watch.narrow else {})}
-    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, unseen)
+    coverage = Coverage({"tensors across steps": watch.looked, "updates of elements": moved}, watch.unseen)
     vanished = tuple(watch.vanished.values())
     return StagnationStats(
         loop.name,
@@ -109,8 +94,6 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         horizon,
         coverage,
         frozenset(watch.waiting),
-        tuple(watch.schedules.rounded(horizon)),
-        {f"{paths.get(o, '?')} (group {n})": exact for (o, n), exact in watch.vanished_rates.items()},
     )
 
 
@@ -118,8 +101,8 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     """`stagnation`: what the loop adds to its tensors arrives there.
 
     Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
-    add up increments and will stop, for constants (an eps) that are zero in their format, and for learning rates in 16
-    bits that do not follow their schedule; warns where more than half of the updates are lost.
+    add up increments and will stop, and for constants (an eps) that are zero in their format. Warns where more than
+    half of the updates are lost.
     """
     if not stats.steps:
         why = f": {stats.error}" if stats.error else ""
@@ -129,10 +112,6 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
     for role in dict.fromkeys(tensor.role for tensor in judged):
         findings += _of_role(stats, [tensor for tensor in judged if tensor.role == role], limits)
     findings += [_vanished(stats, constant) for constant in stats.vanished]
-    findings += check_noise(stats.noise, stats.subject)
-    findings += [_stays(stats, rate) for rate in stats.rates if rate.off > _OFF]
-    if stats.vanished_rates:
-        findings.append(_gone(stats))
     return findings or [_passed(stats, limits)]
 
 
@@ -174,7 +153,7 @@ def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int)
     """The message for updates that change nothing. names: `parameters head.weight, head.bias`."""
     return (
         f"updates must change what they are added to, but of the updates of {names} in {dtype} "
-        f"{_percent(share)} changed nothing in {_steps(steps)} (limit {_percent(limit)})"
+        f"{percent(share)} changed nothing in {_steps(steps)} (limit {percent(limit)})"
     )
 
 
@@ -182,21 +161,14 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
     ranked = _ranked(tensors, lambda tensor: tensor.share)
     worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else WARNED_FROM
     unit = format_of(worst.dtype).unit_roundoff
-    if (plan := worst.plan) is not None:
-        since = f"from step {plan.stops:,} on, at learning rates" if plan.stops else "at learning rates"
-        message = (
-            f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
-            f"{_percent(worst.share)} are lost in the {plan.steps:,} steps that their schedule plans (limit "
-            f"{_percent(limit)}): {since} below {plan.rate:.2g} (now {plan.first:.2g}) they are below half of the "
-            f"spacing, {unit / 2:.2g} to {unit:.2g} of a value"
-        )
-    else:
-        message = (
-            f"{lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)}: they are below half of "
-            f"the spacing. In norm they are {worst.relative_update:.2g} of the values; in {worst.dtype} an element "
-            f"moves from about {unit:.2g} of its value on"
-        )
-    where, hint = worst.where, _cured(worst)
+    message = lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)
+    if worst.lost_at_largest is not None:
+        message += f", computed at the largest learning rate, {worst.largest:.2g} (now {worst.rate:.2g})"
+    message += (
+        f": they are below half of the spacing. In norm they are {worst.relative_update:.2g} of the values; in "
+        f"{worst.dtype} an element moves from about {unit:.2g} of its value on"
+    )
+    where, hint = worst.where, _cures(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
     )
@@ -209,12 +181,12 @@ def _decay(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limits)
     what = "weight decay" if worst.role == "parameter" else "decay"
     message = (
         f"a decay must make values smaller, but {what} of {_names(ranked)} by {decay.factor:.6g} leaves "
-        f"{_percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
+        f"{percent(lost)} of the nonzero elements as they are: in {worst.dtype} a change of "
         f"{1.0 - decay.factor:.2g} is below half of the spacing"
     )
     if worst.role != "parameter":
         message += ", so the values grow and never shrink"
-    where, limit, hint = replace(worst.where, op=decay.op), limits.stagnation, _cured(worst)
+    where, limit, hint = replace(worst.where, op=decay.op), limits.stagnation, _cures(worst)
     return STAGNATION.fail(stats.subject, message, where=where, observed=lost, limit=limit, unit="share", hint=hint)
 
 
@@ -223,32 +195,31 @@ def _stops(stats: StagnationStats, tensors: list[tuple[TensorUpdates, Stop]], ve
     tensors = sorted(tensors, key=lambda pair: -pair[1].distance if pair[1].kind != SUM else pair[1].steps)
     (worst, stop), names, s = tensors[0], _names([tensor for tensor, _ in tensors]), "s" * (len(tensors) == 1)
     when = "now" if not stop.steps else f"after about {stop.steps:,} more steps"
-    seen = f"; in {_steps(worst.steps)} {_percent(worst.share)} of its updates changed nothing" if worst.lost else ""
+    seen = f"; in {_steps(worst.steps)} {percent(worst.share)} of its updates changed nothing" if worst.lost else ""
     hint = "keep it in float32"
     if stop.kind == SUM:
         exact = format_of(worst.dtype).largest_exact_integer
         message = (
             f"a sum must go on growing, but {names} add{s} up about {stop.increment:.3g} a step in {worst.dtype}, "
             f"which holds whole numbers up to {exact} only: it stops at about {stop.value:.4g}, {when}, unless it is "
-            f"reset before; after {stats.horizon:,} steps {_percent(stop.distance)} of it would be missing"
+            f"reset before; after {stats.horizon:,} steps {percent(stop.distance)} of it would be missing"
         )
         if stop.increment == round(stop.increment):
             hint = "keep it in an integer or float32 tensor (an integer buffer is not cast by .bfloat16() or .half())"
-        where, hint = worst.where, hint + _replayed(worst)
-        return STAGNATION.fail(stats.subject, message, where=where, observed=stop.steps, unit="steps", hint=hint)
+        return STAGNATION.fail(stats.subject, message, where=worst.where, observed=stop.steps, unit="steps", hint=hint)
     if stop.kind == MEAN:
         message = (
             f"a mean must take in every value, but {names} in {worst.dtype} take{s} the mean of all values so far, and "
-            f"{when} a further value, {_percent(stop.distance)} away, changes it by less than half of the spacing"
+            f"{when} a further value, {percent(stop.distance)} away, changes it by less than half of the spacing"
         )
     else:
         what = "an average must follow its values" if stop.increment else "a decay must make values smaller"
         message = (
             f"{what}, but {names} keep{s} {stop.gain:.6g} of itself in a step: in "
-            f"{worst.dtype} a distance of up to {_percent(stop.distance)} of its size changes it by less than half of "
+            f"{worst.dtype} a distance of up to {percent(stop.distance)} of its size changes it by less than half of "
             f"the spacing, so that it stands still {when}{seen}"
         )
-    where, hint, limit = worst.where, _cured(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
+    where, hint, limit = worst.where, _cures(worst), FAR if verdict is Verdict.FAIL else FOLLOWS
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=stop.distance, limit=limit, unit="of its size", hint=hint
     )
@@ -271,27 +242,6 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
 
 
-def _gone(stats: StagnationStats) -> Finding:
-    exact = next(iter(stats.vanished_rates.values()))
-    message = (
-        f"a learning rate must not vanish, but {len(stats.vanished_rates)} left a tensor as 0, such as {exact:.3g} in "
-        f"float64, that of {listed(stats.vanished_rates, _LISTED)}: its parameters are not trained"
-    )
-    hint = "compute learning rates as numbers, or in tensors of float32"
-    return STAGNATION.fail(stats.subject, message, where=Where("update"), hint=hint)
-
-
-def _stays(stats: StagnationStats, rate: RoundedRate) -> Finding:
-    message = (
-        f"a learning rate must follow its schedule, but that of {rate.optimizer} (group {rate.group}) is kept in "
-        f"{rate.dtype}: after {rate.steps:,} planned steps it is {rate.rounded:.3g}, and {rate.exact:.3g} where the "
-        f"same schedule computes in float64; on average it is {_percent(rate.off)} off"
-    )
-    hint = "make the learning rate a number, or a tensor in float32: lr=torch.tensor(1e-3, dtype=torch.float32)"
-    where = Where("update")
-    return STAGNATION.fail(stats.subject, message, where=where, observed=rate.off, limit=_OFF, unit="share", hint=hint)
-
-
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     steps = _steps(stats.steps)
     if not stats.narrow:
@@ -311,7 +261,7 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     text = f"{stats.narrow} of {stats.looked} tensors that live across steps are narrower than float32"
     if moved:
         most = _steps(max(tensor.steps for tensor in stats.tensors))
-        text += f"; of {moved:,} updates of their elements {_percent(lost / moved)} changed nothing in {most}"
+        text += f"; of {moved:,} updates of their elements {percent(lost / moved)} changed nothing in {most}"
     else:
         text += f"; none of them was updated in {steps}"
     if overwritten:
@@ -325,42 +275,19 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
     return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")
 
 
-def _cured(tensor: TensorUpdates) -> str:
-    return _replayed(tensor) or f"keep it exact: {_wide(tensor)}, Kahan summation or stochastic rounding"
-
-
-def _replayed(tensor: TensorUpdates) -> str:
-    """What each cure did to the observed updates; empty where none was measured."""
-    if not tensor.cures:
-        return ""
-    plain = next(cure for cure in tensor.cures if cure.name == UNCURED)
-    cures = sorted((cure for cure in tensor.cures if cure.name != UNCURED), key=lambda cure: cure.error)
-    texts = ", ".join(str(cure).replace(WIDE, _wide(tensor), 1) if cure.name == WIDE else str(cure) for cure in cures)
-    lead = "keep it in float32; replayed"
-    if tensor.stop is not None:
-        lead = "; replayed" if tensor.stop.kind == SUM else f"{lead} from half of what it follows"
-    return (
-        f"{lead} for {plain.steps} steps: without a cure {100 * plain.arrives:.0f} % of the change of {tensor.name} "
-        f"arrives, with {texts}"
-    )
-
-
-def _wide(tensor: TensorUpdates) -> str:
-    return "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
+def _cures(tensor: TensorUpdates) -> str:
+    wide = "float32 master weights" if tensor.role == "parameter" else "float32 for this tensor"
+    return f"keep it exact: {wide}, Kahan summation or stochastic rounding"
 
 
 def _ranked(tensors: list[TensorUpdates], key: Callable[[TensorUpdates], float]) -> list[TensorUpdates]:
-    return sorted(tensors, key=lambda tensor: (-key(tensor), not tensor.cures, -tensor.elements))
+    return sorted(tensors, key=lambda tensor: (-key(tensor), -tensor.elements))
 
 
 def _names(ranked: list[TensorUpdates]) -> str:
     role = ranked[0].role
     kind = _PLURAL.get(role, role if role == Role.STATE.value else f"{role}s")
     return f"{kind} {listed((one.name for one in ranked), _LISTED)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _steps(steps: int) -> str:

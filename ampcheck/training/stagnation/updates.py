@@ -17,9 +17,8 @@ from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
-from ampcheck.training.stagnation.cures import Cure
 from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
-from ampcheck.training.stagnation.schedules import Plan, Schedules
+from ampcheck.training.stagnation.rates import rates_of
 
 _FALLS = 0.99
 """A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
@@ -59,7 +58,8 @@ class TensorUpdates:
     jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
     have moved; random: whether it is rounded at random.
     optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
-    stop: where it will stop. plan: of a parameter, what its updates come to as the learning rate changes.
+    stop: where it will stop. largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the
+    share of its updates that is lost then.
     """
 
     role: str
@@ -85,16 +85,16 @@ class TensorUpdates:
     optimizer: str = ""
     rate: float = 1.0
     stop: Stop | None = None
-    plan: Plan | None = None
+    largest: float = 0.0
+    lost_at_largest: float | None = None
     compensates: bool = False
     where: Where = field(default_factory=lambda: Where("update"))
-    cures: tuple[Cure, ...] = ()
 
     @property
     def share(self) -> float:
-        """The share of its updates that is lost: of the planned ones where a schedule is known."""
-        if self.plan is not None:
-            return self.plan.share
+        """The share of its updates that is lost: at the largest learning rate, where it is to grow."""
+        if self.lost_at_largest is not None:
+            return self.lost_at_largest
         return self.lost / self.moved if self.moved else 0.0
 
     @property
@@ -165,8 +165,7 @@ class UpdateWatch:
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. restarted: the names of those
     of 16 bits whose magnitude fell. waiting: the names of narrow parameters that have a gradient. most: how many
-    updates of each tensor are recorded, in whichever steps they come. vanished_rates: by optimizer and group, the exact
-    value of a learning rate that left a tensor as 0. numbers_before: the numbers that left the step before.
+    updates of each tensor are recorded, in whichever steps they come.
     """
 
     def __init__(self, shadow: LoopShadow, lineage: Lineage, most: int) -> None:
@@ -184,9 +183,6 @@ class UpdateWatch:
         self._before: list[_Before] = []
         self._entered: dict[tuple[Role, str], torch.Tensor] = {}  # the errors that values had before their first update
         self._rates: Mapping[str, float] = {}
-        self.schedules = Schedules()
-        self.vanished_rates: dict[tuple[int, int], float] = {}
-        self.numbers_before: list[tuple[float, float]] = []
         self._versions: dict[int, int] = {}
         self._magnitudes: dict[str, float] = {}
 
@@ -196,7 +192,7 @@ class UpdateWatch:
         Returns whether there is something to follow: after the first steps weights that have gradients, and others that
         changed, of which fewer updates than wanted were recorded.
         """
-        self._rates = self.schedules.begin(loop)
+        self._rates = {name: rate.now for name, rate in rates_of(loop).items()}
         self._lineage.begin(residents)
         before = self._versions
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
@@ -217,20 +213,9 @@ class UpdateWatch:
                 self._entered.setdefault((resident.role, resident.name), _spread(exact - tensor, _COMPARED))
         return self.steps < self._most or bool(self._before)
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the learning rates of an optimizer that is about to step, where some of them left tensors."""
-        left = [*self.numbers_before, *self._shadow.numbers]
-        values = {value for value, _ in left if value}
-        rates = [group.get("lr") for group in optimizer.param_groups]
-        exact = next((exact for value, exact in left if value == 0.0 != exact), 0.0)
-        if exact and any(isinstance(rate, float) and rate in values for rate in rates):
-            for group in (number for number, rate in enumerate(rates) if isinstance(rate, float) and not rate):
-                self.vanished_rates.setdefault((id(optimizer), group), exact)
-
     @torch.no_grad()
     def look(self, residents: Sequence[Resident]) -> None:
         """Record the magnitude of each tensor of 16 bits after a step."""
-        self.schedules.ended()
         for resident in residents:
             if resident.tensor.dtype.itemsize == 2:
                 now = float(resident.tensor.abs().sum(dtype=torch.float64))

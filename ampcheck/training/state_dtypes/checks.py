@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ampcheck.catalog.numerics import LOSS_DTYPE
@@ -55,32 +55,7 @@ def check_state_dtypes(
     Without a declared policy float16 weights fail under an enabled GradScaler, which needs float32 weights; other
     16-bit tensors are reported and not judged, except for a loss of 16 bits, which warns.
     """
-    weights = _master_weights(stats)
-    if of_masters := [*_overwritten(stats), *_stale(stats)]:
-        weights = [*of_masters, *(finding for finding in weights if finding.verdict is Verdict.FAIL)]
-    return [*weights, *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
-
-
-def _overwritten(stats: StateDtypeStats) -> Iterator[Finding]:
-    for name, step in list(stats.overwritten.items())[:1]:
-        message = (
-            "16-bit weights must be written together with their float32 masters, but "
-            f"{listed(stats.overwritten, _LISTED)} got other values than the rounded ones of what an optimizer steps; "
-            f"step {step} wrote those of the masters over them ({name} first)"
-        )
-        hint = "copy what is loaded into the masters as well: master.copy_(parameter), before the next step"
-        yield MASTER_WEIGHTS.fail(stats.subject, message, where=Where("update", step=step), hint=hint)
-
-
-def _stale(stats: StateDtypeStats) -> Iterator[Finding]:
-    for name, step in list(stats.stale.items())[:1]:
-        message = (
-            "a float32 master must be stepped with the gradient that its 16-bit weight got in this step, but those of "
-            f"{listed(stats.stale, _LISTED)} were stepped again with the one of an earlier step, although the weights "
-            f"had another one or none (step {step}, {name} first)"
-        )
-        hint = "copy gradients before each step, and set master.grad = None where the parameter has none"
-        yield MASTER_WEIGHTS.fail(stats.subject, message, where=Where("update", step=step), hint=hint)
+    return [*_master_weights(stats), *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:

@@ -162,9 +162,7 @@ class StateDtypeStats:
     """The tensors that live across steps. after_step: whether a step ran before, so that gradients and state exist.
 
     scaled: whether there is an enabled GradScaler, which, after a step, was used. vanished: state that became zero and
-    is divided by, where the steps were compared with float64. overwritten: 16-bit weights that were written beside
-    their masters and got their values again, with the step in which they did. stale: 16-bit weights whose masters were
-    stepped with the gradient of an earlier step, with the first step in which they were.
+    is divided by, where the steps were compared with float64.
     """
 
     subject: str
@@ -173,8 +171,6 @@ class StateDtypeStats:
     scaled: bool = False
     policy: DtypePolicy | None = None
     vanished: tuple[VanishedState, ...] = ()
-    overwritten: Mapping[str, int] = field(default_factory=dict)
-    stale: Mapping[str, int] = field(default_factory=dict)
 
 
 def measure_state_dtypes(
