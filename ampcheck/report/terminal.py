@@ -97,9 +97,9 @@ def _heading(content: Sections, width: int) -> Part:
 
 
 def _problems(content: Sections, width: int, verbose: bool, *, every_failure: bool = False) -> Iterator[Part]:
-    for finding, following in zip(content.problems, content.following, strict=True):
+    for finding, twins, following in zip(content.problems, content.twins, content.following, strict=True):
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
-        below = lines_of(_following(following, width, verbose))
+        below = lines_of((*_other_arms(twins, width, verbose), *_following(following, width, verbose)))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
         short, shorter = (
             (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width, hint)), *below)
@@ -166,6 +166,13 @@ def _command(finding: Finding, width: int) -> Iterator[str]:
 
 def _source(finding: Finding, width: int) -> Iterator[str]:
     yield from (f"    {line}" for line in source_lines(finding, width - 4))
+
+
+def _other_arms(twins: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
+    """What the same finding says in its other arms."""
+    for twin in twins[1:] if verbose else ():
+        if twin.message != twins[0].message:
+            yield from wrap(f"{twin.subject}: {twin.message}", width, indent="  ", hanging="    ")
 
 
 def _following(following: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
