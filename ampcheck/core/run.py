@@ -363,10 +363,11 @@ class Cause:
     following: tuple[Finding, ...]
 
 
-def causes(findings: Iterable[Finding], wanted: Iterable[Finding]) -> list[Cause]:
+def causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> list[Cause]:
     """The causes among the wanted findings, in their order."""
     following = followers(findings)
-    explained = {id(finding) for group in following.values() for finding in group}
+    by_problems = (following.get(id(finding), ()) for finding in findings if finding.verdict in PROBLEMS)
+    explained = {id(finding) for group in by_problems for finding in group}
     twins: dict[tuple[str, Verdict, str, Where], list[list[Finding]]] = {}
     for finding in wanted:
         if id(finding) not in explained:

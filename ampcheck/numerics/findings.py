@@ -40,10 +40,13 @@ def range_text(fault: Fault) -> str:
     return text if fault.exact_amax == fault.amax_out else f"{text} ({fault.exact_amax:.5g} in float64)"
 
 
-def reach_text(fault: Fault) -> str:
-    """Where the damage is left."""
+def reach_text(stats: NumericsStats, fault: Fault) -> str:
+    """Where the damage is left, and that the code itself chose the format, where the run has another of 16 bits."""
     places = sorted(fault.reaches, key=lambda name: -fault.reaches[name])
-    return f"; it reaches {listed(places, 3)}" if places else ""
+    halves = {"float16", "bfloat16"}
+    own = bool(stats.arm) and fault.dtype != stats.format and {fault.dtype, stats.format} <= halves
+    chosen = f"; the code itself casts to {fault.dtype}, this run is in {stats.format}" if own else ""
+    return chosen + (f"; it reaches {listed(places, 3)}" if places else "")
 
 
 def is_cast(where: Where) -> bool:
