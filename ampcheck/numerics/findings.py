@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampcheck.core.check import Check
-from ampcheck.core.excerpt import name_at
 from ampcheck.core.formats import format_of_values
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.source import lines_of
+from ampcheck.core.source import op_name
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
@@ -24,10 +23,7 @@ def who(stats: NumericsStats) -> str:
 def op_text(stats: NumericsStats, where: Where) -> str:
     """``rsub in `sigma = 1 - alpha` ``: the op as its source line calls it, or else without the namespace of PyTorch's
     own, and the text of that line where it is known."""
-    text, written = stats.sources.get((where.file, where.line), ""), ""
-    if text and where.line is not None:
-        written = name_at(lines_of(where.file), where.line, where.op)
-    op = written or where.op.removeprefix("aten::")
+    op, text = op_name(where), stats.sources.get((where.file, where.line), "")
     part = "the backward pass at " if where.phase == "backward" else ""
     return f"{op} in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else op
 
