@@ -35,15 +35,15 @@ _NORM = "aten::linalg_vector_norm"
 def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings in their order, each with the `cause` that it follows from, empty for a cause.
 
-    A cause is about the same subject, at least as severe as what follows from it, and follows from nothing itself.
-    Verdicts do not change.
+    A cause is about the same subject, at least as severe as what follows from it, and follows from nothing itself. In
+    the same arm, unless it is a policy, which is one of a device. Verdicts do not change.
     """
     findings = tuple(replace(finding, cause=()) for finding in findings)
-    by_subject: dict[str, list[Finding]] = {}
+    by_name: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.verdict in PROBLEMS:
-            by_subject.setdefault(finding.subject, []).append(finding)
-    causes = {id(f): cause for group in by_subject.values() for f, cause in _followers(group)}
+            by_name.setdefault(finding.name, []).append(finding)
+    causes = {id(f): cause for group in by_name.values() for f, cause in _followers(group)}
     return tuple(
         replace(f, cause=causes[id(f)].key if id(f) in causes else ()) if f.verdict in PROBLEMS else f for f in findings
     )
@@ -52,12 +52,15 @@ def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _followers(problems: Sequence[Finding]) -> Iterable[tuple[Finding, Finding]]:
     """The findings that follow from another, each with its first cause."""
     ordered = sorted(problems, key=lambda finding: SEVERITY.index(finding.verdict))
-    stopped = any(finding.check == "coverage" and _in_scaler(finding) for finding in problems)
+    stopped = {finding.subject for finding in problems if finding.check == "coverage" and _in_scaler(finding)}
     direct: dict[int, Finding] = {}
     for number, finding in enumerate(ordered):
         for other, candidate in enumerate(ordered):
             severe = SEVERITY.index(candidate.verdict) <= SEVERITY.index(finding.verdict)
-            if other != number and severe and _explains(candidate, finding, earlier=other < number, stopped=stopped):
+            if other == number or not severe:
+                continue
+            ended = finding.subject in stopped
+            if _bans(candidate, finding) or _explains(candidate, finding, earlier=other < number, stopped=ended):
                 direct[id(finding)] = candidate
                 break
     for finding in ordered:
@@ -71,6 +74,8 @@ def _followers(problems: Sequence[Finding]) -> Iterable[tuple[Finding, Finding]]
 
 def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool) -> bool:
     """Whether `finding` follows from `cause`. earlier: it comes first. stopped: a call of a scaler ended the run."""
+    if cause.subject != finding.subject:
+        return False
     if cause.check == "scaler-protocol":
         return _misused_scaler(cause, finding, stopped)
     if cause.check == "autocast-scope":
@@ -90,6 +95,12 @@ def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool)
     if cause.check in _LOSSES and finding.message.startswith(LOST_OUTPUT):
         return finding.check == "overflow" and cause.where == finding.where
     return cause.check in ("overflow", "silent-zero") and _became_infinite(cause, finding)
+
+
+def _bans(cause: Finding, finding: Finding) -> bool:
+    """Whether a policy bans the op that raises at a line, or that another device computes otherwise."""
+    effects = ("low-precision-error", "policy-gap")
+    return cause.check == "policy-banned" and finding.check in effects and _same_line(cause, finding)
 
 
 def _misused_scaler(cause: Finding, finding: Finding, stopped: bool) -> bool:

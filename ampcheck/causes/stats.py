@@ -13,6 +13,7 @@ from ampcheck.causes.bisect import Bisected
 from ampcheck.causes.minimise import Minimised
 from ampcheck.compiled.accuracy.stats import AOT_EAGER, EAGER, EMULATE, EMULATED, INDUCTOR
 from ampcheck.core.run import Coverage, Finding, Table, Where
+from ampcheck.core.source import op_name
 from ampcheck.shadow import Fault
 from ampcheck.speed.verdict import CONFIDENCE, median_bounds
 
@@ -145,7 +146,7 @@ def _cause(stats: BlameStats) -> str:
     where = stats.cause
     if not where.op and not where.module and not where.file:
         return "no single op is at fault"
-    op = where.op.removeprefix("aten::") or "an op"
+    op = op_name(where) or "an op"
     line = f" at {where.file}:{where.line}" if where.file else ""
     source = f" (`{stats.source}`)" if stats.source else ""
     what = "the first op that brings it, once compiled," if stats.bisected else "the first op at fault"
@@ -234,7 +235,7 @@ def tables(stats: BlameStats) -> tuple[Table, ...]:
 def _first_faults(stats: BlameStats) -> Table:
     rows = [
         (
-            fault.where.op.removeprefix("aten::"),
+            op_name(fault.where),
             fault.kind,
             fault.where.phase,
             fault.where.module or "(the root)",

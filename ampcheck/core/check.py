@@ -76,10 +76,14 @@ class Check:
         """The check does not apply to the subject, or this machine lacks what it needs."""
         return self._build(Verdict.SKIP, subject, reason, None, **evidence)
 
+    def absent(self, subject: str, reason: str, **evidence: Unpack[Evidence]) -> Finding:
+        """The subject does nothing that the check judges."""
+        return self._build(Verdict.SKIP, subject, reason, 0, **evidence)
+
     def passed(self, subject: str, message: str, seen: int, **evidence: Unpack[Evidence]) -> Finding:
         """A pass that rests on `seen` observations; a skip where there were none."""
         if seen < 1:
-            return self._build(Verdict.SKIP, subject, f"nothing to judge: {message}", 0, hint=evidence.get("hint", ""))
+            return self.absent(subject, f"nothing to judge: {message}", hint=evidence.get("hint", ""))
         return self._build(Verdict.PASS, subject, message, seen, **evidence)
 
     def judged(self, verdict: Verdict, subject: str, message: str, seen: int, **evidence: Unpack[Evidence]) -> Finding:

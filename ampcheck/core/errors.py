@@ -32,6 +32,9 @@ _FOR_THE_RUNNER = frozenset(
 )
 """Exceptions that control a test runner, by module and name, so that none of them is imported."""
 
+SHOWS = "_ampcheck_shows_findings"
+"""The attribute of an exception whose text shows the findings of its run, so that pytest's summary only names them."""
+
 
 class UsageError(ValueError):
     """A request that cannot be fulfilled: bad input, a missing device, an unknown name.

@@ -47,7 +47,8 @@ _CALLED = {
     "addmm": "linear matmul einsum",
     "mm": "linear matmul einsum",
     "bmm": "matmul einsum baddbmm",
-    "linalg_vector_norm": "norm clip_grad_norm_",
+    "linalg_vector_norm": "norm normalize clip_grad_norm_",
+    "pow": "square float_power",
     "foreach_norm": "clip_grad_norm_",
     "foreach_mul": "clip_grad_norm_",
     "nll_loss_forward": "cross_entropy",
@@ -138,18 +139,48 @@ def excerpt_of(source: Sequence[str], line: int, op: str = "", module: str = "")
 
 def _span(source: Sequence[str], line: int, op: str, module: str) -> tuple[int, int] | None:
     """The characters of a line that call the op, or else the module; None where they are not known."""
-    nodes = [node for node in _nodes("".join(source)) if node.lineno <= line <= (node.end_lineno or 0)]
-    name = op.partition(".")[0].strip("_").removeprefix("native_").removesuffix("_backward")
-    found = [node for node in nodes if name and _computes(node, name)]
+    found = _computing(source, line, op)
     if not found and (part := module.rpartition(".")[2]).isidentifier():
-        found = [node for node in nodes if isinstance(node, ast.Call) and _called(node) == part]
+        found = [node for node in _at(source, line) if isinstance(node, ast.Call) and _called(node) == part]
     if not found:
         return None
     text = source[line - 1]
-    starts = [_characters(text, node.col_offset) if node.lineno == line else 0 for node in found]
+    starts = [_characters(text, column) if first == line else 0 for first, column in map(_start, found)]
     ends = [_characters(text, node.end_col_offset or 0) if node.end_lineno == line else len(text) for node in found]
     start = max(min(starts), len(text) - len(text.lstrip()))
     return start, min(max(ends), len(text.rstrip()))
+
+
+def name_at(source: Sequence[str], line: int, op: str) -> str:
+    """The name by which a line calls an op, such as `square` for `aten::pow.Tensor_Scalar`; empty where the line does
+    not call it, or by its own name."""
+    op = op.partition("::")[2]
+    names = {_called(node) if isinstance(node, ast.Call) else "" for node in _computing(source, line, op)}
+    name = names.pop() if len(names) == 1 else ""
+    return "" if name.strip("_") == _base(op) else name
+
+
+def _computing(source: Sequence[str], line: int, op: str) -> list[ast.expr | ast.AugAssign]:
+    """The expressions of a line that compute an op, given without its namespace."""
+    name = _base(op)
+    return [node for node in _at(source, line) if name and _computes(node, name)]
+
+
+def _at(source: Sequence[str], line: int) -> list[ast.expr | ast.AugAssign]:
+    return [node for node in _nodes("".join(source)) if node.lineno <= line <= (node.end_lineno or 0)]
+
+
+def _base(op: str) -> str:
+    return op.partition(".")[0].strip("_").removeprefix("native_").removesuffix("_backward")
+
+
+def _start(node: ast.expr | ast.AugAssign) -> tuple[int, int]:
+    """The line and the column in bytes at which an operation begins: of a method of a result, at its dot."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        method, receiver = node.func, node.func.value
+        if isinstance(receiver, (ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Compare)):
+            return method.end_lineno or 0, (method.end_col_offset or 0) - len(f".{method.attr}".encode())
+    return node.lineno, node.col_offset
 
 
 @lru_cache(maxsize=32)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -149,6 +149,11 @@ class Finding:
         """Equal for findings that differ in their numbers, wording or step alone, such as those of several ranks."""
         where = self.where
         return self.check, self.verdict.value, self.subject, where.phase, where.module, where.op, where.file, where.line
+
+    @property
+    def name(self) -> str:
+        """The subject without the arm in which it ran: `model` of `model [float16, eager]`."""
+        return self.subject.partition(" [")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +350,61 @@ def follow_line(following: Sequence[Finding]) -> str:
     return f"it explains {', '.join(f'{n:,} {check}' if n > 1 else check for check, n in counts.items())}"
 
 
-def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
-    """Each wanted finding that is a cause, and its text: `describe`, with a line of what follows from it."""
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A finding that follows from no other, once for all arms in which it was made.
+
+    finding: the first of `twins`, which differ in their arm alone; its subject lists the arms of all. following: the
+    findings that follow from them.
+    """
+
+    finding: Finding
+    twins: tuple[Finding, ...]
+    following: tuple[Finding, ...]
+
+
+def causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> list[Cause]:
+    """The causes among the wanted findings, in their order."""
     following = followers(findings)
-    known = {id(finding) for group in following.values() for finding in group}
+    by_problems = (following.get(id(finding), ()) for finding in findings if finding.verdict in PROBLEMS)
+    explained = {id(finding) for group in by_problems for finding in group}
+    twins: dict[tuple[str, Verdict, str, Where], list[list[Finding]]] = {}
     for finding in wanted:
-        if id(finding) not in known:
-            below = f"\n  {clean(follow_line(following[id(finding)]))}" if id(finding) in following else ""
-            yield finding, describe(finding) + below
+        if id(finding) not in explained:
+            groups = twins.setdefault((finding.check, finding.verdict, finding.name, finding.where), [])
+            group = next((group for group in groups if _are_twins(group, finding)), None)
+            groups.append([finding]) if group is None else group.append(finding)
+    return [
+        Cause(_in_all_arms(group), tuple(group), tuple(f for twin in group for f in following.get(id(twin), ())))
+        for groups in twins.values()
+        for group in groups
+    ]
+
+
+def _are_twins(group: Sequence[Finding], finding: Finding) -> bool:
+    """Whether a finding at the place of others is theirs, in another arm; two of one arm are if they say the same."""
+    where, same = finding.where, group[0].message == finding.message
+    other_arm = all(other.subject != finding.subject for other in group)
+    return same or (other_arm and bool(where.file or where.op or where.module))
+
+
+def _in_all_arms(group: Sequence[Finding]) -> Finding:
+    """The first of findings that differ in their arm, with `model [float16 and bfloat16, eager]` as its subject."""
+    arms = dict.fromkeys(finding.subject.partition(" [")[2].removesuffix("]") for finding in group)
+    if len(arms) == 1:
+        return group[0]
+    words = [arm.split(", ") for arm in arms]
+    columns = [list(dict.fromkeys(column)) for column in zip(*words, strict=False)]
+    aligned = len({len(arm) for arm in words}) == 1 and sum(len(column) > 1 for column in columns) == 1
+    text = ", ".join(" and ".join(column) for column in columns) if aligned else "; ".join(arms)
+    return replace(group[0], subject=f"{group[0].name} [{text}]")
+
+
+def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:
+    """Each of the `causes`, and its text: `describe`, with a line of what follows from it."""
+    for cause in causes(findings, wanted):
+        below = f"\n  {clean(follow_line(cause.following))}" if cause.following else ""
+        yield cause.finding, describe(cause.finding) + below
 
 
 def merge(runs: Iterable[Run]) -> Run:

@@ -13,7 +13,7 @@ from linecache import checkcache, getlines
 from pathlib import Path
 from typing import TypeAlias
 
-from ampcheck.core.excerpt import excerpt_of
+from ampcheck.core.excerpt import excerpt_of, name_at
 from ampcheck.core.run import PROBLEMS, Finding, Where
 
 Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
@@ -39,6 +39,12 @@ def code_at(where: Where) -> str:
     """The source line at a location, without indentation; empty where it is not known."""
     lines = lines_of(where.file) if where.file and where.line is not None else []
     return lines[where.line - 1].strip() if where.line is not None and 0 < where.line <= len(lines) else ""
+
+
+def op_name(where: Where) -> str:
+    """The op at a location as its source line calls it, or else its overload without the namespace of PyTorch's own."""
+    written = name_at(lines_of(where.file), where.line, where.op) if where.file and where.line is not None else ""
+    return written or where.op.removeprefix("aten::")
 
 
 def place_of(finding: Finding, folder: Path) -> Place:

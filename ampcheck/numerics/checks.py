@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding
+from ampcheck.core.run import PROBLEMS, Finding
 from ampcheck.numerics import execution, nonfinite, precision, range
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
@@ -60,4 +60,12 @@ def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str]
             reason = "no op computed in 16 bits, so nothing was judged"
         if slug in wanted:
             findings += [REGISTRY[slug].skip(who(stats), reason)] if reason else check(stats, limits)
-    return findings
+    return _in_order_of_run(stats, findings)
+
+
+def _in_order_of_run(stats: NumericsStats, findings: list[Finding]) -> list[Finding]:
+    """The findings; those of faults come first, as the run met them: a value that vanished before what follows."""
+    met = {fault.where: number for number, fault in reversed(list(enumerate(stats.faults)))}
+    return sorted(
+        findings, key=lambda finding: met.get(finding.where, len(met)) if finding.verdict in PROBLEMS else len(met)
+    )

@@ -86,7 +86,7 @@ def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """A loss of 16 bits has two or three digits: a warning."""
     check = LOSS_DTYPE
     if not stats.losses:
-        return [check.skip(who(stats), "the subject gives no loss of its own")]
+        return [check.absent(who(stats), "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
     if not low:
         return [passed(stats, check, f"the loss is {stats.losses[0]}", len(stats.losses))]

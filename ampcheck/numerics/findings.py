@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ampcheck.core.check import Check
 from ampcheck.core.formats import format_of_values
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.source import op_name
 from ampcheck.core.text import listed
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow import Fault
@@ -20,9 +21,9 @@ def who(stats: NumericsStats) -> str:
 
 
 def op_text(stats: NumericsStats, where: Where) -> str:
-    """``rsub in `sigma = 1 - alpha` ``: the op without the namespace of PyTorch's own, and the text of its source line
-    where that is known."""
-    op, text = where.op.removeprefix("aten::"), stats.sources.get((where.file, where.line), "")
+    """``rsub in `sigma = 1 - alpha` ``: the op as its source line calls it, or else without the namespace of PyTorch's
+    own, and the text of that line where it is known."""
+    op, text = op_name(where), stats.sources.get((where.file, where.line), "")
     part = "the backward pass at " if where.phase == "backward" else ""
     return f"{op} in {part}`{text if len(text) <= 100 else text[:97] + '...'}`" if text else op
 
@@ -35,10 +36,13 @@ def range_text(fault: Fault) -> str:
     return text if fault.exact_amax == fault.amax_out else f"{text} ({fault.exact_amax:.5g} in float64)"
 
 
-def reach_text(fault: Fault) -> str:
-    """Where the damage is left."""
+def reach_text(stats: NumericsStats, fault: Fault) -> str:
+    """Where the damage is left, and that the code itself chose the format, where the run has another of 16 bits."""
     places = sorted(fault.reaches, key=lambda name: -fault.reaches[name])
-    return f"; it reaches {listed(places, 3)}" if places else ""
+    halves = {"float16", "bfloat16"}
+    own = bool(stats.arm) and fault.dtype != stats.format and {fault.dtype, stats.format} <= halves
+    chosen = f"; the code itself casts to {fault.dtype}, this run is in {stats.format}" if own else ""
+    return chosen + (f"; it reaches {listed(places, 3)}" if places else "")
 
 
 def is_cast(where: Where) -> bool:

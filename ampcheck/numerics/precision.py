@@ -115,10 +115,17 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     if fault.kind == faults.ROUNDING and where.phase == "backward" and stats.device == "cpu" and seen.error <= LOST:
         verdict, hint = Verdict.WARN, "kernels on a GPU sum in float32; on this CPU keep the module in float32"
     times = f"; it happens {fault.count:,} times" if fault.count > 1 else ""
+    message += times + reach_text(stats, fault)
     return PRECISION_LOSS.finding(
-        verdict, who(stats), message + times + reach_text(fault), where=where, observed=seen.error, limit=seen.limit,
-        unit="relative error", hint=hint,
-    )  # fmt: skip
+        verdict,
+        who(stats),
+        message,
+        where=where,
+        observed=seen.error,
+        limit=seen.limit,
+        unit="relative error",
+        hint=hint,
+    )
 
 
 def _story(fault: Fault) -> str:

@@ -82,7 +82,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
             "an input lost the values that keep float64 finite here, such as a divisor that became zero or a root of "
             "what became negative: compute what leads to this op in float32, or clamp before it"
         )
-    verdict, end = Verdict.FAIL, reach_text(fault)
+    verdict, end = Verdict.FAIL, reach_text(stats, fault)
     if not fault.reaches:
         verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients" if seen.lost else ""
     return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
@@ -250,7 +250,7 @@ def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) 
         if fault.note:
             message += f"; {fault.note}"
         message += f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
-        message, hint = message + reach_text(fault), _vanished_hint(fault)
+        message, hint = message + reach_text(stats, fault), _vanished_hint(fault)
         findings.append(elements_lost(stats, check, Verdict.FAIL, message, fault.where, seen.zeroed, hint))
     return first_findings(findings) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
@@ -273,7 +273,7 @@ def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
     message = (
         f"integers must not wrap around where they are read as numbers; {fault.elements:,} of "
         f"{fault.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
-        f"up to {fault.exact_amax:g} are meant{reach_text(fault)}"
+        f"up to {fault.exact_amax:g} are meant{reach_text(stats, fault)}"
     )
     hint = "convert one operand to int32 or to a floating dtype before the op"
     return elements_lost(stats, INTEGER_CAST, Verdict.FAIL, message, fault.where, fault.elements, hint)
@@ -310,6 +310,6 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
         findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
     if not findings and not stats.whole:
-        return [check.skip(who(stats), "no integers were seen in 16 bits")]
+        return [check.absent(who(stats), "no integers were seen in 16 bits")]
     text = f"different integers stayed different in {counted(stats.whole, 'results')} of 16 bits"
     return first_findings(findings) or [passed(stats, check, text, stats.whole, 0, 0, "elements")]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from ampcheck.core.current_test import current_test, pytest_command
+from ampcheck.core.errors import SHOWS
 from ampcheck.core.run import FAIL_ON, PROBLEMS, Finding, Run, Verdict, describe_causes, emit, nearest_first
 from ampcheck.core.settings import load_settings
 from ampcheck.outcome.accept import accept
@@ -46,7 +47,9 @@ def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
     """Raise `AssertionError` with the findings of these verdicts."""
     __tracebackhide__ = True
     if failures := nearest_first(finding for verdict in verdicts for finding in run.of(verdict)):
-        raise AssertionError("\n".join(_text(run, failures)))
+        error = AssertionError("\n".join(_text(run, failures)))
+        setattr(error, SHOWS, True)
+        raise error
 
 
 def _text(run: Run, failures: Collection[Finding]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampcheck.core.environment import installed
-from ampcheck.core.errors import UsageError
+from ampcheck.core.errors import SHOWS, UsageError
 from ampcheck.core.text import clean, counted
 from ampcheck.plugin.settings import Options
 
@@ -32,11 +32,13 @@ _ATTRIBUTE = "_ampcheck"
 
 @dataclass
 class _Collected:
-    """The runs of one test as JSON, the entries of locks that it wrote, and its outcome."""
+    """The runs of one test as JSON, the entries of locks that it wrote, its outcome, and whether its failure shows the
+    findings."""
 
     runs: list[str] = field(default_factory=list)
     written: list[tuple[str, str]] = field(default_factory=list)
     outcome: str = "passed"
+    shown: bool = False
 
 
 _COLLECTED = pytest.StashKey[_Collected]()
@@ -70,10 +72,13 @@ class Collector:
     pytest_runtest_teardown = pytest_runtest_call
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Add the collected data to the report."""
         report = yield
         collected = item.stash.setdefault(_COLLECTED, _Collected())
+        collected.shown |= call.excinfo is not None and hasattr(call.excinfo.value, SHOWS)
         collected.outcome = _outcome(collected.outcome, report)
         if report.when == "teardown" and (collected.runs or collected.written):
             setattr(report, _ATTRIBUTE, asdict(collected))
@@ -167,12 +172,14 @@ class _Entry:
     outcome: str = field(compare=False)
     run: Run = field(compare=False)
     written: tuple[tuple[str, str], ...] = field(compare=False, default=())
+    shown: bool = field(compare=False, default=False)
 
     @classmethod
     def of(cls, report: pytest.TestReport, data: dict[str, Any]) -> _Entry:
         written = tuple((path, name) for path, name in data["written"])
         worker = getattr(report, "worker_id", "")
-        return cls(report.nodeid, worker, data["outcome"], _merged(data["runs"]), written)
+        shown = data["shown"] and data["outcome"] == "failed"
+        return cls(report.nodeid, worker, data["outcome"], _merged(data["runs"]), written, shown)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.run.counts().items())
@@ -233,7 +240,11 @@ class Report:
         width, verbose = config.get_terminal_writer().fullwidth, config.option.verbose > 1
         failed = [*self._failing(None if verbose else _FEW), *self._skips(None if verbose else _FEW)]
         limit, more = LIMIT - len(failed), "-vv or --ampcheck-html=PATH shows all"
-        summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more))
+        in_traceback = [
+            entry.run for entry in self.entries if entry.shown and config.option.tbstyle not in ("no", "line")
+        ]
+        shown = {finding.key for shown in in_traceback for finding in shown.findings}
+        summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more, shown=shown))
         if not run.findings:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
             summary.append(f"hint: {hint}")

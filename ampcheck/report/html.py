@@ -49,9 +49,9 @@ def render_html(run: Run) -> str:
     for section in content.checks:
         for finding in section.findings:
             cells.setdefault((section.check, finding.subject), []).append(finding)
-    causes = list(zip(content.problems, content.following, strict=True))
+    causes = list(zip(content.problems, content.twins, content.following, strict=True))
     unjudged = _grouped(content.unjudged)
-    shown = [(finding, *below) for finding, below in causes] + [group for _, group in unjudged]
+    shown = [(*twins, *below) for _, twins, below in causes] + [group for _, group in unjudged]
     ids = {id(finding): f"finding-{n}" for n, group in enumerate(shown, 1) for finding in group}
     stories = [
         (verdict, title, [cause for cause in causes if cause[0].verdict is verdict])

@@ -90,7 +90,8 @@ def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: I
 
 def _names(content: Sections) -> Mapping[str, str]:
     """How subjects differ in their names; nothing for the only one, which the title names."""
-    return short_names(content.subjects) if len(content.subjects) > 1 else {}
+    shown = dict.fromkeys((*content.subjects, *(finding.subject for finding in content.problems)))
+    return short_names(list(shown)) if len(content.subjects) > 1 else {}
 
 
 def tables_of(run: Run) -> str:

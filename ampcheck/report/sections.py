@@ -14,8 +14,8 @@ from ampcheck.core.run import (
     Scalar,
     Table,
     Verdict,
+    causes,
     count_verdicts,
-    followers,
     nearest_first,
 )
 
@@ -72,7 +72,8 @@ class Topic:
 class Sections:
     """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, evidence by topic.
 
-    `problems` are the causes; `following` has what follows from each, by its position in `problems`.
+    `problems` are the causes, each once for all its arms; `twins` has the finding of each arm, and `following` what
+    follows from them, by the position in `problems`.
 
     `verdict` colours the headline. It is `pass` only if something passed, nothing failed, warned or is undecided, and
     the coverage is not empty; a run that judged nothing is a `skip`.
@@ -84,6 +85,7 @@ class Sections:
     counts: Mapping[Verdict, int]
     subjects: tuple[str, ...]
     problems: tuple[Finding, ...]
+    twins: tuple[tuple[Finding, ...], ...]
     following: tuple[tuple[Finding, ...], ...]
     unjudged: tuple[Finding, ...]
     checks: tuple[CheckSection, ...]
@@ -102,18 +104,16 @@ def arrange(run: Run) -> Sections:
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
-    following = followers(run.findings)
-    failures = nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN))
-    explained = {id(finding) for cause in failures for finding in following.get(id(cause), ())}
-    problems = [finding for finding in failures if id(finding) not in explained]
+    problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
         title=run.title,
         headline=headline(run),
         verdict=_verdict(run),
         counts=run.counts(),
         subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
-        problems=tuple(problems),
-        following=tuple(tuple(following.get(id(finding), ())) for finding in problems),
+        problems=tuple(cause.finding for cause in problems),
+        twins=tuple(cause.twins for cause in problems),
+        following=tuple(cause.following for cause in problems),
         unjudged=tuple(finding for verdict in _UNJUDGED for finding in run.of(verdict)),
         checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
         topics=_topics(run),

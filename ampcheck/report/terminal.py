@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line, source_lines
+from ampcheck.core.text import counted
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
 from ampcheck.report.sections import Sections, arrange, short_names
 from ampcheck.report.text import MIN_WIDTH, cells, clean, command_lines, one_line, quantity, shorten_middle, wrap
@@ -29,21 +30,31 @@ _CAUSES, _REASONS, _SUMMARY, _TABLE = range(4)
 
 _ALL = "-v shows all"
 
+_ALL_REASONS = "-v says why"
+
 _MESSAGE, _HINT = 3, 4
 """Lines of a message and of a hint in a report that is short of lines."""
 
 
 def summary_lines(
-    run: Run, *, width: int, verbose: bool = False, limit: int | None = LIMIT, more: str = _ALL
+    run: Run,
+    *,
+    width: int,
+    verbose: bool = False,
+    limit: int | None = LIMIT,
+    more: str = _ALL,
+    shown: Container[object] = (),
 ) -> Iterator[str]:
     """`run` as plain lines of at most `width` columns, but at least `MIN_WIDTH`.
 
     The headline; failures and warnings with their source and what follows from them; undecided, incomplete and skipped
     checks with the reason; passes as counts for each check; the coverage. At most `limit` lines: what does not fit is
-    shortened or left out, and counted in a last line, with `more`, how to see it. verbose: everything in full.
+    shortened or left out, and counted in a last line, with `more`, how to see it. verbose: everything in full. shown:
+    keys of findings whose text stands elsewhere; they are only named.
     """
     content, width = arrange(run), max(width, MIN_WIDTH)
-    parts = [_heading(content, width), *_problems(content, width, verbose), *_rest(content, width, verbose)]
+    problems = _problems(content, width, verbose, shown=() if verbose else shown)
+    parts = [_heading(content, width), *problems, *_rest(content, width, verbose)]
     yield from map(plain, fit(parts, None if verbose else limit, _closing(width, more)))
 
 
@@ -96,10 +107,12 @@ def _heading(content: Sections, width: int) -> Part:
     return Part((wrapped, lines_of([one_line(text, width)], content.verdict)))
 
 
-def _problems(content: Sections, width: int, verbose: bool, *, every_failure: bool = False) -> Iterator[Part]:
-    for finding, following in zip(content.problems, content.following, strict=True):
+def _problems(
+    content: Sections, width: int, verbose: bool, *, every_failure: bool = False, shown: Container[object] = ()
+) -> Iterator[Part]:
+    for finding, twins, following in zip(content.problems, content.twins, content.following, strict=True):
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
-        below = lines_of(_following(following, width, verbose))
+        below = lines_of((*_other_arms(twins, width, verbose), *_following(following, width, verbose)))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
         short, shorter = (
             (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width, hint)), *below)
@@ -108,6 +121,9 @@ def _problems(content: Sections, width: int, verbose: bool, *, every_failure: bo
         single = _titled(finding, [_placed(title, finding, width)])
         brief = (*single, *lines_of([f"  {one_line(finding.message, width - 2)}"]))
         required = every_failure and finding.verdict is Verdict.FAIL
+        if twins[0].key in shown:
+            yield Part((single,), _CAUSES, finding.verdict)
+            continue
         yield Part((full, short, shorter, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
 
 
@@ -168,6 +184,13 @@ def _source(finding: Finding, width: int) -> Iterator[str]:
     yield from (f"    {line}" for line in source_lines(finding, width - 4))
 
 
+def _other_arms(twins: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
+    """What the same finding says in its other arms."""
+    for twin in twins[1:] if verbose else ():
+        if twin.message != twins[0].message:
+            yield from wrap(f"{twin.subject}: {twin.message}", width, indent="  ", hanging="    ")
+
+
 def _following(following: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
     if following:
         yield f"  {one_line(follow_line(following), width - 2)}" if not verbose else "  it explains:"
@@ -193,15 +216,29 @@ def _rest(content: Sections, width: int, verbose: bool, *, listed: bool = False)
 
 
 def _unjudged(content: Sections, width: int, verbose: bool) -> Iterator[Part]:
-    """Each reason once, with the number of subjects; without `verbose`, a skip in one line."""
-    reasons = [(f.verdict, f.check, f.accepted or f.message, f.hint) for f in content.unjudged]
-    for (verdict, check, message, hint), times in Counter(reasons).items():
-        advice = f" (hint: {hint})" if hint and verdict is Verdict.INCOMPLETE else ""
-        line = f"{verdict} {check}{f' ×{times:,}' if times > 1 else ''}: {message}{advice}"
-        single = lines_of([one_line(line, width)], verdict)
+    """Each reason once, with its checks; without `verbose`, those of which the subject has nothing are only counted."""
+    absent = [] if verbose else [f for f in content.unjudged if f.verdict is Verdict.SKIP and f.seen == 0]
+    reasons: dict[tuple[Verdict, str, str], list[str]] = {}
+    for finding in content.unjudged:
+        if finding not in absent:
+            advice = f" (hint: {finding.hint})" if finding.hint and finding.verdict is Verdict.INCOMPLETE else ""
+            reason = (finding.accepted or finding.message) + advice
+            named = finding.check if finding.verdict is not Verdict.SKIP else ""  # each of the others is an answer
+            reasons.setdefault((finding.verdict, reason, named), []).append(finding.check)
+    for (verdict, reason, _), checks in reasons.items():
+        line = f"{verdict} {_counted_names(checks)}: {reason}"
         quiet = verdict in (Verdict.SKIP, Verdict.ACCEPTED)
-        full = single if quiet and not verbose else lines_of(wrap(line, width, hanging="  "), verdict)
-        yield Part((full, single, ()), _REASONS if quiet else _CAUSES, verdict, times)
+        forms = (lines_of(wrap(line, width, hanging="  "), verdict), lines_of([one_line(line, width)], verdict), ())
+        yield Part(forms, _REASONS if quiet else _CAUSES, verdict, len(checks))
+    if absent:
+        count = len({finding.check for finding in absent})
+        line = f"{counted(count, 'checks')} {'does' if count == 1 else 'do'} not apply ({_ALL_REASONS})"
+        yield Part((lines_of([one_line(line, width)], Verdict.SKIP), ()), _REASONS, Verdict.SKIP, len(absent))
+
+
+def _counted_names(names: Sequence[str]) -> str:
+    """`overflow ×2, flush`: each name once, with how often it stands there."""
+    return ", ".join(f"{name} ×{times:,}" if times > 1 else name for name, times in Counter(names).items())
 
 
 def _passes(content: Sections, width: int, verbose: bool) -> Iterator[str]:

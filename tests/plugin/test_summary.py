@@ -294,3 +294,22 @@ def test_the_summary_says_why_tests_were_skipped(suite: pytest.Pytester, section
         "1 test skipped: reason 1",
         "3 more tests skipped; -rs shows why",
     ]
+
+
+def test_findings_that_a_traceback_shows_are_only_named_below(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+        from ampcheck.outcome.raising import verify
+
+        def test_model():
+            where = Where("forward", op="aten::mul", file="m.py", line=3)
+            failed = Finding("overflow", Verdict.FAIL, "net", "41 became inf", where, hint="scale it")
+            verify(Run(findings=(failed,), coverage=Coverage({"ops": 1})))
+        """
+    )
+    for options, in_full in (((), False), (("--tb=no",), True), (("-vv",), True)):
+        result = pytester.runpytest_subprocess("--ampcheck", "-p", "no:cacheprovider", *options)
+        summary = result.stdout.str().partition(" ampcheck ==")[2].partition("short test summary")[0]
+        assert "FAIL overflow: net" in summary
+        assert ("hint: scale it" in summary) is in_full, options

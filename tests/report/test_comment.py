@@ -112,11 +112,11 @@ def test_a_problem_of_an_audit_has_its_subject_place_and_source_line():
     where = Where("forward", "ffn", "aten::mul", "m.py", 3)
     failed = Finding("overflow", Verdict.FAIL, "f [float16]", "too large", where, code="y = x * 2", hint="scale")
     (item,) = (
-        line for line in lines_of(audited(failed, replace(failed, subject="f [bfloat16]"))) if "(float16)" in line
+        line for line in lines_of(audited(failed, replace(failed, subject="f [bfloat16]"))) if "too large" in line
     )
     assert html.unescape(item) == (
-        "- ❌ **overflow** (float16): too large<br>forward, ffn, aten::mul, m.py:3<br><code>y = x * 2</code>"
-        " <sub>Hint: scale</sub>"
+        "- ❌ **overflow** (float16 and bfloat16): too large<br>forward, ffn, aten::mul, m.py:3<br>"
+        "<code>y = x * 2</code> <sub>Hint: scale</sub>"
     )
 
 

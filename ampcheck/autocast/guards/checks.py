@@ -334,4 +334,4 @@ def _clean(check: Check, stats: GuardStats, what: str, reason: str, message: str
 
 
 def _skip(check: Check, stats: GuardStats, reason: str) -> Finding:
-    return check.skip(stats.subject, f"nothing was looked at: {reason}")
+    return check.absent(stats.subject, f"nothing was looked at: {reason}")

@@ -87,7 +87,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     if findings:
         return findings
     if not any(e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled for e in stats.events):
-        return [SCALER_PROTOCOL.skip(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
+        return [SCALER_PROTOCOL.absent(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
     counts = {act: sum(e.act is act for e in stats.events) for act in (Act.BACKWARD, Act.SCALER_STEP, Act.UPDATE)}
     if not counts[Act.SCALER_STEP]:
         text = f"a GradScaler scaled losses, but no optimizer was stepped through it in {stats.steps} steps"
@@ -103,7 +103,7 @@ def check_scheduler_skip(stats: ProtocolStats, plain: Sequence[Event] | None = N
     steps = [e for e in stats.events if e.act is Act.SCHEDULER_STEP]
     skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
     if not steps:
-        return [SCHEDULER_SKIP.skip(stats.subject, "no scheduler stepped")]
+        return [SCHEDULER_SKIP.absent(stats.subject, "no scheduler stepped")]
     for event, message in left_behind(stats.events if plain is None else plain):
         hint = "make a new scheduler for the new optimizer"
         return [SCHEDULER_SKIP.fail(stats.subject, message, where=event.where, hint=hint)]
@@ -122,7 +122,7 @@ def check_scheduler_skip(stats: ProtocolStats, plain: Sequence[Event] | None = N
         hint = "call scheduler.step() after optimizer.step()"
         return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=early[0].where, hint=hint)]
     if not skips:
-        return [SCHEDULER_SKIP.skip(stats.subject, "no optimizer step was skipped")]
+        return [SCHEDULER_SKIP.absent(stats.subject, "no optimizer step was skipped")]
     if not wrong:
         text = f"the scaler skipped {counted(len(skips), 'optimizer steps')}, and no scheduler stepped for one of them"
         return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]

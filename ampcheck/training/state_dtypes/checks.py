@@ -61,7 +61,7 @@ def check_state_dtypes(
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
     weights = [tensor for tensor in _of(stats, Role.PARAMETER) if tensor.trained]
     if not weights:
-        return [MASTER_WEIGHTS.skip(stats.subject, "no optimizer steps a floating-point parameter here")]
+        return [MASTER_WEIGHTS.absent(stats.subject, "no optimizer steps a floating-point parameter here")]
     policy = stats.policy
     if policy is None:
         return [_undeclared_weights(stats, weights)]
@@ -115,7 +115,7 @@ def _optimizer_state(stats: StateDtypeStats) -> list[Finding]:
     states = _of(stats, Role.STATE)
     if not states:
         why = "the optimizers keep no floating-point state" if stats.after_step else "no step has made any state yet"
-        return [OPTIMIZER_STATE.skip(stats.subject, why)]
+        return [OPTIMIZER_STATE.absent(stats.subject, why)]
     vanished = stats.vanished
     if excess_of(vanished) <= _EXCESS:
         return _judged(stats, OPTIMIZER_STATE, "state", states)
@@ -148,7 +148,7 @@ def _buffers(stats: StateDtypeStats) -> list[Finding]:
     buffers = _of(stats, Role.BUFFER)
     copies = [tensor for tensor in _of(stats, Role.COPY) if tensor.changed is not False]
     if not buffers and not copies:
-        return [BUFFER_DTYPE.skip(stats.subject, "there is no floating-point buffer and no changing copy")]
+        return [BUFFER_DTYPE.absent(stats.subject, "there is no floating-point buffer and no changing copy")]
     if stats.policy is not None and stats.policy.masters:
         copies = [tensor for tensor in copies if not tensor.trained]  # the others are the 16-bit weights of this policy
     return [*_judged(stats, BUFFER_DTYPE, "buffer", buffers), *_judged(stats, BUFFER_DTYPE, "copy", copies)]
@@ -193,7 +193,7 @@ def _fits(policy: DtypePolicy, role: str, tensor: StateTensor) -> bool:
 def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, ...]) -> Finding:
     seen = tuple(dict.fromkeys(dtypes))
     if not seen:
-        return LOSS_DTYPE.skip(stats.subject, "no backward pass from a loss was seen")
+        return LOSS_DTYPE.absent(stats.subject, "no backward pass from a loss was seen")
     declared = stats.policy.allowed("loss", "loss") if stats.policy is not None else ()
     allowed = declared or ("float32", "float64")
     bad = [dtype for dtype in seen if dtype not in allowed]
