@@ -52,7 +52,7 @@ def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | No
 
 
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """What runs in float32 runs in low precision too."""
+    """What runs in float32, or under autocast to another dtype, runs in low precision too."""
     check = LOW_PRECISION_ERROR
     if stats.raised is None:
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
@@ -60,7 +60,7 @@ def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Find
     if stats.raised.missing:
         text = f"not judged: {cannot_run(stats.raised.message)}"
         return [check.skip(who(stats), text)]
-    message = f"what runs in float32 must run in {stats.format}; {stats.raised.message}"
+    message = f"what runs {stats.raised.runs} must run in {stats.format}; {stats.raised.message}"
     hint = (
         "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), and leave "
         "in-place and out= variants to tensors that autocast does not touch"

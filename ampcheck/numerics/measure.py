@@ -50,6 +50,10 @@ _SAMPLE = 4096
 """Elements of a module's result that its histogram shows, at most."""
 
 
+_OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
+"""The other dtype that autocast casts to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The statistics of an eager run, and, where compiled code is compared, what it gave and its freedom."""
@@ -74,7 +78,7 @@ def measure_numerics(
 
     float16 is run at the loss scales that GradScaler goes through, until no gradient overflows that is finite in exact;
     scales: at these instead. compared: keep the results, beside which compiled code is compared. Raises `UsageError`
-    for a subject that raises in float32 too.
+    for a subject that raises in float32 too, and under autocast to any dtype.
     """
     plan = Plan(device, None if native else dtype, subject.loss)
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
@@ -90,8 +94,8 @@ def measure_numerics(
         )
     raised = _raised(subject, run) if run.outcome.error is not None else None
     if run.outcome.error is not None and raised is None and not run.outcome.gradients:  # forward has yet to end
-        reason, prevented = run.outcome.no_backward, run.outcome.prevented
-        run = _ShadowedRun(prepare(subject, device=device), replace(run.plan, no_backward=reason), compared)
+        reason, prevented, grad = run.outcome.no_backward, run.outcome.prevented, run.outcome.phase != "forward"
+        run = _ShadowedRun(prepare(subject, device=device), replace(run.plan, no_backward=reason, grad=grad), compared)
         run.execute()
         run.outcome.prevented = prevented
         raised = _raised(subject, run) if run.outcome.error is not None else None
@@ -107,7 +111,10 @@ def reference_run(subject: Subject, stats: NumericsStats) -> NumericsStats:
     """
     if stats.native or not any(fault.examination.lost for fault in stats.faults):
         return stats
-    wide = measure_numerics(subject, torch.float32, device=stats.device, native=True).stats
+    try:
+        wide = measure_numerics(subject, torch.float32, device=stats.device, native=True).stats
+    except UsageError:  # it runs in 16 bits alone
+        return stats
     return stats if wide.raised is not None else wide
 
 
@@ -278,34 +285,50 @@ def positive(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
-    """What the run raised; None where float32 raises in backward too and the default loss, which is ours, is at fault.
+    """What the run raised; None where float32 raises too by what we ask for: gradients, or those of the default loss.
 
-    Raises `UsageError` where float32 raises too: there is nothing to judge.
+    Raises `UsageError` where float32 and the other 16-bit dtype raise too: there is nothing to judge.
     """
     outcome, device = run.outcome, run.plan.device
     assert outcome.error is not None
-    lack = lacking(outcome.error)
+
+    def error_of(plan: Plan, to: torch.dtype | None = None, *around: MissingKernels) -> Outcome:
+        return run_subject(prepare(subject, device=device, to=to), plan, around=around)
+
+    lack, message = lacking(outcome.error), brief(outcome.error)
     around = [MissingKernels()] if active() is not None else []
-    plain = run_subject(prepare(subject, device=device), run.plan, around=around)
-    if plain.error is None:
-        return Raised(_place(run, outcome), f"float64 cannot follow the run: {brief(outcome.error)}", missing=True)
-    wide = Plan(device, loss=subject.loss, no_backward=run.plan.no_backward)
-    float32 = run_subject(prepare(subject, device=device, to=torch.float32), wide)
-    if (error := float32.error) is not None and (float32.phase == "forward" or subject.loss is not None):
-        file, line = users_place(error)
-        place = f" at {file}:{line}" if file else ""
-        raise UsageError(
-            f"{subject.name} raises in float32 too, in {float32.phase}{place} ({brief(error)}); "
-            "a model is judged in low precision once it runs in float32"
-        ) from error
-    if error is not None and outcome.phase == "backward":
-        outcome.no_backward = f"backward raises in float32 too: {brief(outcome.error)}"
-        outcome.prevented = trains(subject)
+    if error_of(run.plan, None, *around).error is None:
+        return Raised(_place(run, outcome), f"float64 cannot follow the run: {message}", missing=True)
+    float32 = error_of(Plan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
+    if float32.error is None:
+        where = _place(run, outcome)
+        return Raised(where, f"{where.op or 'an op'}: {lack}" if lack else message, missing=bool(lack))
+    reason = f"{outcome.phase} raises in float32 too"
+    if outcome.phase == "forward" and run.plan.grad:
+        reason = "forward raises with gradients"
+        ours = error_of(replace(run.plan, grad=False, no_backward=reason), None, *around).error is None
+    else:
+        ours = outcome.phase == "backward" and float32.phase != "forward" and subject.loss is None
+    if ours:
+        outcome.no_backward, outcome.prevented = f"{reason}: {message}", trains(subject)
         return None
-    where = _place(run, outcome)
-    if lack:
-        return Raised(where, f"{where.op or 'an op'}: {lack}", missing=True)
-    return Raised(where, brief(outcome.error))
+    other = _OTHER.get(run.plan.autocast)
+    if other is not None and error_of(replace(run.plan, autocast=other, scale=1.0), None, *around).error is None:
+        return Raised(_cast_or_place(run, outcome, short(other)), message, runs=f"under autocast to {short(other)}")
+    file, line = users_place(float32.error)
+    place = f" at {file}:{line}" if file else ""
+    raise UsageError(
+        f"{subject.name} raises in float32 too, in {float32.phase}{place} ({brief(float32.error)}); "
+        "a model is judged in low precision once it runs in float32"
+    ) from float32.error
+
+
+def _cast_or_place(run: _ShadowedRun, outcome: Outcome, dtype: str) -> Where:
+    """The last cast of the code's own to the one dtype in which it runs; without one, where the run raised."""
+    assert run.shadow.judge is not None
+    place = _place(run, outcome)
+    casts = [(file, line) for file, line, to in run.shadow.judge.casts if to == dtype]
+    return replace(place, op="aten::_to_copy", file=casts[-1][0], line=casts[-1][1]) if casts else place
 
 
 def _place(run: _ShadowedRun, outcome: Outcome) -> Where:

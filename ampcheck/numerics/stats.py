@@ -14,11 +14,13 @@ from ampcheck.shadow.compare import ResultError
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine."""
+    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine. runs: what the
+    subject runs in."""
 
     where: Where
     message: str
     missing: bool = False
+    runs: str = "in float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class NumericsStats:
     at one place, and of its inputs. errors: outputs, losses and gradients. data: inputs, weights and buffers with a
     NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health, closeness: by (phase,
     module). sources: the text of source lines by (file, line). lost_in: the first module of whose result
-    nothing is left. raised: an exception that the run has and float32 has not.
+    nothing is left. raised: an exception that the run has and float32, or another 16-bit dtype, has not.
     losses: dtypes in which losses were computed. no_backward: why there are no gradients; prevented: it is the subject
     that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
     default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,

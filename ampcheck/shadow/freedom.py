@@ -16,6 +16,9 @@ _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "
 _KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "hardtanh_backward", "sgn", "sign", "abs"))
 """Ops whose derivative jumps at zero of their last floating input."""
 
+_SAMPLERS = frozenset(("grid_sampler_2d_backward", "grid_sampler_3d_backward"))
+"""Ops whose derivative by their last floating input, coordinates, jumps at each pixel."""
+
 _UNORDERED = frozenset(("topk", "sort", "kthvalue", "median"))
 """Ops that give the indices of equal values in any order."""
 
@@ -55,11 +58,10 @@ def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
         return freedom
     if (terms := _terms(call, inputs)) > freedom.terms:
         freedom = replace(freedom, terms=terms)
-    if call.name in _KINKS:
-        known = _Known(store, inputs[-1])
-        exact = known.exact(inputs[-1]).abs()
-        share = 2 * _turned(exact, known.error(inputs[-1]).where(exact > 0, 0.0)) / exact.numel()
-        kinked = min(exact.numel(), freedom.kinked or exact.numel())
+    if call.name in _KINKS or (call.name in _SAMPLERS and call.args[3] == 0):
+        gaps, errors = _to_kink(call, _Known(store, inputs[-1]), inputs[-1])
+        share = 2 * _turned(gaps, errors.where(gaps > 0, 0.0)) / gaps.numel()
+        kinked = min(gaps.numel(), freedom.kinked or gaps.numel())
         return replace(freedom, kinks=max(freedom.kinks, share), kinked=kinked)
     if (near := _GAPS.get(call.name)) is not None:
         gaps, errors = near(call, _Known(store, inputs[0]))
@@ -123,6 +125,17 @@ def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
         return max(1, inputs[1].numel() // inputs[1].shape[0])
     results = [t.numel() for t in leaves(call.out) if has_companions(t) and t.numel()]
     return max(t.numel() for t in inputs) // min(results) if results and not call.moves else 1
+
+
+def _to_kink(call: Call, known: _Known, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far each element lies from where a derivative jumps, and how far an honest error may move it."""
+    exact, errors = known.exact(value), known.error(value)
+    if call.name not in _SAMPLERS:
+        return exact.abs(), errors
+    sizes, aligned = call.args[1].shape[:1:-1], call.args[5]
+    scale = (torch.tensor(sizes, dtype=torch.float64, device=exact.device) - int(aligned)) / 2
+    pixels = (exact + 1) * scale - (0.0 if aligned else 0.5)
+    return (pixels - pixels.round()).abs(), errors * scale
 
 
 _Near = Callable[[Call, _Known], "tuple[torch.Tensor, torch.Tensor]"]

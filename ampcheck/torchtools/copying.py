@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from ampcheck.core.errors import SubjectError, UsageError, as_result, brief, req
 from ampcheck.core.subject import Call, Kind, Subject
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.closures import rebound, walk
-from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.pytree import map_tensors
 
 NO_SCRIPT = "torch.compile takes no TorchScript"
 """Why nothing of a scripted subject is compiled."""
@@ -48,11 +49,11 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     modules = modules_of(subject.model)
     origins: dict[int, object] = {}
     try:
-        memo = _copied_results(modules)
+        memo: dict[int, Any] = {}
         _copy_scripts(modules, memo)
         copied = tuple(_plain_copy(block, memo, origins) for block in _blocks(subject.model))
         model = copied if isinstance(subject.model, tuple) else copied[0]
-        calls = copy.deepcopy(_mapped(lambda t: t.detach(), subject.calls))  # deepcopy refuses tensors with a history
+        calls = _deepcopy(_mapped(lambda t: t.detach(), subject.calls), {})
     except BaseException as error:  # a user's __deepcopy__ may raise anything
         raise UsageError(
             f"{subject.name} must be copied to be run more than once, and copying it raised {brief(as_result(error))}"
@@ -159,7 +160,7 @@ def _plain_copy(block: object, memo: dict[int, Any], origins: dict[int, object])
     """A deep copy that is not compiled; of a function, with copies of the modules in it, which deepcopy would share."""
 
     def change(module: torch.nn.Module) -> torch.nn.Module:
-        copied: torch.nn.Module = dynamo.stripped(copy.deepcopy(dynamo.uncompiled(module), memo))
+        copied: torch.nn.Module = dynamo.stripped(_deepcopy(dynamo.uncompiled(module), memo))
         origins.setdefault(id(copied), module)
         return copied
 
@@ -175,7 +176,7 @@ def _plain_copy(block: object, memo: dict[int, Any], origins: dict[int, object])
     if isinstance(block, torch.jit.ScriptFunction):
         return _reloaded(block)
     twin = rebound(block, change, copy_argument=copy_argument, wrap=wrap)
-    return copy.deepcopy(block, memo) if twin is block else twin
+    return _deepcopy(block, memo) if twin is block else twin
 
 
 def _copy_scripts(modules: list[torch.nn.Module], memo: dict[int, Any]) -> None:
@@ -215,16 +216,23 @@ def _reloaded(script: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any
         return module
 
 
-def _copied_results(modules: list[torch.nn.Module]) -> dict[int, Any]:
-    """A memo of tensors with a history that modules keep as attributes (a cached bias table): deepcopy refuses them."""
-    memo: dict[int, Any] = {}
-    for module in (module for root in modules for module in root.modules()):
-        public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        plain = {name: v for name, v in public.items() if isinstance(v, (torch.Tensor, dict, list, tuple))}
-        for _, tensor in tensors(plain):
-            if tensor.grad_fn is not None:
-                memo[id(tensor)] = tensor.detach().clone()
-    return memo
+def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy. A tensor in it with a history (a cached bias table) is detached; what Python cannot copy, such as a
+    lock, an open file or the handle of an op, is shared.
+    """
+    known = dict(memo)
+    while True:
+        try:
+            return copy.deepcopy(value, memo)
+        except Exception as error:  # noqa: PERF203  # each failure shares one more part
+            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+            parts = [frame.f_locals["x"] for frame in frames if frame.f_code is copy.deepcopy.__code__]
+            if not parts or isinstance(parts[-1], torch.nn.Module) or id(parts[-1]) in known:
+                raise
+            part = parts[-1]
+            known[id(part)] = part.detach().clone() if isinstance(part, torch.Tensor) else part
+            memo.clear()  # it holds what was copied in part
+            memo.update(known)
 
 
 def parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -72,6 +73,10 @@ def loop(
 def graphs(run: Run, verdict: Verdict = Verdict.FAIL) -> list[Finding]:
     """The findings about graphs with a verdict."""
     return [f for f in run.of(verdict) if f.check in GRAPHS]
+
+
+def source_line(finding: Finding) -> str:
+    return Path(__file__).read_text(encoding="utf-8").splitlines()[(finding.where.line or 1) - 1]
 
 
 def checks(run: Run, verdict: Verdict = Verdict.FAIL) -> list[str]:
@@ -712,3 +717,54 @@ def test_compiled_code_that_is_not_compared_is_counted() -> None:
 
     run = audit(call)
     assert run.coverage.unseen["compiled code beyond the first 4 callables"] == 2
+
+
+def updating(body: Callable[[torch.optim.Optimizer, Any], Callable[[], object]]) -> dict[str, Any]:
+    """A loop whose update is compiled, beside a scheduler that wraps the step of its optimizer."""
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.001))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    update = torch.compile(body(optimizer, scheduler), backend=BACKEND)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+
+    def step(i: int) -> float:
+        optimizer.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        update()
+        return loss.item()
+
+    return {"model": net, "optimizer": optimizer, "scheduler": scheduler, "step": step}
+
+
+def both(optimizer: torch.optim.Optimizer, scheduler: Any) -> Callable[[], object]:
+    def update() -> None:
+        optimizer.step()
+        scheduler.step()
+
+    return update
+
+
+def alone(optimizer: torch.optim.Optimizer, scheduler: Any) -> Callable[[], object]:
+    return lambda: optimizer.step()
+
+
+def deciding(optimizer: torch.optim.Optimizer, scheduler: Any) -> Callable[[], object]:
+    def update() -> None:
+        if optimizer.param_groups[0]["params"][0].norm() > 0:  # it depends on values
+            optimizer.step()
+
+    return update
+
+
+@pytest.mark.parametrize("body", [alone, both])
+def test_an_optimizer_that_steps_beside_a_scheduler_breaks_no_graph_of_the_user(body):
+    run = audit(updating(body), checks=GRAPHS)
+    assert checks(run) == []
+    assert run.coverage.seen["graphs"] >= 1
+
+
+def test_a_break_beside_a_scheduler_is_found():
+    run = audit(updating(deciding), checks=GRAPHS)
+    (found,) = [f for f in graphs(run) if f.check == "graph-break"]
+    assert "depends on values" in source_line(found)

@@ -185,7 +185,8 @@ class CompileLog:
 def read_break(text: str) -> GraphBreak | None:
     """A graph break from the text of its record: line, reason, hints, traceback.
 
-    None where PyTorch's own code asks for the break, as every optimizer does around its step.
+    None where PyTorch's own code asks for the break, as every optimizer does around its step, and where Dynamo refuses
+    the file of the schedulers on purpose, which wrap the step of their optimizer.
     """
     text = text.partition("Traceback (most recent call last)")[0]
     head, _, stack = text.partition("User code traceback:")
@@ -193,6 +194,8 @@ def read_break(text: str) -> GraphBreak | None:
         head = re.sub(rf"^Reason: (?:Unsupported: )?(?:{older})$", f"Reason: {newer}", head, flags=re.M)
     frames = [(file, int(line), name) for file, line, name in _FRAME.findall(stack or head)]
     if "Call to `torch._dynamo.graph_break()`" in head and stack and frames and not is_users(frames[-1][0]):
+        return None
+    if os.path.join("torch", "optim", "lr_scheduler.py") in head:
         return None
     # The compiled region begins at the last wrapper of torch.compile; code further out called it.
     wrappers = [index for index, (f, _, name) in enumerate(frames) if f.endswith(_EVAL_FRAME) and name != "_fn"]

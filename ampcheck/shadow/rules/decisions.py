@@ -78,10 +78,35 @@ def _mantissa(call: Call, side: Side) -> Any:
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def _sampled(call: Call, side: Side) -> Any:
     """Samples of an image; which pixel is the nearest one is a decision."""
-    if call.args[2] != 1:
+    image, grid, mode, _, aligned = call.args
+    if mode != 1:
         return side.run(call)
-    image, grid = call.args[:2]
-    return call.op(side.of(image), side.convert(grid), *call.args[2:])
+    return call.op(side.of(image), _between_pixels(side, image, grid, mode, aligned), *call.args[2:])
+
+
+@rule("grid_sampler_2d_backward", "grid_sampler_3d_backward", "_grid_sampler_2d_cpu_fallback_backward")
+def _sampled_backward(call: Call, side: Side) -> Any:
+    """Gradients of samples; the derivative of a linear one by a coordinate jumps at each pixel."""
+    gradient, image, grid, mode, _, aligned = call.args[:6]
+    place = side.of(grid) if mode == 2 else _between_pixels(side, image, grid, mode, aligned)
+    return call.op(side.of(gradient), side.of(image), place, *call.args[3:], **call.kwargs)
+
+
+def _between_pixels(side: Side, image: torch.Tensor, grid: torch.Tensor, mode: int, aligned: bool) -> torch.Tensor:
+    """Coordinates from -1 to 1, as far inside as between, or around, the pixels that the run took.
+
+    What lies a pixel away or further is no near tie, and stays.
+    """
+    places = []
+    for exact, real, size in zip(side.of(grid).unbind(-1), grid.unbind(-1), reversed(image.shape[2:]), strict=True):
+        scale, shift = (size - aligned) / 2 or 1.0, 0.0 if aligned else 0.5
+        taken = (real + 1) * scale - shift  # as the kernels compute it, in the format of the run
+        first = taken.round().to(exact.dtype) - 0.5 if mode == 1 else taken.floor().to(exact.dtype)
+        pixel, inside = (exact + 1) * scale - shift, size * 2.0**-21
+        place = pixel.clamp(first + inside, first + 1 - inside)
+        turned = (place != pixel) & ((place - pixel).abs() < 1)
+        places.append(torch.where(turned, (place + shift) / scale - 1, exact))
+    return torch.stack(places, -1)
 
 
 @rule(

@@ -51,15 +51,29 @@ def test_a_training_defect_manifests(name):
     case(name).manifests()
 
 
+def params(names: list[str]) -> list[Any]:
+    """The names; those that are judged wrongly so far are strict expected failures with the `GAP` they fall into."""
+    gaps = {name: case(name).GAP for name in names if hasattr(case(name), "GAP")}
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(reason=gaps[name], strict=True)) if name in gaps else name
+        for name in names
+    ]
+
+
+SLOW_DEFECTS = ("muon_norm_eps_binds", "qat_scale_floor", "state_functional_bf16")
+
+
 @pytest.mark.every(2)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_cases(params(CASES), SLOW_DEFECTS))
 def test_a_training_defect_is_found_by_its_check(name):
     run = audit(subject(name, "buggy"))
-    assert case(name).EXPECTED["check"] in {finding.check for finding in run.of(Verdict.FAIL)}
+    checks = case(name).EXPECTED["check"]
+    found = {finding.check for finding in run.of(Verdict.FAIL)}
+    assert not found.isdisjoint((checks,) if isinstance(checks, str) else checks), found
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("name", slow_cases(CASES, ("perturbed_weights_not_seen",)))
+@pytest.mark.parametrize("name", slow_cases(CASES, (*SLOW_DEFECTS, "perturbed_weights_not_seen")))
 def test_a_mended_training_defect_passes(name):
     run = audit(subject(name, "fixed"))
     assert [(one.check, one.message) for one in run.of(Verdict.FAIL)] == []
