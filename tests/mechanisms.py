@@ -57,7 +57,6 @@ class Mechanism:
 
 
 _SHADOW: dict[str, Mechanism] = {
-    "coarse-tables": Mechanism("edges that 16 bits made equal", {"shadow.tables:coarse_table": NOTHING}),
     "foreign-bits": Mechanism(
         "bits of one format that are read as another",
         {"shadow.suspects:bits_of_another": NOTHING, "shadow.bits:reads_as_another": NO},

@@ -15,7 +15,7 @@ from ampcheck.shadow.compare import LOST, PRECISION
 
 KINDS = (
     faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION,
-    faults.IMAGINARY, faults.BITS, faults.TABLE,
+    faults.IMAGINARY, faults.BITS,
 )  # fmt: skip
 """Faults by which digits are lost."""
 
@@ -40,7 +40,6 @@ _HINTS = {
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
     faults.BITS: "convert with .to(dtype), and allocate memory in the format of the bits that are written to it",
-    faults.TABLE: "keep the edges in float32: give the module its table back after the cast, or make it in forward",
     faults.DECISION: "compute the scores that are decided upon in float32",
 }
 
@@ -97,11 +96,6 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{fault.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
-        )
-    elif fault.kind == faults.TABLE:
-        message = (
-            f"the edges of a table must be different numbers where finer values are looked up; {fault.elements:,} of "
-            f"{fault.numel:,} bins of {op_text(stats, where)} cannot occur, {fault.note}"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""

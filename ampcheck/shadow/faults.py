@@ -23,7 +23,6 @@ IMAGINARY = "imaginary part"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
-TABLE = "coarse table"
 
 ENDS = " has the integers from"
 """In the note of a collision that follows from the range of the integers to which values are converted."""

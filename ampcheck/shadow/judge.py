@@ -57,7 +57,6 @@ from ampcheck.shadow.suspects import (
     rescues,
     vanished,
 )
-from ampcheck.shadow.tables import coarse_table
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -354,7 +353,7 @@ class Judge:
 
     def _decision(self, call: Call) -> None:
         blurred = next(self._suspects.of(call.before, BLURRED, ILL), None)
-        if (fault := examine_decision(call, self._store, blurred) or coarse_table(call, self._store)) is None:
+        if (fault := examine_decision(call, self._store, blurred)) is None:
             return
         name = f"a decision of {call.where.op}"
         for key in call.inherited:
