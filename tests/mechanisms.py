@@ -57,10 +57,6 @@ class Mechanism:
 
 
 _SHADOW: dict[str, Mechanism] = {
-    "foreign-bits": Mechanism(
-        "bits of one format that are read as another",
-        {"shadow.suspects:bits_of_another": NOTHING, "shadow.bits:reads_as_another": NO},
-    ),
     "integer-wraps": Mechanism(
         "int8 and int16 arithmetic that wraps",
         {"shadow.wraps:Wraps.read": Gives(()), "shadow.wraps:Wraps.follow": NOTHING},

@@ -15,7 +15,7 @@ from ampcheck.shadow.compare import LOST, PRECISION
 
 KINDS = (
     faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION,
-    faults.IMAGINARY, faults.BITS,
+    faults.IMAGINARY,
 )  # fmt: skip
 """Faults by which digits are lost."""
 
@@ -39,7 +39,6 @@ _HINTS = {
     faults.IMAGINARY: "cast with module.bfloat16() or module.half(), which leave complex parameters, or view_as_real",
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
-    faults.BITS: "convert with .to(dtype), and allocate memory in the format of the bits that are written to it",
     faults.DECISION: "compute the scores that are decided upon in float32",
 }
 
@@ -116,7 +115,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
 
 
 def _story(fault: Fault) -> str:
-    named = fault.kind in (faults.CONSTANT, faults.BITS) or (fault.kind == faults.DRIFT and fault.note)
+    named = fault.kind == faults.CONSTANT or (fault.kind == faults.DRIFT and fault.note)
     return fault.note if named else _STORIES[fault.kind]
 
 

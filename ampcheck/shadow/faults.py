@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.bits import BITS as BITS
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.companions import Key
 

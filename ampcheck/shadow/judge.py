@@ -13,7 +13,6 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.accumulators import STALLED, stalled
-from ampcheck.shadow.bits import BITS
 from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
 from ampcheck.shadow.casts import discards_imaginary, is_own_cast
@@ -49,7 +48,6 @@ from ampcheck.shadow.suspects import (
     TAKEN,
     VANISHED,
     Suspects,
-    bits_of_another,
     drop,
     emptied_rows,
     missing_terms,
@@ -146,9 +144,6 @@ class Judge:
         if (exponents := exponents_off(call, self._store)) is not None:
             for companions in after:
                 self._suspects.add(companions, EXPONENT, exponents)
-        if (bits := bits_of_another(call, self._store)) is not None:
-            for companions in after:
-                self._suspects.add(companions, BITS, bits)
         if not ruled:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
@@ -262,7 +257,7 @@ class Judge:
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            computed = call.wrapped or BITS in companions.suspects or any(c.written for c in before)
+            computed = call.wrapped or any(c.written for c in before)
             rounds = call.name == "_to_copy" and not computed
             seen_at_once = look(
                 tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds, strict=bool(inherited)
@@ -296,8 +291,7 @@ class Judge:
         known = {ILL, ERROR, TAKEN} & companions.suspects.keys()
         if seen_at_once.ill and not known and float32_keeps(call, tensor, self._store):
             ill = fault_at(faults.CANCELLATION, call, tensor, Examination(tensor.numel(), error=1.0))
-            ill = self._suspects.of_bits(with_sizes(ill, call, tensor, self._store), companions)
-            self._suspects.add(companions, ILL, ill)
+            self._suspects.add(companions, ILL, with_sizes(ill, call, tensor, self._store))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
             fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
@@ -305,7 +299,7 @@ class Judge:
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
             self._reached.repeat(where, exact)
-            drop(companions, MASKED, BITS)
+            drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
         seen = examine(
@@ -316,7 +310,7 @@ class Judge:
         if makes_nonfinite(call, seen, self._store):
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
-            drop(companions, MASKED, BITS)
+            drop(companions, MASKED)
             return
         own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store))
         result = fault_of(call, tensor, seen, self._store, accumulates=accumulates) if own else None

@@ -10,8 +10,6 @@ A suspect travels with the values, from the place where it happened, until it is
   determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
   ratio of it, which the data determine; nothing else that is made of it is judged.
-- bits: numbers of which the bits are those of another format, see `ampcheck.shadow.bits`. Something may compute with
-  them, while bits that are only carried do no harm.
 - exponent: most integers of a floor or ceil are others than in float64, by the rounding of its argument alone.
   Something may make powers of them.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
@@ -26,7 +24,6 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bits import BITS, holds_another
 from ampcheck.shadow.bounds import FLOOR, Examination
 from ampcheck.shadow.call import Call, Side, SideOf
 from ampcheck.shadow.cause import (
@@ -35,11 +32,9 @@ from ampcheck.shadow.cause import (
     largest_input,
     largest_of,
     survives,
-    with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
-from ampcheck.shadow.memory import dtype_name
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
 ILL, ERROR, TAKEN, EXPONENT = "ill", "error", "taken", "exponent"
@@ -70,20 +65,8 @@ class Suspects:
             for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
                 yield self._by_key[key]
 
-    def of_bits(self, fault: Fault, companions: Companions) -> Fault:
-        """The fault where bits of another format were first read, if it is of such numbers."""
-        bits = next(self.of([companions], BITS), None)
-        if bits is None:
-            return fault
-        seen = fault.examination  # of a result that may be of another size
-        own = replace(bits.examination, error=seen.error, impact=seen.impact, spread=seen.spread, limit=seen.limit)
-        return replace(bits, examination=replace(own, error=1.0, limit=0.0) if seen.lost else own)
-
     def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
-        companions = store.of(tensor)
-        if BITS in companions.suspects:
-            return self.of_bits(fault, companions)
         masked = next(self.of(call.before, MASKED), None)
         if masked is not None:
             return caused(fault, masked)
@@ -102,16 +85,6 @@ def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None
         carried.pop(ILL, None)
     for companions in results:
         companions.suspects = carried
-
-
-def bits_of_another(call: Call, store: CompanionStore) -> Fault | None:
-    """The first input whose bits are those of another format, as a suspect; None without any."""
-    for tensor, companions in zip(call.inputs, call.before, strict=True):
-        if companions.foreign is not None and holds_another(tensor, store.exact(tensor), companions):
-            note = f"bits of {dtype_name(companions.foreign)} numbers are read as {dtype_name(tensor.dtype)}"
-            fault = fault_at(BITS, call, tensor, Examination(tensor.numel()))
-            return replace(with_sizes(fault, call, tensor, store), note=note)
-    return None
 
 
 def drop(companions: Companions, *sorts: str) -> None:
