@@ -57,10 +57,6 @@ class Mechanism:
 
 
 _SHADOW: dict[str, Mechanism] = {
-    "integer-wraps": Mechanism(
-        "int8 and int16 arithmetic that wraps",
-        {"shadow.wraps:Wraps.read": Gives(()), "shadow.wraps:Wraps.follow": NOTHING},
-    ),
     "draw-ends": Mechanism(
         "the lower end of a 16-bit draw, of which an op makes an infinity",
         {"shadow.draws:follow_draws": NOTHING},

@@ -269,24 +269,12 @@ def _vanished_hint(fault: Fault) -> str:
     )
 
 
-def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
-    message = (
-        f"integers must not wrap around where they are read as numbers; {fault.elements:,} of "
-        f"{fault.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
-        f"up to {fault.exact_amax:g} are meant{reach_text(fault)}"
-    )
-    hint = "convert one operand to int32 or to a floating dtype before the op"
-    return elements_lost(stats, INTEGER_CAST, Verdict.FAIL, message, fault.where, fault.elements, hint)
-
-
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Different integers stay different in floats: positions, ids and counters beyond 2^p do not.
 
-    It fails where something computed from them, else it warns. Integers that wrap around fail where they are read as
-    numbers that reach something.
+    It fails where something computed from them, else it warns.
     """
-    check = INTEGER_CAST
-    findings = [_wrapped(stats, fault) for fault in faults_of(stats, [faults.WRAP]) if fault.reaches]
+    check, findings = INTEGER_CAST, []
     for fault in faults_of(stats, [faults.COLLISION]):
         seen = fault.examination
         what = f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}"

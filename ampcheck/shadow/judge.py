@@ -109,7 +109,6 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where, inherited = call.where, call.inherited
-        self._faults.update({f.key: f for f in call.wrapped if f.key not in self._faults})
         if tests_finiteness(call):
             self._reached.test(inherited)
         elif decides(call, faulty=bool(inherited)):
@@ -257,8 +256,7 @@ class Judge:
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            computed = call.wrapped or any(c.written for c in before)
-            rounds = call.name == "_to_copy" and not computed
+            rounds = call.name == "_to_copy" and not any(c.written for c in before)
             seen_at_once = look(
                 tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds, strict=bool(inherited)
             )

@@ -38,7 +38,6 @@ from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
-from ampcheck.shadow.wraps import Wraps
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
 from ampcheck.torchtools.origin import Origins
@@ -99,8 +98,7 @@ class Shadow(DispatchMode):
         self.whole = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
-        self._wraps = Wraps()
-        self._follower = Follower(self.store, self._sides, self.unruled, self._wraps)
+        self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
         self._steps = Steps(self.store, lambda: self._scopes.roots, self.reach, self.renew)
         self._scopes = Scopes(
@@ -258,10 +256,6 @@ class Shadow(DispatchMode):
         leaves_run = bool(before) and schema.name in _LEAVES
         if not (call.fresh or call.written or decides or leaves_run):
             self.whole += 1
-            if self.judge is not None:
-                frame = sys._getframe(1)
-                with _aside():
-                    self._wraps.follow(call, lambda: self._origins.current(frame).where(schema.title))
             return out
         self.ops += 1
         if call.written:
@@ -276,9 +270,7 @@ class Shadow(DispatchMode):
             call.where, call.index = origin.where(schema.title), self.ops
             if origin.phase == "backward":
                 self._steps.due = self._steps.stepping
-            call.wrapped = self._wraps.read(call)
-            wraps = [fault.key for fault in call.wrapped]
-            call.inherited = _NO_FAULTS.union(wraps, *(c.faults for c in before if c.faults))
+            call.inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follower.follow(call) if call.fresh or call.written else True
             follow_draws(call, self.store)
             if ruled and call.fresh:
@@ -341,7 +333,6 @@ class Shadow(DispatchMode):
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""
-        self._wraps.forget(tensor)
         if tensor.layout is not torch.strided or tensor.is_meta:
             return
         source = call.args[1] if call.name == "copy_" else None
