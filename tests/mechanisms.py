@@ -57,14 +57,6 @@ class Mechanism:
 
 
 _SHADOW: dict[str, Mechanism] = {
-    "draw-ends": Mechanism(
-        "the lower end of a 16-bit draw, of which an op makes an infinity",
-        {"shadow.draws:follow_draws": NOTHING},
-        lambda args, kwargs, result: bool(args[0].drawn),
-    ),
-    "drawn-rates": Mechanism("rates that a 16-bit draw cannot have", {"shadow.draws:with_low_digits": NOTHING}),
-    "skipped-integers": Mechanism("integers that a 16-bit draw skips", {"shadow.draws:skipped_integers": NOTHING}),
-    "absorbed-noise": Mechanism("noise that rounds to whole numbers", {"shadow.draws:absorbed_noise": NOTHING}),
     "shared-exponents": Mechanism("exponents that rounding moves", {"shadow.decisions:exponents_off": NOTHING}),
     "imaginary-parts": Mechanism("casts that drop an imaginary part", {"shadow.casts:discards_imaginary": ZERO}),
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),

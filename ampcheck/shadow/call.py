@@ -123,8 +123,7 @@ class Call:
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
     values. read: of an op that writes, by id, the companions whose values another has read since they were written.
     constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the inputs
-    were rounded before, see `Companions.depth`. drawn: the draw of which it makes infinities; noise: of noise and whole
-    numbers the place of the noise among the inputs, else -1, see `ampcheck.shadow.draws`.
+    were rounded before, see `Companions.depth`.
     """
 
     op: torch._ops.OpOverload
@@ -144,8 +143,6 @@ class Call:
     read: frozenset[int] = frozenset()
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
-    drawn: str = ""
-    noise: int = -1
 
     @property
     def name(self) -> str:

@@ -53,8 +53,6 @@ def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: Compani
     if kind == faults.CONSTANT:
         number, wide = next(iter(call.constants.items()))
         return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
-    if kind == faults.OVERFLOW and call.drawn:
-        return replace(fault, note=call.drawn)
     return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
 

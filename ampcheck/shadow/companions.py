@@ -23,7 +23,6 @@ from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Decay, Part, Past
-    from ampcheck.shadow.draws import Draw
     from ampcheck.shadow.faults import Step
     from ampcheck.shadow.increments import Lineage
     from ampcheck.shadow.slopes import Slope
@@ -52,14 +51,14 @@ class Companions:
     it. used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
     values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys, see
     `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
-    collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16 bits they are made; noise:
-    they are random numbers. alive: the storage; None for companions of one use, of memory read in another format.
+    collective wrote the values. lineage: of what they are a sum. alive: the storage; None for companions of one use, of
+    memory read in another format.
     """
 
     __slots__ = (
-        "_values", "alive", "bytes", "consumed", "decay", "depth", "draw", "dtype", "faults", "lineage",
-        "noise", "numel", "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used",
-        "whole", "writes", "written",
+        "_values", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "lineage", "numel", "parts",
+        "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole", "writes",
+        "written",
     )  # fmt: skip
 
     def __init__(
@@ -83,8 +82,6 @@ class Companions:
         self.parts: dict[Part, Past] = {}
         self.decay: Decay | None = None
         self.lineage: Lineage | None = None
-        self.draw: Draw | None = None
-        self.noise = False
         self.consumed = self.used = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}

@@ -16,7 +16,6 @@ from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
-from ampcheck.shadow.draws import with_low_digits
 from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
 from ampcheck.shadow.integers import IDENTITIES
 from ampcheck.shadow.memory import dtype_name
@@ -194,8 +193,6 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
     left, right = (store.exact(v) if has_companions(v) else v if v.is_complex() else v.double() for v in sides)
-    drawn = with_low_digits(call.args[0], call.args[1], call.name, store) if has_companions(call.args[0]) else None
-    left = left if drawn is None else drawn
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
     margin = torch.where(expected != call.out, (left - right).abs().double(), 0.0)
     margin = torch.where(margin.isfinite(), margin, 0.0)
@@ -207,7 +204,7 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     tensors = all(isinstance(v, torch.Tensor) for v in call.args[:2])
     ties = wrong & (call.args[0] == call.args[1]) if tensors else torch.zeros_like(wrong)
     sure, lost = _loses_exceptions(call, store, expected, wrong, ties)
-    return Margins(margin, scale, tied=ties, sure=sure or drawn is not None, lost=lost)
+    return Margins(margin, scale, tied=ties, sure=sure, lost=lost)
 
 
 def _loses_exceptions(

@@ -16,7 +16,6 @@ ZERO = "silent-zero"
 COLLISION = "collision"
 ROUNDING = "rounding"
 CANCELLATION = "cancellation"
-ABSORPTION = "absorption"
 IMAGINARY = "imaginary part"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
@@ -24,10 +23,6 @@ DECISION = "decision"
 
 ENDS = " has the integers from"
 """In the note of a collision that follows from the range of the integers to which values are converted."""
-
-DRAWS = "draws only"
-"""In the note of an overflow or a collision that follows from the few numbers which a format draws, in other runs at
-least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,6 @@ class Follower:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         schema = call.schema
         unit, whole = 0.0, bool(call.before) or not schema.random
-        if len(call.before) == 2:
-            number = int(call.before[1].noise)
-            call.noise = number if call.before[number].noise and call.before[1 - number].whole else -1
         for companions in call.before:
             unit = max(unit, companions.unit)
             whole = whole and companions.whole

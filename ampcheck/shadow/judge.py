@@ -29,10 +29,9 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, exponents_off, takes_exponents, tests_finiteness
-from ampcheck.shadow.draws import absorbed_noise, skipped_integers
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
-from ampcheck.shadow.memory import dtype_name, finite, largest_number
+from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import UNSCALES, Reached
@@ -126,8 +125,6 @@ class Judge:
         for suspect in carried if carried and takes_exponents(call) else ():
             self._accuse(suspect, "a decision of " + suspect.where.op)
         results = call.written + call.fresh
-        if (skipped := skipped_integers(call)) is not None:
-            self._add(skipped, "an index")
         if not results:
             return
         if is_own_cast(call):
@@ -152,10 +149,6 @@ class Judge:
         if (share := discards_imaginary(call, self._store)) > 0:
             cast = fault_at(faults.IMAGINARY, call, results[0], Examination(results[0].numel(), error=share))
             self._add(with_sizes(cast, call, results[0], self._store), "the cast")
-        if (fault := absorbed_noise(call, results[0], self._store)) is not None:
-            self._add(fault, "the sum")
-        if call.drawn and all(bool(finite(t).all()) for t in results):
-            self._add(replace(fault_at(faults.OVERFLOW, call, results[0], Examination(0)), note=call.drawn))
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):

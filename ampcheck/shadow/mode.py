@@ -19,7 +19,6 @@ from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
-from ampcheck.shadow.draws import follow_draws
 from ampcheck.shadow.escapes import (
     eager_cond,
     eager_flex_attention,
@@ -272,7 +271,6 @@ class Shadow(DispatchMode):
                 self._steps.due = self._steps.stepping
             call.inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
             ruled = self._follower.follow(call) if call.fresh or call.written else True
-            follow_draws(call, self.store)
             if ruled and call.fresh:
                 follow_accumulators(call, self.store)
             if leaves_run:
