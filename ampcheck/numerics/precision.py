@@ -13,16 +13,12 @@ from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 from ampcheck.shadow.compare import LOST, PRECISION
 
-KINDS = (
-    faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION,
-    faults.IMAGINARY,
-)  # fmt: skip
+KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
 """Faults by which digits are lost."""
 
 _STORIES = {
     faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
     faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
-    faults.IMAGINARY: "a cast of complex numbers to a real dtype drops their imaginary part",
     faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
     faults.DECISION: "float64 decides otherwise by more than rounding explains",
 }
@@ -34,7 +30,6 @@ _HINTS = {
         "compute the inputs of this op in float32, or reorder: subtract before rounding, use log1p, expm1 or "
         "logsumexp, centre before squaring"
     ),
-    faults.IMAGINARY: "cast with module.bfloat16() or module.half(), which leave complex parameters, or view_as_real",
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
     faults.DECISION: "compute the scores that are decided upon in float32",

@@ -15,7 +15,7 @@ from ampcheck.shadow import faults
 from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
-from ampcheck.shadow.casts import discards_imaginary, is_own_cast
+from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     fault_at,
     fault_of,
@@ -146,9 +146,6 @@ class Judge:
             return
         if not inherited and not call.written and (call.moves or call.widens):
             return
-        if (share := discards_imaginary(call, self._store)) > 0:
-            cast = fault_at(faults.IMAGINARY, call, results[0], Examination(results[0].numel(), error=share))
-            self._add(with_sizes(cast, call, results[0], self._store), "the cast")
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):
