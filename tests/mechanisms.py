@@ -57,7 +57,6 @@ class Mechanism:
 
 
 _SHADOW: dict[str, Mechanism] = {
-    "shared-exponents": Mechanism("exponents that rounding moves", {"shadow.decisions:exponents_off": NOTHING}),
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
     "restarts": Mechanism("values that float64 alone makes infinite", {"shadow.comparisons:restarts": NO}),

@@ -151,38 +151,6 @@ def doubt(tensor: torch.Tensor, store: CompanionStore, unit: float, floor: float
     return (spread / max(size, 1e-300) / MOVE + floor) * unit
 
 
-def exponents_off(call: Call, store: CompanionStore) -> Fault | None:
-    """The exponents that a floor or ceil makes and float64 does not, as a suspect; None if they are fewer than half.
-
-    A logarithm grows slowly: that of 254 is 7.989, which bfloat16 rounds to 8, while no rounding of the data moves it
-    there. Such numbers all turn to one side. Where a coordinate turns so, its weights make up for it: a fault only if
-    a power is made of the exponents.
-    """
-    if call.name not in ("floor", "ceil") or call.args[0].dtype.itemsize > 2 or call.inherited:
-        return None
-    real, exact = call.args[0].double(), store.exact(call.args[0])
-    spread = (store.moved(call.args[0]).double() - exact).abs() * (store.of(call.args[0]).unit / MOVE)
-    expected, near = call.op(exact), _FLOAT32 * exact.abs()
-    turned = (expected != call.out) & (call.out == real) & ((exact - real).abs() > near) & exact.isfinite()
-    by_data = (call.op(exact - spread - near) != expected) | (call.op(exact + spread + near) != expected)
-    turned &= ~by_data
-    count = int(turned.sum())
-    if count < _FEW_RARE or 2 * count <= real.numel():
-        return None
-    fault = fault_at(DECISION, call, call.args[0], Examination(real.numel()))
-    note = "rounding moves values onto the next integer, and a power is made of it"
-    return replace(fault, elements=count, amax_in=largest_of(call.args[0]), note=note)
-
-
-def takes_exponents(call: Call) -> bool:
-    """Whether an op makes powers of one number of whole exponents."""
-    if call.name not in ("exp2", "exp2_", "pow") or not isinstance(call.args[-1], torch.Tensor):
-        return False
-    base, exponents = call.args[0], call.args[-1] if call.kept is None else call.kept
-    single = call.name != "pow" or not isinstance(base, torch.Tensor) or base.numel() == 1
-    return single and torch.equal(exponents, exponents.round())
-
-
 def _scale(exact: torch.Tensor) -> torch.Tensor:
     """The magnitude of each element, or the typical one of the tensor where that is larger."""
     magnitude = torch.where(exact.isfinite(), exact, 0.0).abs()

@@ -28,7 +28,7 @@ from ampcheck.shadow.cause import (
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
 from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
-from ampcheck.shadow.decisions import decides, examine_decision, exponents_off, takes_exponents, tests_finiteness
+from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, largest_number
@@ -41,7 +41,6 @@ from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
     ERROR,
-    EXPONENT,
     ILL,
     MASKED,
     TAKEN,
@@ -121,9 +120,6 @@ class Judge:
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
-        carried = [*self._suspects.of(call.before, EXPONENT)]
-        for suspect in carried if carried and takes_exponents(call) else ():
-            self._accuse(suspect, "a decision of " + suspect.where.op)
         results = call.written + call.fresh
         if not results:
             return
@@ -137,9 +133,6 @@ class Judge:
             self._update(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
-        if (exponents := exponents_off(call, self._store)) is not None:
-            for companions in after:
-                self._suspects.add(companions, EXPONENT, exponents)
         if not ruled:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited

@@ -10,8 +10,6 @@ A suspect travels with the values, from the place where it happened, until it is
   determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
   ratio of it, which the data determine; nothing else that is made of it is judged.
-- exponent: most integers of a floor or ceil are others than in float64, by the rounding of its argument alone.
-  Something may make powers of them.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
@@ -37,7 +35,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
-ILL, ERROR, TAKEN, EXPONENT = "ill", "error", "taken", "exponent"
+ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
