@@ -61,7 +61,6 @@ _SHADOW: dict[str, Mechanism] = {
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
     "restarts": Mechanism("values that float64 alone makes infinite", {"shadow.comparisons:restarts": NO}),
     "spread": Mechanism("honest errors that one sample does not show", {"shadow.spread:widened": NO}),
-    "stalled": Mechanism("averages whose writes change nothing", {"shadow.accumulators:stalled": NOTHING}),
     "recurrence": Mechanism(
         "errors that must recur in long runs", {"shadow.recurrence:Recurrence.recurs": Gives(True)}
     ),
@@ -88,11 +87,7 @@ _SHADOW: dict[str, Mechanism] = {
     "pooled-spread": Mechanism("the spread that all rows share", {"shadow.bounds:_pooled": Gives(0.0)}),
     "moved": Mechanism("the moved companion: the conditioning of the data", {"shadow.moves:Moves.shake": argument(1)}),
     "chance": Mechanism("few numbers that cancel by chance", {"shadow.bounds:is_chance": NO}),
-    "accumulators": Mechanism(
-        "the bound of values that build on themselves",
-        {"shadow.judge:_ACCUMULATES": 10**9, "shadow.accumulators:stalled": NOTHING},
-        lambda args, kwargs, result: True,
-    ),
+    "accumulators": Mechanism("the bound of values that build on themselves", {"shadow.judge:_ACCUMULATES": 10**9}),
     "flushed-8-bits": Mechanism("subnormals of 8 bits", {"shadow.bounds:_is_flushed": NO}),
     "nonfinite-exact": Mechanism("ops that make exact infinite or NaN", {"shadow.cause:makes_nonfinite": NO}),
     "lost-updates": Mechanism("what vanished from an update", {"shadow.judge:Judge._update": NOTHING}),

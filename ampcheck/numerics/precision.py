@@ -108,8 +108,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
 
 
 def _story(fault: Fault) -> str:
-    named = fault.kind == faults.CONSTANT or (fault.kind == faults.DRIFT and fault.note)
-    return fault.note if named else _STORIES[fault.kind]
+    return fault.note if fault.kind == faults.CONSTANT else _STORIES[fault.kind]
 
 
 def _misplaced(stats: NumericsStats) -> list[Finding]:

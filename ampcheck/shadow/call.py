@@ -121,9 +121,8 @@ class Call:
     faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
-    values. read: of an op that writes, by id, the companions whose values another has read since they were written.
-    constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the inputs
-    were rounded before, see `Companions.depth`.
+    values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
+    inputs were rounded before, see `Companions.depth`.
     """
 
     op: torch._ops.OpOverload
@@ -140,7 +139,6 @@ class Call:
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
-    read: frozenset[int] = frozenset()
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
 

@@ -22,10 +22,9 @@ from ampcheck.shadow.moves import Moves
 from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
-    from ampcheck.shadow.accumulators import Decay, Part, Past
+    from ampcheck.shadow.accumulators import Part, Past
     from ampcheck.shadow.faults import Step
     from ampcheck.shadow.increments import Lineage
-    from ampcheck.shadow.slopes import Slope
 
 Key: TypeAlias = tuple[str, Where, str]
 """Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
@@ -45,20 +44,18 @@ class Companions:
 
     dtype: the format in which the run reads the memory. unit: the unit roundoff of the coarsest format in the history
     of the values. whole: every element is a whole number that came from integers. faults: keys of the faults that the
-    values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; writes:
-    all of them; slopes: by what the values are made of. sites: the ops that write an accumulator which is no single
-    tensor (`total = total + x`); parts: both, of parts that are written by themselves; decay: what the writes kept of
-    it. used: an op has read the values; consumed: one with floating results. written: an op of this run wrote the
-    values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys, see
-    `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
+    values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; sites: the
+    ops that write an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are
+    written by themselves. consumed: an op with floating results has read the values. written: an op of this run wrote
+    the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
+    see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
     collective wrote the values. lineage: of what they are a sum. alive: the storage; None for companions of one use, of
     memory read in another format.
     """
 
     __slots__ = (
-        "_values", "alive", "bytes", "consumed", "decay", "depth", "dtype", "faults", "lineage", "numel", "parts",
-        "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used", "whole", "writes",
-        "written",
+        "_values", "alive", "bytes", "consumed", "depth", "dtype", "faults", "lineage", "numel", "parts", "rows",
+        "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -76,13 +73,11 @@ class Companions:
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: Step | None = None
-        self.updates = self.writes = 0
-        self.slopes: tuple[Slope, ...] = ()
+        self.updates = 0
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
-        self.decay: Decay | None = None
         self.lineage: Lineage | None = None
-        self.consumed = self.used = self.settled = False
+        self.consumed = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
@@ -132,7 +127,7 @@ class Companions:
 
 
 _HISTORY = (
-    "consumed", "decay", "depth", "faults", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+    "consumed", "depth", "faults", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
 )  # fmt: skip
 
 

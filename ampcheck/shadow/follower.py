@@ -33,7 +33,7 @@ class Follower:
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
             note_write(call, tensor, companions, self._store)
-            companions.consumed = companions.used = False
+            companions.consumed = False
         now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):

@@ -12,7 +12,6 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.accumulators import STALLED, stalled
 from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
 from ampcheck.shadow.casts import is_own_cast
@@ -240,9 +239,6 @@ class Judge:
             )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
-        if accumulates and (still := stalled(tensor, exact, companions)) is not None:
-            drift = with_sizes(fault_at(faults.DRIFT, call, tensor, still), call, tensor, self._store)
-            self._add(replace(drift, note=STALLED), "the accumulator")
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
         else:

@@ -257,10 +257,7 @@ class Shadow(DispatchMode):
             self.whole += 1
             return out
         self.ops += 1
-        if call.written:
-            call.read = frozenset(id(companions) for companions in before if companions.used)
         for companions in before:
-            companions.used = True
             companions.consumed |= bool(call.fresh or call.written)
         # What inference mode makes could not be written outside of it.
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
@@ -315,7 +312,7 @@ class Shadow(DispatchMode):
             begun = self._exchange.begin(call)
             call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
             for companions in call.before:
-                companions.used = companions.consumed = True
+                companions.consumed = True
         call.out = self._call(call.op, call.args, call.kwargs)
         with _aside():
             inherited = self._exchange.end(call, begun)
