@@ -12,11 +12,10 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.shadow.accumulators import FAR
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.cures import UNCURED, WIDE
-from ampcheck.training.stagnation.forecast import AVERAGE, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
+from ampcheck.training.stagnation.forecast import AVERAGE, FAR, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.noise import Noise, check_noise
 from ampcheck.training.stagnation.replays import replay_worst
 from ampcheck.training.stagnation.schedules import RoundedRate, rates_of
