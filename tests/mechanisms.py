@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -270,10 +270,7 @@ def located(place: str) -> tuple[Any, str]:
 @contextmanager
 def without(*names: str) -> Iterator[None]:
     """Switch mechanisms off inside."""
-    with ExitStack() as stack:
-        for name in names:
-            for place, off in MECHANISMS[name].places.items():
-                stack.enter_context(_swapped(place, off))
+    with _swapped({place: off for name in names for place, off in MECHANISMS[name].places.items()}):
         yield
 
 
@@ -286,31 +283,35 @@ def recording() -> Iterator[set[str]]:
         for place, off in mechanism.places.items():
             if callable(off):
                 by_place.setdefault(place, {})[name] = off
-    with ExitStack() as stack:
-        for place, offs in by_place.items():
-            holder, name = located(place)
-            stack.enter_context(_swapped(place, _watched(vars(holder)[name], offs, acted)))
+    watched = {}
+    for place, offs in by_place.items():
+        holder, name = located(place)
+        watched[place] = _watched(vars(holder)[name], offs, acted)
+    with _swapped(watched):
         yield acted
 
 
 @contextmanager
-def _swapped(place: str, value: Any) -> Iterator[None]:
-    """Put a value in a place, and wherever the package names what was there."""
-    holder, name = located(place)
-    old = vars(holder)[name]
-    if isinstance(holder, type) or not callable(old):
-        setattr(holder, name, _one_of_a_kind(value) if callable(old) else value)
-        try:
-            yield
-        finally:
-            setattr(holder, name, old)
-        return
-    value = _one_of_a_kind(value)
-    _replace(old, value)
+def _swapped(values: Mapping[str, Any]) -> Iterator[None]:
+    """Put values in places, and wherever the package names what was there."""
+    named: dict[int, tuple[Any, Any]] = {}  # by the id of a function that modules name: it, and what stands in
+    held: list[tuple[Any, str, Any]] = []  # methods and constants
+    for place, value in values.items():
+        holder, name = located(place)
+        old = vars(holder)[name]
+        new = _one_of_a_kind(value) if callable(old) else value
+        if isinstance(holder, type) or not callable(old):
+            held.append((holder, name, old))
+            setattr(holder, name, new)
+        else:
+            named[id(old)] = old, new
+    _replace(named)
     try:
         yield
     finally:
-        _replace(value, old)  # a module that was imported meanwhile has the stand-in as well
+        _replace({id(new): (new, old) for old, new in named.values()})  # also in modules that were imported meanwhile
+        for holder, name, old in reversed(held):
+            setattr(holder, name, old)
 
 
 def _one_of_a_kind(value: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,16 +324,16 @@ def _one_of_a_kind(value: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
-def _replace(old: object, new: object) -> None:
-    """Put a function in the place of another in all modules of the package, and in their tables."""
+def _replace(named: Mapping[int, tuple[Any, Any]]) -> None:
+    """Put functions in the place of others in all modules of the package, and in their tables."""
     for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] != "ampcheck" or module is None:
+        if not named or path.partition(".")[0] != "ampcheck" or module is None:
             continue
         for name, value in list(vars(module).items()):
-            if value is old:
-                setattr(module, name, new)
-            elif isinstance(value, (dict, MappingProxyType)) and any(item is old for item in value.values()):
-                swapped = {key: new if item is old else item for key, item in value.items()}
+            if id(value) in named:
+                setattr(module, name, named[id(value)][1])
+            elif isinstance(value, (dict, MappingProxyType)) and any(id(item) in named for item in value.values()):
+                swapped = {key: named[id(item)][1] if id(item) in named else item for key, item in value.items()}
                 setattr(module, name, type(value)(swapped))
 
 
