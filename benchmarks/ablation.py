@@ -42,7 +42,6 @@ _OF_CONSTANTS = ("tests/corpus/probabilities_clamped_by_eps", "tests/corpus/root
 
 WRITTEN_FOR: Mapping[str, frozenset[str]] = {
     "format-constants": frozenset(_OF_CONSTANTS),
-    "overflows-anyway": frozenset(_OF_CONSTANTS),
 }
 """By mechanism, the cases that came with it: `git log --diff-filter=A --format=%h -- CASE` is a commit that changes the
 file of the mechanism. Those of its own unit tests are in no ledger."""

@@ -67,7 +67,6 @@ _SHADOW: dict[str, Mechanism] = {
     "heals": Mechanism("overflows that a lower loss scale mends", {"shadow.judge:Judge._heals": NO}),
     "ill": Mechanism("results that cancel and float32 keeps", {"shadow.cause:float32_keeps": NO}),
     "emptied-rows": Mechanism("rows that a safe softmax empties", {"shadow.suspects:emptied_rows": ZERO}),
-    "overflows-anyway": Mechanism("overflows behind another fault", {"shadow.cause:overflows_anyway": NO}),
     "vanished": Mechanism("zeros that exact does not have", {"shadow.suspects:vanished": NOTHING}),
     "origins": Mechanism("the blame of an op for where it began", {"shadow.suspects:Suspects.origin_of": argument(1)}),
     "collisions": Mechanism("whole numbers that became equal", {"shadow.integers:collisions_in": NOTHING}),

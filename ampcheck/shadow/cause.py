@@ -113,13 +113,6 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
-def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
-    if call.written or not all(bool(finite(t).all()) for t in call.inputs):
-        return False
-    return not survives(call, tensor, store, [c for c in call.before if c.faults])
-
-
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits.
 

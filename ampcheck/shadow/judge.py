@@ -22,7 +22,6 @@ from ampcheck.shadow.cause import (
     largest_input,
     largest_of,
     makes_nonfinite,
-    overflows_anyway,
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
@@ -284,13 +283,12 @@ class Judge:
         if not seen.beyond:
             drop(companions, MASKED)
             return
-        own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store))
-        result = fault_of(call, tensor, seen, self._store, accumulates=accumulates) if own else None
-        if result is None or (inherited and result.kind == faults.MASK):
+        if inherited:
             companions.faults = inherited
             earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
+        result = fault_of(call, tensor, seen, self._store, accumulates=accumulates)
         if result.kind == faults.MASK:
             if MASKED not in companions.suspects:
                 self._suspects.add(companions, MASKED, result)
@@ -302,7 +300,7 @@ class Judge:
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
-        companions.faults = inherited | {fault.key}
+        companions.faults = frozenset({fault.key})
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
     def _is_position(self, companions: Companions) -> bool:
