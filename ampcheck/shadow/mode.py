@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -39,7 +39,7 @@ from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
-from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.origin import Origin, Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
@@ -225,7 +225,7 @@ class Shadow(DispatchMode):
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
-        before = call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
+        call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
@@ -237,52 +237,62 @@ class Shadow(DispatchMode):
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
-            before = call.before
-            args, kwargs = call.args, call.kwargs
             storages = {t.untyped_storage()._cdata for t in call.inputs}
+        self._find_results(call, storages)
+        if not self._concerns(call):
+            self.whole += 1
+            return out
+        self.ops += 1
+        # What inference mode makes could not be written outside of it.
+        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
+            self._follow(call, self._origins.current(sys._getframe(1)))
+            if rows is not None:
+                self.partly[schema.title] += rows.write_back(out)
+        return out
+
+    def _find_results(self, call: Call, storages: Collection[int]) -> None:
+        """Note what an op that ran has written and returned. storages: those of its inputs."""
         if self.store.watches:
-            for tensor, companions in zip(call.inputs, before, strict=True):
+            for tensor, companions in zip(call.inputs, call.before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        written = written_by(schema, args, kwargs) if schema.writes else []
+        written = written_by(call.schema, call.args, call.kwargs) if call.schema.writes else []
         call.written = floating_values(written)
         for tensor in leaves(written):
             if not tensor.is_floating_point() and not tensor.is_complex():
                 self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
-        decides = bool(before) and self.judge is not None and looks_at(call)
-        leaves_run = bool(before) and schema.name in _LEAVES
-        if not (call.fresh or call.written or decides or leaves_run):
-            self.whole += 1
-            return out
-        self.ops += 1
-        for companions in before:
+
+    def _concerns(self, call: Call) -> bool:
+        """Whether an op has floating results, decides upon floating values, or lets them leave the run."""
+        if call.fresh or call.written or not call.before:
+            return bool(call.fresh or call.written)
+        return call.schema.name in _LEAVES or (self.judge is not None and looks_at(call))
+
+    def _follow(self, call: Call, origin: Origin) -> None:
+        """Bring the companions of the results of an op up to date, and judge them."""
+        call.where, call.index = origin.where(call.schema.title), self.ops
+        if origin.phase == "backward":
+            self._steps.due = self._steps.stepping
+        for companions in call.before:
             companions.consumed |= bool(call.fresh or call.written)
-        # What inference mode makes could not be written outside of it.
-        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
-            origin = self._origins.current(sys._getframe(1))
-            call.where, call.index = origin.where(schema.title), self.ops
-            if origin.phase == "backward":
-                self._steps.due = self._steps.stepping
-            call.inherited = _NO_FAULTS.union(*(c.faults for c in before if c.faults))
-            ruled = self._follower.follow(call) if call.fresh or call.written else True
-            if ruled and call.fresh:
-                follow_accumulators(call, self.store)
-            if leaves_run:
-                self.escapes[f"{origin.file}:{origin.line}"] += 1
-            if self.judge is not None:
-                try:
-                    self.judge.judge(call, ruled)
-                    if self.freedom is not None:
-                        self.freedom = with_call(self.freedom, call, self.store)
-                except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
-                    self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
-                follow_lineage(call, self.store)
-            if rows is not None:
-                self.partly[schema.title] += rows.write_back(out)
-        return out
+        call.inherited = _NO_FAULTS.union(*(c.faults for c in call.before if c.faults))
+        ruled = self._follower.follow(call) if call.fresh or call.written else True
+        if ruled and call.fresh:
+            follow_accumulators(call, self.store)
+        if call.before and call.schema.name in _LEAVES:
+            self.escapes[f"{origin.file}:{origin.line}"] += 1
+        if self.judge is None:
+            return
+        try:
+            self.judge.judge(call, ruled)
+            if self.freedom is not None:
+                self.freedom = with_call(self.freedom, call, self.store)
+        except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
+            self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
+        follow_lineage(call, self.store)
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
