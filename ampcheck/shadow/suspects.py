@@ -8,8 +8,8 @@ A suspect travels with the values, from the place where it happened, until it is
 - blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
   determine. It is lost where it reaches an output.
-- error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
-  ratio of it, which the data determine; nothing else that is made of it is judged.
+- error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
+  judged.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
