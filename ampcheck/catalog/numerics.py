@@ -98,8 +98,8 @@ SILENT_ZERO = Check(
     "silent-zero",
     "range",
     "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
-    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, a "
-    "buffer or a sum that lacks them.",
+    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, or a "
+    "buffer.",
     "Elements that are zero here and not in float64, and that are too small for the format; a later op that gives inf "
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
@@ -123,12 +123,10 @@ INTEGER_CAST = Check(
     "integer-cast",
     "range",
     "Different integers stay different in floating tensors. Fails when something is computed from integers that became "
-    "equal, and when int8 or int16 sums, differences and products that wrapped around are read as numbers; warns "
-    "otherwise.",
+    "equal; warns otherwise.",
     "Floating tensors of whole numbers that came from integers are followed through casts (autocast's too), cumsum, "
     "sums, products and copies, beside their float64 values; different values are counted in both. float16 represents "
-    "every integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216. int8 and int16 integers that "
-    "wrapped around are in float64 what they would be; unsigned ones and products with a number wrap on purpose.",
+    "every integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216.",
     "torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters in buffers.",
     "Compute with positions in float32 and cast the result.",
     subjects=EVERY,

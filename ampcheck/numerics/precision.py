@@ -13,17 +13,12 @@ from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 from ampcheck.shadow.compare import LOST, PRECISION
 
-KINDS = (
-    faults.ROUNDING, faults.CANCELLATION, faults.ABSORPTION, faults.DRIFT, faults.CONSTANT, faults.DECISION,
-    faults.IMAGINARY, faults.BITS, faults.TABLE,
-)  # fmt: skip
+KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
 """Faults by which digits are lost."""
 
 _STORIES = {
     faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
     faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
-    faults.ABSORPTION: "the noise is to fill the gaps between whole numbers, and the sums are whole numbers again",
-    faults.IMAGINARY: "a cast of complex numbers to a real dtype drops their imaginary part",
     faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
     faults.DECISION: "float64 decides otherwise by more than rounding explains",
 }
@@ -35,12 +30,8 @@ _HINTS = {
         "compute the inputs of this op in float32, or reorder: subtract before rounding, use log1p, expm1 or "
         "logsumexp, centre before squaring"
     ),
-    faults.ABSORPTION: "add the noise in float32, scale the sum, and cast the result",
-    faults.IMAGINARY: "cast with module.bfloat16() or module.half(), which leave complex parameters, or view_as_real",
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
-    faults.BITS: "convert with .to(dtype), and allocate memory in the format of the bits that are written to it",
-    faults.TABLE: "keep the edges in float32: give the module its table back after the cast, or make it in forward",
     faults.DECISION: "compute the scores that are decided upon in float32",
 }
 
@@ -98,11 +89,6 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{fault.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
         )
-    elif fault.kind == faults.TABLE:
-        message = (
-            f"the edges of a table must be different numbers where finer values are looked up; {fault.elements:,} of "
-            f"{fault.numel:,} bins of {op_text(stats, where)} cannot occur, {fault.note}"
-        )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
         bound = f", limit {seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}"
@@ -129,8 +115,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
 
 
 def _story(fault: Fault) -> str:
-    named = fault.kind in (faults.CONSTANT, faults.BITS) or (fault.kind == faults.DRIFT and fault.note)
-    return fault.note if named else _STORIES[fault.kind]
+    return fault.note if fault.kind == faults.CONSTANT else _STORIES[fault.kind]
 
 
 def _misplaced(stats: NumericsStats) -> list[Finding]:

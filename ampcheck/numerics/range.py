@@ -59,12 +59,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
             f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op} are {top:g}, the "
             f"largest of {fault.dtype}, where float64 reaches {fault.exact_amax:.3g}"
         )
-    if faults.DRAWS in fault.note and not seen.lost:
-        message = f"finite inputs must give finite outputs; {op} makes an infinity of the lower end of a draw: "
-        message += f"{fault.note}; this run drew none"
-    if faults.DRAWS in fault.note:
-        hint = f"{fault.note}, where float32 has 1 in 16 million: draw in float32, or clamp what is drawn"
-    elif fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
+    if fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
         hint = (
             "every gradient grows with the loss: let torch.amp.GradScaler lower the loss scale (here "
             f"{stats.scale:g}), divide the loss, keep this op in float32, or use {wider(fault.dtype)}; float16 ends at "
@@ -84,7 +79,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         )
     verdict, end = Verdict.FAIL, reach_text(stats, fault)
     if not fault.reaches:
-        verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients" if seen.lost else ""
+        verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients"
     return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
 
 
@@ -269,24 +264,12 @@ def _vanished_hint(fault: Fault) -> str:
     )
 
 
-def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
-    message = (
-        f"integers must not wrap around where they are read as numbers; {fault.elements:,} of "
-        f"{fault.numel:,} results of {op_text(stats, fault.where)} do in {fault.note}, where magnitudes "
-        f"up to {fault.exact_amax:g} are meant{reach_text(stats, fault)}"
-    )
-    hint = "convert one operand to int32 or to a floating dtype before the op"
-    return elements_lost(stats, INTEGER_CAST, Verdict.FAIL, message, fault.where, fault.elements, hint)
-
-
 def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Different integers stay different in floats: positions, ids and counters beyond 2^p do not.
 
-    It fails where something computed from them, else it warns. Integers that wrap around fail where they are read as
-    numbers that reach something.
+    It fails where something computed from them, else it warns.
     """
-    check = INTEGER_CAST
-    findings = [_wrapped(stats, fault) for fault in faults_of(stats, [faults.WRAP]) if fault.reaches]
+    check, findings = INTEGER_CAST, []
     for fault in faults_of(stats, [faults.COLLISION]):
         seen = fault.examination
         what = f"{fault.elements:,} equal to another, of values up to {fault.exact_amax:.6g}"
@@ -301,12 +284,6 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
         if faults.ENDS in fault.note:
             hint = "clamp to the range of the integers before the conversion, and compute the scale in float32"
-        if faults.DRAWS in fault.note:
-            message = (
-                f"a draw must reach the integers of its range; {op_text(stats, fault.where)} "
-                f"never makes {fault.elements / fault.count:,.0f} of {fault.numel / fault.count:,.0f}: {fault.note}"
-            )
-            hint = "draw in float32, or draw integers with torch.randint"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
         findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
     if not findings and not stats.whole:

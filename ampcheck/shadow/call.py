@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,9 +15,6 @@ from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.memory import values_of, with_values
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
-
-if TYPE_CHECKING:
-    from ampcheck.shadow.faults import Fault
 
 MOVES = frozenset(
     "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
@@ -124,11 +121,8 @@ class Call:
     faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
-    values. read: of an op that writes, by id, the companions whose values another has read since they were written.
-    constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the inputs
-    were rounded before, see `Companions.depth`. drawn: the draw of which it makes infinities; noise: of noise and whole
-    numbers the place of the noise among the inputs, else -1, see `ampcheck.shadow.draws`. wrapped: the faults of
-    integers that it reads, see `ampcheck.shadow.wraps`.
+    values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
+    inputs were rounded before, see `Companions.depth`.
     """
 
     op: torch._ops.OpOverload
@@ -145,12 +139,8 @@ class Call:
     kept: torch.Tensor | None = None
     fresh: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
-    read: frozenset[int] = frozenset()
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
-    drawn: str = ""
-    wrapped: tuple[Fault, ...] = ()
-    noise: int = -1
 
     @property
     def name(self) -> str:

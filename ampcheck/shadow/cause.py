@@ -53,8 +53,6 @@ def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: Compani
     if kind == faults.CONSTANT:
         number, wide = next(iter(call.constants.items()))
         return replace(fault, note=f"the code takes {number:.3g} from its format, where float32 takes {wide:.3g}")
-    if kind == faults.OVERFLOW and call.drawn:
-        return replace(fault, note=call.drawn)
     return replace(fault, note="a kernel of this CPU that sums in 16 bits") if coarse else fault
 
 
@@ -113,13 +111,6 @@ def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Co
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
     results = alone(call, tensor, store, mended_side(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
-
-
-def overflows_anyway(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether an op that makes infinities or NaN of finite inputs does so whatever went wrong before it."""
-    if call.written or not all(bool(finite(t).all()) for t in call.inputs):
-        return False
-    return not survives(call, tensor, store, [c for c in call.before if c.faults])
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:

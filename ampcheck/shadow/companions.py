@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.bits import copy_bits, read_as, reads_as_another
 from ampcheck.shadow.memory import has_companions as has_companions
 from ampcheck.shadow.memory import roundoff as roundoff
 from ampcheck.shadow.memory import values_in, write_view
@@ -23,11 +22,9 @@ from ampcheck.shadow.moves import Moves
 from ampcheck.shadow.rows import Rows, is_large
 
 if TYPE_CHECKING:
-    from ampcheck.shadow.accumulators import Decay, Part, Past
-    from ampcheck.shadow.draws import Draw
+    from ampcheck.shadow.accumulators import Part, Past
     from ampcheck.shadow.faults import Step
     from ampcheck.shadow.increments import Lineage
-    from ampcheck.shadow.slopes import Slope
 
 Key: TypeAlias = tuple[str, Where, str]
 """Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
@@ -45,23 +42,20 @@ class Values:
 class Companions:
     """The companions of one storage, flat, in units of its elements; a complex element counts as two.
 
-    dtype: the format in which the run reads the memory; foreign: that of bits in it, if another. unit: the unit
-    roundoff of the coarsest format in the history of the values. whole: every element is a whole number that came from
-    integers. faults: keys of the faults that the values suffer from; trail: how they got there. updates: writes in a
-    row that build on the previous value; writes: all of them; slopes: by what the values are made of. sites: the ops
-    that write an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are written by
-    themselves; decay: what the writes kept of it. used: an op has read the values; consumed: one with floating results.
-    written: an op of this run wrote the values; else they are data. depth: roundings to 16 bits on the longest way from
-    data. suspects: by sort, keys, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory
-    NumPy may write. settled: a collective wrote the values. lineage: of what they are a sum. draw: of what draw in 16
-    bits they are made; noise: they are random numbers. alive: the storage; None for companions of one use, of memory
-    read in another format.
+    dtype: the format in which the run reads the memory. unit: the unit roundoff of the coarsest format in the history
+    of the values. whole: every element is a whole number that came from integers. faults: keys of the faults that the
+    values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; sites: the
+    ops that write an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are
+    written by themselves. consumed: an op with floating results has read the values. written: an op of this run wrote
+    the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
+    see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
+    collective wrote the values. lineage: of what they are a sum. alive: the storage; None for companions of one use, of
+    memory read in another format.
     """
 
     __slots__ = (
-        "_values", "alive", "bytes", "consumed", "decay", "depth", "draw", "dtype", "faults", "foreign", "lineage",
-        "noise", "numel", "parts", "rows", "settled", "sites", "slopes", "suspects", "trail", "unit", "updates", "used",
-        "whole", "writes", "written",
+        "_values", "alive", "bytes", "consumed", "depth", "dtype", "faults", "lineage", "numel", "parts", "rows",
+        "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -77,18 +71,13 @@ class Companions:
         self._values, self.dtype, self.rows = values, dtype, rows
         self.numel = rows.numel if rows is not None else self.values.exact.numel()
         self.unit, self.whole, self.written = unit, whole, written
-        self.foreign: torch.dtype | None = None
         self.faults: frozenset[Key] = frozenset()
         self.trail: Step | None = None
-        self.updates = self.writes = 0
-        self.slopes: tuple[Slope, ...] = ()
+        self.updates = 0
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
-        self.decay: Decay | None = None
         self.lineage: Lineage | None = None
-        self.draw: Draw | None = None
-        self.noise = False
-        self.consumed = self.used = self.settled = False
+        self.consumed = self.settled = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
@@ -138,7 +127,7 @@ class Companions:
 
 
 _HISTORY = (
-    "consumed", "decay", "depth", "faults", "sites", "suspects", "trail", "unit", "updates", "used", "whole", "written",
+    "consumed", "depth", "faults", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
 )  # fmt: skip
 
 
@@ -161,8 +150,8 @@ class CompanionStore:
     def known(self, tensor: torch.Tensor) -> Companions | None:
         """The companions of a tensor's storage; None where no op has seen it.
 
-        They follow a storage that was resized or that NumPy wrote, or that is read in another format of its width. A
-        tensor that reads the memory in any other format gets companions of its own, which are not kept.
+        They follow a storage that was resized or that NumPy wrote. A tensor that reads the memory in another format
+        gets companions of its own, which are not kept.
         """
         storage = tensor.untyped_storage()
         companions = self._by_storage.get(storage._cdata)
@@ -173,11 +162,8 @@ class CompanionStore:
             _resize(companions, storage)
         if companions.bytes is not None:
             _reread(companions, storage)
-        if dtype is not tensor.dtype:
-            if companions.rows is None and reads_as_another(dtype, tensor.dtype):
-                read_as(companions, storage, tensor.dtype)
-            elif dtype is not tensor.dtype.to_real():
-                return self._lifted(tensor, storage, moves=False)
+        if dtype is not tensor.dtype and dtype is not tensor.dtype.to_real():
+            return self._lifted(tensor, storage, moves=False)
         return companions
 
     def of(self, tensor: torch.Tensor, *, moves: bool = True) -> Companions:
@@ -266,7 +252,7 @@ class CompanionStore:
         return True
 
     def copy_memory(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
-        """Follow a copy of bytes to another storage, as `copy.deepcopy` makes; False where no numbers are known."""
+        """Follow a copy of all bytes to another storage, as `copy.deepcopy` makes; False of any other."""
         storage, copied = tensor.untyped_storage(), source.untyped_storage()
         companions = self._by_storage.get(copied._cdata)
         if companions is None or storage._cdata == copied._cdata:
@@ -274,8 +260,7 @@ class CompanionStore:
         if len({storage.nbytes(), copied.nbytes(), *(t.numel() * t.element_size() for t in (tensor, source))}) == 1:
             self._shared(storage, companions, companions.dtype)
             return True
-        target = self._by_storage.get(storage._cdata)
-        return target is not None and copy_bits(tensor, target, source, companions)
+        return False
 
     def reread(self, tensor: torch.Tensor) -> None:
         """Restart the companions of the memory of a tensor, which was written in another format."""

@@ -16,7 +16,6 @@ from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
-from ampcheck.shadow.draws import with_low_digits
 from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
 from ampcheck.shadow.integers import IDENTITIES
 from ampcheck.shadow.memory import dtype_name
@@ -152,38 +151,6 @@ def doubt(tensor: torch.Tensor, store: CompanionStore, unit: float, floor: float
     return (spread / max(size, 1e-300) / MOVE + floor) * unit
 
 
-def exponents_off(call: Call, store: CompanionStore) -> Fault | None:
-    """The exponents that a floor or ceil makes and float64 does not, as a suspect; None if they are fewer than half.
-
-    A logarithm grows slowly: that of 254 is 7.989, which bfloat16 rounds to 8, while no rounding of the data moves it
-    there. Such numbers all turn to one side. Where a coordinate turns so, its weights make up for it: a fault only if
-    a power is made of the exponents.
-    """
-    if call.name not in ("floor", "ceil") or call.args[0].dtype.itemsize > 2 or call.inherited:
-        return None
-    real, exact = call.args[0].double(), store.exact(call.args[0])
-    spread = (store.moved(call.args[0]).double() - exact).abs() * (store.of(call.args[0]).unit / MOVE)
-    expected, near = call.op(exact), _FLOAT32 * exact.abs()
-    turned = (expected != call.out) & (call.out == real) & ((exact - real).abs() > near) & exact.isfinite()
-    by_data = (call.op(exact - spread - near) != expected) | (call.op(exact + spread + near) != expected)
-    turned &= ~by_data
-    count = int(turned.sum())
-    if count < _FEW_RARE or 2 * count <= real.numel():
-        return None
-    fault = fault_at(DECISION, call, call.args[0], Examination(real.numel()))
-    note = "rounding moves values onto the next integer, and a power is made of it"
-    return replace(fault, elements=count, amax_in=largest_of(call.args[0]), note=note)
-
-
-def takes_exponents(call: Call) -> bool:
-    """Whether an op makes powers of one number of whole exponents."""
-    if call.name not in ("exp2", "exp2_", "pow") or not isinstance(call.args[-1], torch.Tensor):
-        return False
-    base, exponents = call.args[0], call.args[-1] if call.kept is None else call.kept
-    single = call.name != "pow" or not isinstance(base, torch.Tensor) or base.numel() == 1
-    return single and torch.equal(exponents, exponents.round())
-
-
 def _scale(exact: torch.Tensor) -> torch.Tensor:
     """The magnitude of each element, or the typical one of the tensor where that is larger."""
     magnitude = torch.where(exact.isfinite(), exact, 0.0).abs()
@@ -194,8 +161,6 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     """Margin: how far apart the two sides are where exact compares otherwise."""
     sides = (v if isinstance(v, torch.Tensor) else torch.tensor(v, device="cpu") for v in call.args[:2])
     left, right = (store.exact(v) if has_companions(v) else v if v.is_complex() else v.double() for v in sides)
-    drawn = with_low_digits(call.args[0], call.args[1], call.name, store) if has_companions(call.args[0]) else None
-    left = left if drawn is None else drawn
     expected = call.op(left, call.args[1] if not isinstance(call.args[1], torch.Tensor) else right)
     margin = torch.where(expected != call.out, (left - right).abs().double(), 0.0)
     margin = torch.where(margin.isfinite(), margin, 0.0)
@@ -207,7 +172,7 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     tensors = all(isinstance(v, torch.Tensor) for v in call.args[:2])
     ties = wrong & (call.args[0] == call.args[1]) if tensors else torch.zeros_like(wrong)
     sure, lost = _loses_exceptions(call, store, expected, wrong, ties)
-    return Margins(margin, scale, tied=ties, sure=sure or drawn is not None, lost=lost)
+    return Margins(margin, scale, tied=ties, sure=sure, lost=lost)
 
 
 def _loses_exceptions(

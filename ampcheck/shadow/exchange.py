@@ -96,7 +96,7 @@ class Exchange:
             companions.unit = max(roundoff(tensor.dtype), *(post.unit for post in posts))
             companions.depth = max(post.depth for post in posts)
             companions.written, companions.whole, companions.updates = True, False, 0
-            companions.consumed = companions.used = False
+            companions.consumed = False
             companions.settled = self._settles = True
         call.written = results
         return frozenset[Key]().union(*(post.faults for post in posts))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.bits import BITS as BITS
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.companions import Key
 
@@ -15,22 +14,14 @@ MASK = "mask"
 FLUSH = "flush"
 ZERO = "silent-zero"
 COLLISION = "collision"
-WRAP = "wrap"
 ROUNDING = "rounding"
 CANCELLATION = "cancellation"
-ABSORPTION = "absorption"
-IMAGINARY = "imaginary part"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
-TABLE = "coarse table"
 
 ENDS = " has the integers from"
 """In the note of a collision that follows from the range of the integers to which values are converted."""
-
-DRAWS = "draws only"
-"""In the note of an overflow or a collision that follows from the few numbers which a format draws, in other runs at
-least."""
 
 
 @dataclass(frozen=True, slots=True)

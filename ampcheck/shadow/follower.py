@@ -6,30 +6,24 @@ from collections import Counter
 
 from ampcheck.core.errors import brief
 from ampcheck.shadow.accumulators import note_write
-from ampcheck.shadow.bounds import JUDGED_UNIT
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
 from ampcheck.shadow.rules import RULES
-from ampcheck.shadow.wraps import Wraps
 from ampcheck.torchtools.source import op_name
 
 
 class Follower:
-    """Follows ops on both sides of the companions. unruled: counts the ops that could not be followed, by reason.
-    wraps: the integers that wrapped."""
+    """Follows ops on both sides of the companions. unruled: counts the ops that could not be followed, by reason."""
 
-    def __init__(self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str], wraps: Wraps) -> None:
-        self._store, self._sides, self._unruled, self._wraps = store, sides, unruled, wraps
+    def __init__(self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str]) -> None:
+        self._store, self._sides, self._unruled = store, sides, unruled
 
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         schema = call.schema
         unit, whole = 0.0, bool(call.before) or not schema.random
-        if len(call.before) == 2:
-            number = int(call.before[1].noise)
-            call.noise = number if call.before[number].noise and call.before[1 - number].whole else -1
         for companions in call.before:
             unit = max(unit, companions.unit)
             whole = whole and companions.whole
@@ -39,7 +33,7 @@ class Follower:
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
             note_write(call, tensor, companions, self._store)
-            companions.consumed = companions.used = False
+            companions.consumed = False
         now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         rule = RULES.get(schema.name)
         if schema.unset or (schema.random and rule is None):
@@ -54,8 +48,7 @@ class Follower:
         for side in self._sides:
             side.now = now
         try:
-            meant = self._wraps.unwrapped(call) if call.wrapped else call
-            results = [rule(meant, side) if rule is not None else side.run(meant) for side in self._sides]
+            results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
             if schema.checks and any(decides_otherwise(call.out, result) for result in results):
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
@@ -77,9 +70,6 @@ class Follower:
             else:
                 own = max(unit, roundoff(tensor.dtype))
                 self._store.assign(tensor, exact, moved, own).whole = whole and schema.exact
-        for tensor in call.written + call.fresh if call.wrapped else ():
-            companions = self._store.of(tensor)
-            companions.unit = max(companions.unit, JUDGED_UNIT)
         for tensor in call.written:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)

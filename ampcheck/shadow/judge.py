@@ -12,11 +12,9 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.accumulators import STALLED, stalled
-from ampcheck.shadow.bits import BITS
 from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
-from ampcheck.shadow.casts import discards_imaginary, is_own_cast
+from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     fault_at,
     fault_of,
@@ -24,16 +22,14 @@ from ampcheck.shadow.cause import (
     largest_input,
     largest_of,
     makes_nonfinite,
-    overflows_anyway,
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import EXPONENTIALS, ZERO, own_error, restarts
-from ampcheck.shadow.decisions import decides, examine_decision, exponents_off, takes_exponents, tests_finiteness
-from ampcheck.shadow.draws import absorbed_noise, skipped_integers
+from ampcheck.shadow.comparisons import ZERO, own_error, restarts
+from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
-from ampcheck.shadow.memory import dtype_name, finite, largest_number
+from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.reached import UNSCALES, Reached
@@ -43,21 +39,17 @@ from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
     ERROR,
-    EXPONENT,
     ILL,
     MASKED,
     TAKEN,
     VANISHED,
     Suspects,
-    bits_of_another,
     drop,
     emptied_rows,
-    missing_terms,
     pass_on,
     rescues,
     vanished,
 )
-from ampcheck.shadow.tables import coarse_table
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -112,7 +104,6 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where, inherited = call.where, call.inherited
-        self._faults.update({f.key: f for f in call.wrapped if f.key not in self._faults})
         if tests_finiteness(call):
             self._reached.test(inherited)
         elif decides(call, faulty=bool(inherited)):
@@ -126,43 +117,21 @@ class Judge:
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
-        carried = [*self._suspects.of(call.before, EXPONENT)]
-        for suspect in carried if carried and takes_exponents(call) else ():
-            self._accuse(suspect, "a decision of " + suspect.where.op)
         results = call.written + call.fresh
-        if (skipped := skipped_integers(call)) is not None:
-            self._add(skipped, "an index")
         if not results:
             return
         if is_own_cast(call):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
-        if where.phase != "backward" and (missing := missing_terms(call, results, self._store)):
-            self._reach(missing, "a sum that lacks it")
-            for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
-                self._accuse(suspect, "a sum that lacks it")
         if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
             self._update(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
-        if (exponents := exponents_off(call, self._store)) is not None:
-            for companions in after:
-                self._suspects.add(companions, EXPONENT, exponents)
-        if (bits := bits_of_another(call, self._store)) is not None:
-            for companions in after:
-                self._suspects.add(companions, BITS, bits)
         if not ruled:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = inherited
             return
         if not inherited and not call.written and (call.moves or call.widens):
             return
-        if (share := discards_imaginary(call, self._store)) > 0:
-            cast = fault_at(faults.IMAGINARY, call, results[0], Examination(results[0].numel(), error=share))
-            self._add(with_sizes(cast, call, results[0], self._store), "the cast")
-        if (fault := absorbed_noise(call, results[0], self._store)) is not None:
-            self._add(fault, "the sum")
-        if call.drawn and all(bool(finite(t).all()) for t in results):
-            self._add(replace(fault_at(faults.OVERFLOW, call, results[0], Examination(0)), note=call.drawn))
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
         for tensor, companions in zip(results[:judged], after, strict=False):
@@ -263,27 +232,19 @@ class Judge:
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
-            computed = call.wrapped or BITS in companions.suspects or any(c.written for c in before)
-            rounds = call.name == "_to_copy" and not computed
+            rounds = call.name == "_to_copy" and not any(c.written for c in before)
             seen_at_once = look(
                 tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds, strict=bool(inherited)
             )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
-        if accumulates and (still := stalled(tensor, exact, companions)) is not None:
-            drift = with_sizes(fault_at(faults.DRIFT, call, tensor, still), call, tensor, self._store)
-            self._add(replace(drift, note=STALLED), "the accumulator")
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
         else:
             drop(companions, VANISHED)
-        if ERROR in companions.suspects:
-            if restarts(tensor, self._store, companions):
-                companions.faults = inherited
-                return
-            if call.name in EXPONENTIALS:  # 1 in exact, of an error of any size
-                for suspect in self._suspects.of([companions], ERROR):
-                    self._accuse_if_lost(suspect, tensor, call.name)
+        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
+            companions.faults = inherited
+            return
         if seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)
@@ -297,8 +258,7 @@ class Judge:
         known = {ILL, ERROR, TAKEN} & companions.suspects.keys()
         if seen_at_once.ill and not known and float32_keeps(call, tensor, self._store):
             ill = fault_at(faults.CANCELLATION, call, tensor, Examination(tensor.numel(), error=1.0))
-            ill = self._suspects.of_bits(with_sizes(ill, call, tensor, self._store), companions)
-            self._suspects.add(companions, ILL, ill)
+            self._suspects.add(companions, ILL, with_sizes(ill, call, tensor, self._store))
         ranks = low and not (whole or single or BLURRED in companions.suspects)
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
             fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
@@ -306,7 +266,7 @@ class Judge:
         masked = any(MASKED in c.suspects for c in before)
         if seen_at_once.within and not masked:
             self._reached.repeat(where, exact)
-            drop(companions, MASKED, BITS)
+            drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
         seen = examine(
@@ -317,15 +277,14 @@ class Judge:
         if makes_nonfinite(call, seen, self._store):
             self.nonfinite.setdefault(where, seen)
         if not seen.beyond:
-            drop(companions, MASKED, BITS)
+            drop(companions, MASKED)
             return
-        own = not inherited or (seen.lost > 0 and overflows_anyway(call, tensor, self._store))
-        result = fault_of(call, tensor, seen, self._store, accumulates=accumulates) if own else None
-        if result is None or (inherited and result.kind == faults.MASK):
+        if inherited:
             companions.faults = inherited
             earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
+        result = fault_of(call, tensor, seen, self._store, accumulates=accumulates)
         if result.kind == faults.MASK:
             if MASKED not in companions.suspects:
                 self._suspects.add(companions, MASKED, result)
@@ -337,7 +296,7 @@ class Judge:
         self._add(fault)
         if accumulates and fault.kind == faults.DRIFT:  # what is made of it later has other bounds
             self._reached.note(fault.key, "the accumulator", seen.impact)
-        companions.faults = inherited | {fault.key}
+        companions.faults = frozenset({fault.key})
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
     def _is_position(self, companions: Companions) -> bool:
@@ -354,7 +313,7 @@ class Judge:
 
     def _decision(self, call: Call) -> None:
         blurred = next(self._suspects.of(call.before, BLURRED, ILL), None)
-        if (fault := examine_decision(call, self._store, blurred) or coarse_table(call, self._store)) is None:
+        if (fault := examine_decision(call, self._store, blurred)) is None:
             return
         name = f"a decision of {call.where.op}"
         for key in call.inherited:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -19,7 +19,6 @@ from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.decisions import looks_at
-from ampcheck.shadow.draws import follow_draws
 from ampcheck.shadow.escapes import (
     eager_cond,
     eager_flex_attention,
@@ -38,10 +37,9 @@ from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
-from ampcheck.shadow.wraps import Wraps
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
-from ampcheck.torchtools.origin import Origins
+from ampcheck.torchtools.origin import Origin, Origins
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
@@ -99,8 +97,7 @@ class Shadow(DispatchMode):
         self.whole = 0
         self.failed: Where | None = None
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
-        self._wraps = Wraps()
-        self._follower = Follower(self.store, self._sides, self.unruled, self._wraps)
+        self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
         self._steps = Steps(self.store, lambda: self._scopes.roots, self.reach, self.renew)
         self._scopes = Scopes(
@@ -228,7 +225,7 @@ class Shadow(DispatchMode):
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
-        before = call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
+        call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if schema.keeps:
             call.kept = args[0].clone()
@@ -240,62 +237,62 @@ class Shadow(DispatchMode):
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
-            before = call.before
-            args, kwargs = call.args, call.kwargs
             storages = {t.untyped_storage()._cdata for t in call.inputs}
+        self._find_results(call, storages)
+        if not self._concerns(call):
+            self.whole += 1
+            return out
+        self.ops += 1
+        # What inference mode makes could not be written outside of it.
+        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
+            self._follow(call, self._origins.current(sys._getframe(1)))
+            if rows is not None:
+                self.partly[schema.title] += rows.write_back(out)
+        return out
+
+    def _find_results(self, call: Call, storages: Collection[int]) -> None:
+        """Note what an op that ran has written and returned. storages: those of its inputs."""
         if self.store.watches:
-            for tensor, companions in zip(call.inputs, before, strict=True):
+            for tensor, companions in zip(call.inputs, call.before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        written = written_by(schema, args, kwargs) if schema.writes else []
+        written = written_by(call.schema, call.args, call.kwargs) if call.schema.writes else []
         call.written = floating_values(written)
         for tensor in leaves(written):
             if not tensor.is_floating_point() and not tensor.is_complex():
                 self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
-        decides = bool(before) and self.judge is not None and looks_at(call)
-        leaves_run = bool(before) and schema.name in _LEAVES
-        if not (call.fresh or call.written or decides or leaves_run):
-            self.whole += 1
-            if self.judge is not None:
-                frame = sys._getframe(1)
-                with _aside():
-                    self._wraps.follow(call, lambda: self._origins.current(frame).where(schema.title))
-            return out
-        self.ops += 1
-        if call.written:
-            call.read = frozenset(id(companions) for companions in before if companions.used)
-        for companions in before:
-            companions.used = True
+
+    def _concerns(self, call: Call) -> bool:
+        """Whether an op has floating results, decides upon floating values, or lets them leave the run."""
+        if call.fresh or call.written or not call.before:
+            return bool(call.fresh or call.written)
+        return call.schema.name in _LEAVES or (self.judge is not None and looks_at(call))
+
+    def _follow(self, call: Call, origin: Origin) -> None:
+        """Bring the companions of the results of an op up to date, and judge them."""
+        call.where, call.index = origin.where(call.schema.title), self.ops
+        if origin.phase == "backward":
+            self._steps.due = self._steps.stepping
+        for companions in call.before:
             companions.consumed |= bool(call.fresh or call.written)
-        # What inference mode makes could not be written outside of it.
-        outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
-            origin = self._origins.current(sys._getframe(1))
-            call.where, call.index = origin.where(schema.title), self.ops
-            if origin.phase == "backward":
-                self._steps.due = self._steps.stepping
-            call.wrapped = self._wraps.read(call)
-            wraps = [fault.key for fault in call.wrapped]
-            call.inherited = _NO_FAULTS.union(wraps, *(c.faults for c in before if c.faults))
-            ruled = self._follower.follow(call) if call.fresh or call.written else True
-            follow_draws(call, self.store)
-            if ruled and call.fresh:
-                follow_accumulators(call, self.store)
-            if leaves_run:
-                self.escapes[f"{origin.file}:{origin.line}"] += 1
-            if self.judge is not None:
-                try:
-                    self.judge.judge(call, ruled)
-                    if self.freedom is not None:
-                        self.freedom = with_call(self.freedom, call, self.store)
-                except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
-                    self.unruled[f"{op_name(func)} is not judged: {brief(error)}"] += 1
-                follow_lineage(call, self.store)
-            if rows is not None:
-                self.partly[schema.title] += rows.write_back(out)
-        return out
+        call.inherited = _NO_FAULTS.union(*(c.faults for c in call.before if c.faults))
+        ruled = self._follower.follow(call) if call.fresh or call.written else True
+        if ruled and call.fresh:
+            follow_accumulators(call, self.store)
+        if call.before and call.schema.name in _LEAVES:
+            self.escapes[f"{origin.file}:{origin.line}"] += 1
+        if self.judge is None:
+            return
+        try:
+            self.judge.judge(call, ruled)
+            if self.freedom is not None:
+                self.freedom = with_call(self.freedom, call, self.store)
+        except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
+            self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
+        follow_lineage(call, self.store)
 
     def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
@@ -325,7 +322,7 @@ class Shadow(DispatchMode):
             begun = self._exchange.begin(call)
             call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
             for companions in call.before:
-                companions.used = companions.consumed = True
+                companions.consumed = True
         call.out = self._call(call.op, call.args, call.kwargs)
         with _aside():
             inherited = self._exchange.end(call, begun)
@@ -341,7 +338,6 @@ class Shadow(DispatchMode):
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""
-        self._wraps.forget(tensor)
         if tensor.layout is not torch.strided or tensor.is_meta:
             return
         source = call.args[1] if call.name == "copy_" else None

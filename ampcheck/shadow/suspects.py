@@ -2,18 +2,14 @@
 
 A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
 
-- vanished: elements that are zero here and not in exact. Something may divide by them, or lack them in a sum.
+- vanished: elements that are zero here and not in exact. Something may divide by them.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
 - blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
-  determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
-- error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. An exponential makes a
-  ratio of it, which the data determine; nothing else that is made of it is judged.
-- bits: numbers of which the bits are those of another format, see `ampcheck.shadow.bits`. Something may compute with
-  them, while bits that are only carried do no harm.
-- exponent: most integers of a floor or ceil are others than in float64, by the rounding of its argument alone.
-  Something may make powers of them.
+  determine. It is lost where it reaches an output.
+- error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
+  judged.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
@@ -26,31 +22,23 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bits import BITS, holds_another
-from ampcheck.shadow.bounds import FLOOR, Examination
-from ampcheck.shadow.call import Call, Side, SideOf
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import (
     fault_at,
     follows_from_inputs,
     largest_input,
     largest_of,
     survives,
-    with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
-from ampcheck.shadow.memory import dtype_name
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
-ILL, ERROR, TAKEN, EXPONENT = "ill", "error", "taken", "exponent"
+ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 _RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
 """Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
-
-_ADDITIONS = frozenset("add add_ sub sub_ rsub addcmul lerp".split())
-
-_CANCELS = 2.0**30
-"""The size of a term, relative to a sum of which nothing is left in float64 but rounding."""
 
 
 class Suspects:
@@ -70,20 +58,8 @@ class Suspects:
             for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
                 yield self._by_key[key]
 
-    def of_bits(self, fault: Fault, companions: Companions) -> Fault:
-        """The fault where bits of another format were first read, if it is of such numbers."""
-        bits = next(self.of([companions], BITS), None)
-        if bits is None:
-            return fault
-        seen = fault.examination  # of a result that may be of another size
-        own = replace(bits.examination, error=seen.error, impact=seen.impact, spread=seen.spread, limit=seen.limit)
-        return replace(bits, examination=replace(own, error=1.0, limit=0.0) if seen.lost else own)
-
     def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
         """The fault where it began, if an input of the op carries what explains it."""
-        companions = store.of(tensor)
-        if BITS in companions.suspects:
-            return self.of_bits(fault, companions)
         masked = next(self.of(call.before, MASKED), None)
         if masked is not None:
             return caused(fault, masked)
@@ -104,16 +80,6 @@ def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None
         companions.suspects = carried
 
 
-def bits_of_another(call: Call, store: CompanionStore) -> Fault | None:
-    """The first input whose bits are those of another format, as a suspect; None without any."""
-    for tensor, companions in zip(call.inputs, call.before, strict=True):
-        if companions.foreign is not None and holds_another(tensor, store.exact(tensor), companions):
-            note = f"bits of {dtype_name(companions.foreign)} numbers are read as {dtype_name(tensor.dtype)}"
-            fault = fault_at(BITS, call, tensor, Examination(tensor.numel()))
-            return replace(with_sizes(fault, call, tensor, store), note=note)
-    return None
-
-
 def drop(companions: Companions, *sorts: str) -> None:
     """What was suspected is gone from these values."""
     if any(sort in companions.suspects for sort in sorts):
@@ -131,35 +97,6 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> Fault | N
     fault = fault_at(faults.ZERO, call, tensor, seen)
     largest = largest_input(call), largest_of(tensor)
     return replace(fault, amax_in=largest[0], amax_out=largest[1], exact_amax=largest_of(gone), elements=count)
-
-
-def missing_terms(call: Call, results: Sequence[torch.Tensor], store: CompanionStore) -> list[Companions]:
-    """The terms of a sum that are zero throughout, and in float64 are more than the roundings of the sum.
-
-    The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
-    hinge loss, may be zero by chance.
-    """
-    if call.name not in _ADDITIONS or results[0].numel() == 1:
-        return []
-    missing, total = [], store.exact(results[0])
-    for term, companions in zip(call.inputs, call.before, strict=True):
-        suspect = companions.faults or {ILL, VANISHED} & companions.suspects.keys()
-        if not suspect or bool(term.any()) or any(term is t for t in call.written):
-            continue
-        if call.written:
-            part = store.exact(term).expand(total.shape) * (call.argument("alpha", 1) if term is call.args[1] else 1)
-        else:
-            part = total - _without(store, term).run(call)
-        share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
-        if FLOOR * companions.unit < share < _CANCELS:
-            missing.append(companions)
-    return missing
-
-
-def _without(store: CompanionStore, term: torch.Tensor) -> SideOf:
-    """The exact inputs of a sum, zeros in place of one of them."""
-    side = Side(store, "exact")
-    return SideOf(store, lambda t: torch.zeros_like(side.of(t)) if t is term else side.of(t))
 
 
 def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> int:

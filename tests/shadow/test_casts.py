@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import ampcheck
 from ampcheck.core.run import Run, Verdict
+from ampcheck.shadow import Shadow
 
 
 class Casts(nn.Module):
@@ -75,3 +77,16 @@ def test_casts_of_a_callable_and_of_a_watched_block_are_listed(autocast: bool) -
     with ampcheck.watch() as seen:
         call()
     assert "of your own costs nothing" in coverage(seen.run)
+
+
+_DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64)
+
+
+@pytest.mark.parametrize("source", _DTYPES, ids=str)
+def test_a_cast_between_any_dtypes_is_judged(source: torch.dtype) -> None:
+    values = torch.tensor([0, 1, 1]).to(source)
+    with Shadow() as shadow, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of an imaginary part that is dropped
+        for dtype in _DTYPES:
+            values.to(dtype)
+    assert not shadow.unruled

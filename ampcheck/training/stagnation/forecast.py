@@ -30,6 +30,9 @@ HORIZON = 10_000
 FOLLOWS = 0.1
 """An average that comes within this part of its size to what it follows does so."""
 
+FAR = 0.2
+"""An average that stays off what it follows by this part of its size has lost it."""
+
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
 ONCE, APART, COARSE = "once", "apart", "coarse"
