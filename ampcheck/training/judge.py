@@ -29,9 +29,10 @@ from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
+from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance, steps_to_new_passes
 from ampcheck.training.loop import STEPS, TrainingLoop, quiet
@@ -70,7 +71,8 @@ class Context:
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
     again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
-    depend on the loss scale, None where that was not measured. nonfinite: weights that ended infinite or NaN.
+    depend on the loss scale, None where that was not measured. nonfinite: weights that ended infinite or NaN. drift:
+    where ranks that hold one model part.
     """
 
     loop: TrainingLoop
@@ -83,6 +85,7 @@ class Context:
     overflowed: int | None = None
     scales: InvarianceStats | None = None
     nonfinite: tuple[str, ...] = ()
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +225,22 @@ def _resuming(context: Context) -> Run:
     return _run([*events, *check_resume(stats)], tables=resume_table(stats))
 
 
+def _replicas(context: Context) -> Run:
+    """What ranks hold alike stays alike."""
+    seen = context.seen
+    if world_size() < 2 and not seen.replicas.steps:  # a callable may have left its group
+        return Run()
+    context.drift, coverage = compare_ranks(seen.replicas)
+    return _run(check_replicas(seen.subject, context.drift, seen.events), coverage=coverage)
+
+
 def _reductions(context: Context) -> Run:
     """Sums and norms of this process, or of all ranks together."""
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        findings, tables = check_distributed(ranks, context.limits), tuple(distributed_tables(ranks))
-        return _run(findings, coverage=ranks.coverage, tables=tables)
+        findings = check_distributed(ranks, context.limits, context.drift)
+        return _run(findings, tuple(distributed_tables(ranks)), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
@@ -277,6 +289,7 @@ STAGES = (
     Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales, repeats=True),
     Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
     Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
+    Stage("replicas", (of_loops.REDUCE_PRECISION, of_loops.SCALER_PROTOCOL), _replicas),
     Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
     Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False, repeats=True),

@@ -14,6 +14,7 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.left_out import LeftOut, left_out
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
@@ -83,7 +84,7 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. left_out: parameters
     that no optimizer trains. unfollowed: compiled code and other threads, which were not judged. values: what the
-    shadow saw of the ops, where it followed the steps.
+    shadow saw of the ops, where it followed the steps. replicas: what this rank held, where several work together.
     """
 
     subject: str
@@ -107,6 +108,7 @@ class Observed:
     exact: Mapping[int, float] = field(default_factory=dict)
     unfollowed: Mapping[str, int] = field(default_factory=dict)
     values: NumericsStats | None = None
+    replicas: RankReplicas = field(default_factory=RankReplicas)
 
     @property
     def steps(self) -> int:
@@ -140,6 +142,8 @@ class Observation:
     def __init__(self, loop: TrainingLoop, recorder: Recorder, following: Following | None) -> None:
         self.loop, self.recorder, self.following = loop, recorder, following
         self.losses: list[float] = []
+        self.replicas = ReplicaWatch(loop)
+        recorder.on_look = self.replicas.look
         self.stopped: StepError | None = None
         modules = self._in_modules()
         self._owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in modules}
@@ -202,6 +206,7 @@ class Observation:
             idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(scalers),
             empty=loop.empty,
+            replicas=self.replicas.result(events),
             **compared,
         )
 

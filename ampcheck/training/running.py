@@ -132,7 +132,7 @@ class TrainingWatch:
 
     @property
     def begun(self) -> bool:
-        """Whether code with an optimizer ran a backward pass, or entered autocast or used a scaler on the way to one."""
+        """Whether code with an optimizer ran a backward pass, entered 16-bit autocast or used a scaler."""
         recorder = self.recorder
         return bool(self.loop.optimizers and (recorder.events or recorder.low or recorder.scaled))
 

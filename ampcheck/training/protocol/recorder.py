@@ -52,6 +52,7 @@ class Recorder:
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
     in checkpoints that cut their gradients off.
+    on_look: is called with the number of the step where a backward pass, a scaler or an optimizer begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -65,6 +66,7 @@ class Recorder:
         self.stepped: dict[int, bool] = {}
         self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
+        self.on_look: Callable[..., None] | None = None
         self._overflow_from, self._after_backward = overflow_from, after_backward
         self._parameters: dict[int, str] = {}
         self._paths: dict[int, tuple[object, str]] = {}
@@ -148,6 +150,10 @@ class Recorder:
         file, line = users_line(sys._getframe(2))
         self.events.append(Event(act, self.step, file=file, line=line, **facts))
 
+    def _look(self, optimizer: _Optimizer | None = None, *, in_pass: bool = False) -> None:
+        if self.on_look is not None:
+            self.on_look(self.step, optimizer, in_pass=in_pass)
+
     def _path(self, part: Any, kind: str) -> str:
         """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
         part = inner_optimizer(part) if kind == "optimizer" else part
@@ -192,6 +198,7 @@ class Recorder:
     def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
         self._overflow(optimizer, scaler.is_enabled())
         if not self._inside_scaler:
+            self._look()
             name = self._path(optimizer, "optimizer")
             cleared = (name,) if self._assigned.since_step(name, optimizer) else ()
             facts = {"optimizers": (name,), "cleared": cleared, "half": self._half(optimizer), **self._of(scaler)}
@@ -202,6 +209,7 @@ class Recorder:
         self, original: _Function, scaler: _Scaler, optimizer: _Optimizer, *args: object, **kwargs: object
     ) -> object:
         self._overflow(optimizer, scaler.is_enabled())
+        self._look()
         name = self._path(optimizer, "optimizer")
         facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
         before, outer = len(self.events), self._inside_scaler
@@ -240,6 +248,7 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
             rounded = tuple(self._rounded.before(optimizer, self._parameters))
+        self._look(optimizer)
         for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
@@ -304,6 +313,7 @@ class Recorder:
             return result
         if self.on_backward is not None and not own_gradients:
             self.on_backward(t_outputs, scale)
+        self._look(in_pass=True)
         before = {name: versions_of(optimizer) for name, optimizer in self._optimizers.items()}
         facts["cleared"] = tuple(
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in gradients_of(o))
