@@ -52,7 +52,7 @@ class Recorder:
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
     in checkpoints that cut their gradients off.
-    on_look: is called with the number of the step where a backward pass, a scaler or an optimizer begins.
+    on_look: is called with the number of the step where a backward pass begins or ends, a scaler or an optimizer begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -322,6 +322,7 @@ class Recorder:
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
+        self._look()
         touched = tuple(name for name, o in self._optimizers.items() if versions_of(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
