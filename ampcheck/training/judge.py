@@ -122,7 +122,9 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     context.overflowed = _earliest(finite.overflowed)
     context.nonfinite = finite.after
     if finite.overflowed is not None:
-        finite = replace(finite, place=seen.place(finite.overflowed))
+        made = seen.made(finite.overflowed)
+        place, undefined = seen.place(finite.overflowed), made if made in seen.undefined else None
+        finite = replace(finite, place=place, undefined=undefined)
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
 
 
@@ -296,7 +298,7 @@ STAGES = (
 )
 """In their order: later stages use the results of earlier ones."""
 
-_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT)
+_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_REFERENCE, of_models.NONFINITE_GRADIENT)
 CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
 """What is judged of a training loop, besides its use of autocast."""
 

@@ -84,7 +84,7 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. left_out: parameters
     that no optimizer trains. unfollowed: compiled code and other threads, which were not judged. values: what the
-    shadow saw of the ops, where it followed the steps. replicas: what this rank held, where several work together.
+    shadow saw of the ops, where it followed the steps. undefined: as in `Following`. replicas: what this rank held, where several work together.
     """
 
     subject: str
@@ -106,6 +106,7 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    undefined: frozenset[int] = frozenset()
     unfollowed: Mapping[str, int] = field(default_factory=dict)
     values: NumericsStats | None = None
     replicas: RankReplicas = field(default_factory=RankReplicas)
@@ -117,7 +118,11 @@ class Observed:
 
     def place(self, step: int) -> Where | None:
         """Where a step first made an infinity or a NaN; of a place that is known from an earlier step, that one."""
-        return next((self.places[number] for number in range(step, -1, -1) if number in self.places), None)
+        return None if (made := self.made(step)) is None else self.places[made]
+
+    def made(self, step: int) -> int | None:
+        """The step in which an infinity or a NaN of this step was made, as far as its place is known."""
+        return next((number for number in range(step, -1, -1) if number in self.places), None)
 
     @property
     def all_skipped(self) -> bool:
@@ -190,6 +195,7 @@ class Observation:
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
+                "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
             }
         return Observed(

@@ -52,7 +52,7 @@ class Recorder:
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then. cut: those
     in checkpoints that cut their gradients off.
-    on_look: is called with the number of the step where a backward pass begins or ends, a scaler or an optimizer begins.
+    on_look: is called with the number of the step where a backward pass begins or ends, and a scaler or a step begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
