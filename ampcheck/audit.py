@@ -230,7 +230,8 @@ def _audit_unchanged(
     values = judge_running.judge_call(
         call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon, again=subject.shape
     )
-    if subject.trains and not values.coverage.seen.get("steps"):
+    begun = raised and "steps" in values.coverage.seen  # its exception is a finding
+    if subject.trains and not begun and not values.coverage.seen.get("steps"):
         what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"
         raise UsageError(
             f"{what}, and stepped no optimizer: it must return a subject, such as (model, args), or train"

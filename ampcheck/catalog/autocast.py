@@ -53,7 +53,8 @@ POLICY_BANNED = Check(
     "policy",
     "No op is called that autocast bans on the device. Fails where its exception ended the run; warns where the "
     "model caught it.",
-    "The model runs under the device's policy, which raises PyTorch's own message.",
+    "The model runs under the device's policy, which raises PyTorch's own message. A loop or a callable under the "
+    "CPU's autocast fails where it calls an op that CUDA bans, by the policy snapshot of the release.",
     "A sigmoid followed by binary_cross_entropy or BCELoss: CUDA and XPU ban it, the CPU computes it in float32.",
     "Use binary_cross_entropy_with_logits (BCEWithLogitsLoss); else leave autocast around it, with float32 inputs.",
     subjects=EVERY,

@@ -94,7 +94,9 @@ def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool)
         return returned and cause.where.step is not None and _after(cause.where, finding.where, strictly=True)
     if cause.check in _LOSSES and finding.message.startswith(LOST_OUTPUT):
         return finding.check == "overflow" and cause.where == finding.where
-    return cause.check in ("overflow", "silent-zero") and _became_infinite(cause, finding)
+    if cause.check == "nonfinite-reference" and cause.where.step is None:
+        return False
+    return cause.check in ("overflow", "silent-zero", "nonfinite-reference") and _became_infinite(cause, finding)
 
 
 def _bans(cause: Finding, finding: Finding) -> bool:
@@ -145,7 +147,7 @@ def _became_infinite(cause: Finding, finding: Finding) -> bool:
     if cause.where.step is not None:  # a loss that is not finite, and the gradients of it
         gradients = finding.check in ("nonfinite-gradient", "loss-scale") and not finding.where.file
         result = finding.check == "loss-dtype" and _is_result(finding, cause.where)
-        return cause.check == "overflow" and (result or (gradients and _after(cause.where, finding.where)))
+        return cause.check != "silent-zero" and (result or (gradients and _after(cause.where, finding.where)))
     if cause.verdict is not Verdict.FAIL or not cause.where.op:
         return False
     if not _same_line(cause, finding):

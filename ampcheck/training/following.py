@@ -36,7 +36,8 @@ class Following:
 
     shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
     steps begins each step with the values that it really has. places: by step the op in which a value first became
-    infinite or NaN; exact: by step what it would have returned, where that is known.
+    infinite or NaN; undefined: the steps in which float64 does as well; exact: by step what it would have returned,
+    where that is known.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Following:
         self.gradients = gradients
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
+        self.undefined: set[int] = set()
         self._followed = self._poisoned = False
         self._loop, self._restarts = loop, shadow is None
 
@@ -78,10 +80,13 @@ class Following:
         with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
-        place = next(overflows, None if judge is None else next(islice(judge.nonfinite, known, None), None))
+        overflow = next(overflows, None)
+        place = overflow or (None if judge is None else next(islice(judge.nonfinite, known, None), None))
+        defined = place is None or overflow is not None
         place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
         if place is not None and not self._poisoned:  # else from what an earlier step applied to the weights
             self.places[number] = place
+            self.undefined |= set() if defined else {number}
             self._poisoned = any(not bool(local(p.detach()).isfinite().all()) for _, p in self._loop.parameters())
 
     def ended(self, number: int, value: float) -> None:

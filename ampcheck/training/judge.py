@@ -30,9 +30,10 @@ from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
+from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
@@ -70,7 +71,7 @@ class Context:
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
     again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
-    depend on the loss scale, None where that was not measured.
+    depend on the loss scale, None where that was not measured. drift: where ranks that hold one model part.
     """
 
     loop: TrainingLoop
@@ -82,6 +83,7 @@ class Context:
     seen: Observed = field(init=False)
     overflowed: int | None = None
     scales: InvarianceStats | None = None
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,9 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
     context.overflowed = _earliest(finite.overflowed)
     if finite.overflowed is not None:
-        finite = replace(finite, place=seen.place(finite.overflowed))
+        made = seen.made(finite.overflowed)
+        place, undefined = seen.place(finite.overflowed), made if made in seen.undefined else None
+        finite = replace(finite, place=place, undefined=undefined)
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
 
 
@@ -215,13 +219,22 @@ def _resuming(context: Context) -> Run:
     return _run([*events, *check_resume(stats)], tables=resume_table(stats))
 
 
+def _replicas(context: Context) -> Run:
+    """What ranks hold alike stays alike."""
+    seen = context.seen
+    if world_size() < 2 and not seen.replicas.steps:  # a callable may have left its group
+        return Run()
+    context.drift, coverage = compare_ranks(seen.replicas)
+    return _run(check_replicas(seen.subject, context.drift, seen.events), coverage=coverage)
+
+
 def _reductions(context: Context) -> Run:
     """Sums and norms of this process, or of all ranks together."""
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        findings, tables = check_distributed(ranks, context.limits), tuple(distributed_tables(ranks))
-        return _run(findings, coverage=ranks.coverage, tables=tables)
+        findings = check_distributed(ranks, context.limits, context.drift)
+        return _run(findings, tuple(distributed_tables(ranks)), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
@@ -270,13 +283,14 @@ STAGES = (
     Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales, repeats=True),
     Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
     Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
+    Stage("replicas", (of_loops.REDUCE_PRECISION, of_loops.SCALER_PROTOCOL), _replicas),
     Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
     Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False, repeats=True),
 )
 """In their order: later stages use the results of earlier ones."""
 
-_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_GRADIENT)
+_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_REFERENCE, of_models.NONFINITE_GRADIENT)
 CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
 """What is judged of a training loop, besides its use of autocast."""
 

@@ -14,6 +14,7 @@ from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
+from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.left_out import LeftOut, left_out
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
@@ -83,7 +84,7 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. left_out: parameters
     that no optimizer trains. unfollowed: compiled code and other threads, which were not judged. values: what the
-    shadow saw of the ops, where it followed the steps.
+    shadow saw of the ops, where it followed the steps. undefined: as in `Following`. replicas: what this rank held, where several work together.
     """
 
     subject: str
@@ -105,8 +106,10 @@ class Observed:
     sums: ReductionStats | None = None
     places: Mapping[int, Where] = field(default_factory=dict)
     exact: Mapping[int, float] = field(default_factory=dict)
+    undefined: frozenset[int] = frozenset()
     unfollowed: Mapping[str, int] = field(default_factory=dict)
     values: NumericsStats | None = None
+    replicas: RankReplicas = field(default_factory=RankReplicas)
 
     @property
     def steps(self) -> int:
@@ -115,7 +118,11 @@ class Observed:
 
     def place(self, step: int) -> Where | None:
         """Where a step first made an infinity or a NaN; of a place that is known from an earlier step, that one."""
-        return next((self.places[number] for number in range(step, -1, -1) if number in self.places), None)
+        return None if (made := self.made(step)) is None else self.places[made]
+
+    def made(self, step: int) -> int | None:
+        """The step in which an infinity or a NaN of this step was made, as far as its place is known."""
+        return next((number for number in range(step, -1, -1) if number in self.places), None)
 
     @property
     def all_skipped(self) -> bool:
@@ -140,6 +147,8 @@ class Observation:
     def __init__(self, loop: TrainingLoop, recorder: Recorder, following: Following | None) -> None:
         self.loop, self.recorder, self.following = loop, recorder, following
         self.losses: list[float] = []
+        self.replicas = ReplicaWatch(loop)
+        recorder.on_look = self.replicas.look
         self.stopped: StepError | None = None
         modules = self._in_modules()
         self._owned = {name: parameter for name, parameter in loop.parameters() if id(parameter) in modules}
@@ -185,6 +194,7 @@ class Observation:
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
+                "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
             }
         return Observed(
@@ -201,6 +211,7 @@ class Observation:
             idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(scalers),
             empty=loop.empty,
+            replicas=self.replicas.result(events),
             **compared,
         )
 

@@ -16,6 +16,7 @@ import torch
 from ampcheck.catalog.training import RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Finding, Table, Where
+from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
@@ -279,7 +280,8 @@ def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
         size = _distance(before.tensors.get((what, name)), after.tensors.get((what, name)))
         if size is not None:
             detail = f"{name} differs by {size:.2g} of its norm"
-            detail = f"{name} is missing or of another kind" if size == math.inf else detail
+            if size == math.inf:
+                detail = f"{name} {_kinds(before.tensors.get((what, name)), after.tensors.get((what, name)))}"
             differing[what].append((name, size, detail))
     for owner in dict.fromkeys((*before.settings, *after.settings)):
         what, _, name = owner.partition(":")
@@ -304,6 +306,17 @@ def _distance(before: torch.Tensor | None, after: torch.Tensor | None) -> float 
         return None
     norm, difference = float(before.double().norm()), float((before.double() - after.double()).norm())
     return difference / norm if norm else float(after.double().norm())
+
+
+def _kinds(before: torch.Tensor | None, after: torch.Tensor | None) -> str:
+    """What sets two tensors apart that no distance compares."""
+    if before is None or after is None:
+        return "is missing" if after is None else "was missing"
+    if before.dtype != after.dtype:
+        return f"was {dtype_name(before.dtype)}, is {dtype_name(after.dtype)}"
+    if before.shape != after.shape:
+        return f"was of shape {tuple(before.shape)}, is of {tuple(after.shape)}"
+    return "is infinite or NaN"
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], what: str) -> str:

@@ -91,7 +91,8 @@ class TrainingWatch:
     name: what findings call it. steps: how many are observed. ends: end the code after them: the next pass raises
     `EnoughSteps`. shadow: follows every op of the block. known: the steps whose loss is known, as a backward pass began
     at one number. ended: whether all steps were observed and others came. horizon: how many steps are planned. stopper:
-    ends the code. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped.
+    ends the code. stats: what the loop did in its steps; None inside the block, and where no optimizer was stepped,
+    unless training had begun when the code raised.
     """
 
     def __init__(
@@ -121,12 +122,28 @@ class TrainingWatch:
         try:
             result = function()
         except BaseException as error:
-            self._finish(as_result(error))
+            self._raised(as_result(error))
             if not self.stopper.raised:
                 raise
         if self.stopper.raised:
             raise EnoughSteps
         return result
+
+    @property
+    def begun(self) -> bool:
+        """Whether code with an optimizer ran a backward pass, entered 16-bit autocast or used a scaler."""
+        recorder = self.recorder
+        return bool(self.loop.optimizers and (recorder.events or recorder.low or recorder.scaled))
+
+    def _raised(self, error: BaseException) -> None:
+        """End the open step by an exception; where none is open, the variables around it may hold an optimizer."""
+        innermost = error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        if self._seen is None and innermost is not None:
+            with _disable_current_modes():
+                self._begin(innermost.tb_frame, 0)
+        self._finish(error)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -148,7 +165,7 @@ class TrainingWatch:
                 finally:
                     self._finish()
         finally:  # what was observed until code raised counts
-            if self._seen is not None and (self._seen.losses or self._seen.stopped is not None):
+            if self._seen is not None and (self._seen.losses or (self._seen.stopped is not None and self.begun)):
                 self.stats = self._seen.result()
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:

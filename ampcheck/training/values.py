@@ -31,6 +31,8 @@ def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
     named = {check for check in named if worst(values, check) <= worst(steps, check)} - {COVERAGE.slug}
     kept = [f for f in steps if f.check not in named]
     ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
+    failed = {(f.check, f.where.file, f.where.line) for f in kept if f.verdict is Verdict.FAIL and f.where.file}
+    values = [f for f in values if f.verdict is Verdict.FAIL or (f.check, f.where.file, f.where.line) not in failed]
     return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
 
 

@@ -281,7 +281,13 @@ def check_banned(stats: GuardStats) -> Iterator[Finding]:
             f"{first}"
         )
         yield POLICY_BANNED.fail(stats.subject, message, where=where, hint=" ".join(others))
-    if not devices:
+    for where in () if devices else stats.banned_on_cuda:
+        message = (
+            f"an op that autocast bans must not run under it; {where.op} computes in float32 under the CPU's autocast, "
+            "and raises under that of CUDA"
+        )
+        yield POLICY_BANNED.fail(stats.subject, message, where=where, hint=POLICY_BANNED.fix)
+    if not devices and not stats.banned_on_cuda:
         message = "{} ran and no ban ended the block; a ban that the block catches is not seen"
         yield _clean(POLICY_BANNED, stats, "autocast ops", "no op ran under autocast", message)
 

@@ -106,6 +106,7 @@ class AutocastObservation:
             cut=recorder.casts.cut,
             recomputed=recomputed,
             policies=self._policies(calls, recorder.recomputed),
+            banned_on_cuda=recorder.banned_on_cuda() if str(POLICY_BANNED) in self.checks else (),
             raised=raised,
         )
 

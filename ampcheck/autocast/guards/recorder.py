@@ -20,9 +20,10 @@ from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path
 from ampcheck.autocast.guards.casts import CachedCasts
 from ampcheck.autocast.guards.open_regions import OpenRegion
 from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State, Unkept
-from ampcheck.autocast.policy import Policy
+from ampcheck.autocast.policy import BANNED, Policy, nearest
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
+from ampcheck.core.run import Where
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
@@ -170,6 +171,14 @@ class Recorder:
         where = running.site.where("backward" if how == "function" else "forward", name)
         call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, where)
         return replace(call, **values)
+
+    def banned_on_cuda(self) -> tuple[Where, ...]:
+        """Ops that ran under the CPU's own autocast and that CUDA's bans, by the snapshot of this release."""
+        if "cpu" not in self.autocast_devices or emulate.active() is not None:
+            return ()
+        policy = nearest(torch.__version__).policy("cuda", "float16")
+        cast = ((name, op) for (name, _), op in self._forward.items() if policy.rule(name) == BANNED)
+        return tuple(op.site.where("forward", name) for name, op in cast if any(state.dtype for state in op.ran))
 
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state

@@ -147,7 +147,8 @@ class GuardStats:
     """Everything that was recorded. The mappings from records count how often each was seen.
 
     settings: how many settings were compared; changed: those that differ, before and after. regions: how many
-    outermost autocast regions were entered. policies: the rules that `Call.policy` names.
+    outermost autocast regions were entered. policies: the rules that `Call.policy` names. banned_on_cuda: calls under
+    the CPU's autocast of ops that CUDA's bans.
     """
 
     subject: str
@@ -163,4 +164,5 @@ class GuardStats:
     cut: Mapping[CutCast, int] = field(default_factory=dict)
     recomputed: Mapping[Recompute, int] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    banned_on_cuda: tuple[Where, ...] = ()
     raised: Raised | None = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION, SCALER_PROTOCOL
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.text import counted, listed
 from ampcheck.training.distributed.ranks import name_ranks
+from ampcheck.training.distributed.replicas import Drift, place_of
 from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats
+from ampcheck.training.protocol.events import Event
 from ampcheck.training.reductions.checks import ReductionStats, check_reductions
 
 _HINT = (
@@ -21,14 +24,51 @@ _HINT = (
 )
 
 
-def check_distributed(stats: DistributedStats, limits: Limits) -> list[Finding]:
-    """`reduce-precision` of sums over ranks and of norms, and `autocast-state`, compared between ranks."""
+def check_distributed(stats: DistributedStats, limits: Limits, drift: Drift | None = None) -> list[Finding]:
+    """`reduce-precision` of sums over ranks and of norms, and `autocast-state`, compared between ranks. drift: where
+    parameters that began equal parted."""
     if stats.skipped:
         return [check.skip(stats.subject, stats.skipped) for check in (REDUCE_PRECISION, AUTOCAST_STATE)]
-    findings = [*_collectives(stats, limits)]
+    findings = [*_collectives(stats, limits), *_alone(stats, drift)]
     if stats.sums or stats.norms:
         findings += check_reductions(ReductionStats(stats.subject, stats.sums, stats.norms), limits)
     return [*findings, *_states(stats)]
+
+
+def check_replicas(subject: str, drift: Drift | None, events: Sequence[Event]) -> Iterator[Finding]:
+    """`reduce-precision`, of a loss scale `scaler-protocol`: ranks that hold one model step it alike."""
+    if drift is None or not drift.proven:
+        return
+    if not drift.names:
+        text = f"ranks that hold the shards of a model must step them alike; from step {drift.step} on {drift.text}"
+    else:
+        some = f"{counted(len(drift.names), 'parameters')} ({listed(drift.names, 3)}) of {name_ranks(drift.ranks)}"
+        text = (
+            f"replicas of a parameter must stay equal to the bit on all ranks; {some} part in step {drift.step} and do "
+            f"not meet again: {drift.text}"
+        )
+    check = SCALER_PROTOCOL if drift.scaler else REDUCE_PRECISION
+    shown = Evidence(where=place_of(drift, events), observed=len(drift.names) or 1, limit=0, hint=drift.hint)
+    yield check.fail(subject, text, **shown, unit="parameters" if drift.names else "calls")
+
+
+def _alone(stats: DistributedStats, drift: Drift | None) -> Iterator[Finding]:
+    """A warning of ranks that begin alike and then train without a word to each other."""
+    if (
+        drift is None
+        or drift.proven
+        or stats.skipped
+        or stats.collectives
+        or stats.coverage.seen.get("other collectives")
+    ):
+        return
+    text = (
+        f"replicas of a parameter must stay equal on all ranks; {counted(len(drift.names), 'parameters')} begin equal "
+        f"and part in step {drift.step}, and no collective ran: each rank trains on its own. An average that comes "
+        "after the observed steps was not seen"
+    )
+    hint = "wrap the model in DistributedDataParallel; with averages of weights, observe steps up to one (--steps)"
+    yield REDUCE_PRECISION.warn(stats.subject, text, observed=len(drift.names), limit=0, unit="parameters", hint=hint)
 
 
 def _collectives(stats: DistributedStats, limits: Limits) -> list[Finding]:
@@ -145,7 +185,6 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
     state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
     shown = attrgetter("dtype", "numel", "nonzero", "zeros", "subnormals", "nonfinite", "amax", "norm")
     gradients = [(name, *shown(health)) for name, health in stats.gradients.items()]
-    note = f"replicas differ: {', '.join(stats.differing[:5])}" if stats.differing else ""
     tables = (
         Table("sums over ranks", columns, sums, str(REDUCE_PRECISION)),
         Table("what each rank keeps", ("rank", "role", "dtype", "tensors", "bytes"), state, str(MASTER_WEIGHTS)),
@@ -154,7 +193,6 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
             ("parameter", "dtype", "elements", "nonzero", "zero", "subnormal", "not finite", "largest", "norm"),
             gradients,
             str(GRADIENT_UNDERFLOW),
-            note,
         ),
     )
     return [table for table in tables if table.rows]

@@ -91,7 +91,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         mine.sums, mine.norms = list(reductions.sums.values()), reductions.norms.totals
         if not loop.optimizers:
             gradients.update(local_health(_gradients(loop)))
-        merged, differing = merge_health(gradients)
+        merged = merge_health(gradients)
     mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
     ranks = gather(mine)
     sums = compare_sums(gather(collectives.calls), target)
@@ -111,7 +111,6 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         taken,
         raised=tuple(error for record in ranks for error in record.raised),
         gradients=merged,
-        differing=differing,
         state=tuple(state for record in ranks for state in record.state),
         collectives=tuple(sums),
         sums=tuple(stats for record in ranks for stats in record.sums),
@@ -139,26 +138,20 @@ def local_health(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalHealth |
     return records
 
 
-def merge_health(
-    records: Mapping[str, LocalHealth | Unmeasured],
-) -> tuple[dict[str, TensorHealth], tuple[str, ...]]:
-    """The health of whole tensors, each element counted once, and the names of tensors whose copies differ.
+def merge_health(records: Mapping[str, LocalHealth | Unmeasured]) -> dict[str, TensorHealth]:
+    """The health of whole tensors, each element counted once.
 
     A tensor without placements counts by the first rank that has it, as DDP replicates parameters and pipeline stages
     own theirs. Every process must call it.
     """
     merged: dict[str, TensorHealth] = {}
-    plain: dict[str, TensorHealth] = {}
-    differing: dict[str, None] = {}
     for of_rank in gather({name: record for name, record in records.items() if isinstance(record, LocalHealth)}):
         for name, record in of_rank.items():
-            if record.sharded:
-                merged[name] = merged[name] + record.health if name in merged else record.health
-            elif name not in plain:
-                merged[name] = plain[name] = record.health
-            elif plain[name] != record.health:
-                differing[name] = None
-    return merged, tuple(differing)
+            if name not in merged:
+                merged[name] = record.health
+            elif record.sharded:
+                merged[name] += record.health
+    return merged
 
 
 def _state(loop: TrainingLoop) -> list[RankState]:

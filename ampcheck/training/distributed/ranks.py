@@ -176,7 +176,7 @@ def gather_runs(run: Run) -> Run | None:
     ranks name them. In one process the run itself is returned. Under torchrun, where the program has set up no process
     group, one is created for the moment.
     """
-    with _group():
+    with grouped():
         if world_size() == 1:
             return run
         runs = gather(run.to_json())
@@ -184,7 +184,8 @@ def gather_runs(run: Run) -> Run | None:
 
 
 @contextmanager
-def _group() -> Iterator[None]:
+def grouped() -> Iterator[None]:
+    """In a process group; in one of its own where the program of a rank has none, or has left it."""
     launched = dist.is_available() and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not launched or dist.is_initialized():
         yield

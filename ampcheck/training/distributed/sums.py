@@ -86,10 +86,10 @@ class DistributedStats:
     """The record of `measure_distributed`.
 
     skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. gradients: per parameter,
-    all ranks together, at the last step of the optimizer. differing: parameters whose replicas have different
-    gradients. autocast: modules that ran under different autocast states, `{module: {state: ranks}}`; modules: how many
-    were compared. settings: precision settings that differ, alike. scaled: whether a GradScaler is used. target: the
-    number of processes that the user trains with. steps: how many ran.
+    all ranks together, at the last step of the optimizer. autocast: modules that ran under different autocast states,
+    `{module: {state: ranks}}`; modules: how many were compared. settings: precision settings that differ, alike.
+    scaled: whether a GradScaler is used. target: the number of processes that the user trains with. steps: how many
+    ran.
     """
 
     subject: str
@@ -98,7 +98,6 @@ class DistributedStats:
     skipped: str = ""
     raised: tuple[str, ...] = ()
     gradients: Mapping[str, TensorHealth] = field(default_factory=dict)
-    differing: tuple[str, ...] = ()
     state: tuple[RankState, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     sums: tuple[SumStats, ...] = ()

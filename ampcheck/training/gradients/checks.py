@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ampcheck.catalog.causes import RETURNED
-from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, OVERFLOW
+from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, NONFINITE_REFERENCE, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
@@ -36,7 +36,8 @@ _NEARLY_ONE = 1e-3
 class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
     the start and after the last step. weights: how many parameters were looked at. place: the op in which step
-    `overflowed` first makes an infinity or a NaN; None where that is not known. guards: options of the optimizers
+    `overflowed` first makes an infinity or a NaN; None where that is not known. undefined: the step in which
+    float64 makes one there as well. guards: options of the optimizers
     (`eps=1e-08 of the optimizer`) that are zero in the format of their parameters, with that format.
     """
 
@@ -46,6 +47,7 @@ class FiniteStats:
     after: tuple[str, ...]
     weights: int = 0
     place: Where | None = None
+    undefined: int | None = None
     guards: tuple[str, ...] = ()
 
     @property
@@ -88,7 +90,8 @@ def vanished_guards(loop: TrainingLoop) -> tuple[str, ...]:
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
-    """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside."""
+    """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside; where no
+    precision mends it, `nonfinite-reference`."""
     findings: list[Finding] = []
     if names := stats.after:
         when = (
@@ -119,9 +122,12 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         )
         hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
         hint = mend_nonfinite(place) if place else hint
-        where = replace(place or Where("forward"), step=first)
+        if stats.undefined is not None:
+            message, hint = f"{message}, which has no finite result in float64 either", NONFINITE_REFERENCE.fix
+        where = replace(place or Where("forward"), step=first if stats.undefined is None else stats.undefined)
         shown = Evidence(where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
-        findings.append(OVERFLOW.fail(stats.subject, message, **shown))
+        check = OVERFLOW if stats.undefined is None else NONFINITE_REFERENCE
+        findings.append(check.fail(stats.subject, message, **shown))
     if stats.losses and not lost:
         text = f"the last of {len(stats.losses)} losses is finite"
         findings.append(OVERFLOW.passed(stats.subject, text, len(stats.losses)))

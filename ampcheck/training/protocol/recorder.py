@@ -49,6 +49,7 @@ class Recorder:
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
     stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
+    on_look: is called with the number of the step where a backward pass begins or ends, and a scaler or a step begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
     """
@@ -62,6 +63,7 @@ class Recorder:
         self.stepped: dict[int, bool] = {}
         self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
+        self.on_look: Callable[..., None] | None = None
         self._overflow_from, self._after_backward = overflow_from, after_backward
         self._parameters: dict[int, str] = {}
         self._paths: dict[int, tuple[object, str]] = {}
@@ -141,6 +143,10 @@ class Recorder:
         file, line = users_line(sys._getframe(2))
         self.events.append(Event(act, self.step, file=file, line=line, **facts))
 
+    def _look(self, optimizer: _Optimizer | None = None, *, in_pass: bool = False) -> None:
+        if self.on_look is not None:
+            self.on_look(self.step, optimizer, in_pass=in_pass)
+
     def _path(self, part: Any, kind: str) -> str:
         """The path of a scaler, optimizer or scheduler; of one created by a step the path of its kind, numbered."""
         part = inner_optimizer(part) if kind == "optimizer" else part
@@ -185,6 +191,7 @@ class Recorder:
     def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
         self._overflow(optimizer, scaler.is_enabled())
         if not self._inside_scaler:
+            self._look()
             name = self._path(optimizer, "optimizer")
             cleared = (name,) if self._assigned.since_step(name, optimizer) else ()
             facts = {"optimizers": (name,), "cleared": cleared, "half": self._half(optimizer), **self._of(scaler)}
@@ -195,6 +202,7 @@ class Recorder:
         self, original: _Function, scaler: _Scaler, optimizer: _Optimizer, *args: object, **kwargs: object
     ) -> object:
         self._overflow(optimizer, scaler.is_enabled())
+        self._look()
         name = self._path(optimizer, "optimizer")
         facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
         before, outer = len(self.events), self._inside_scaler
@@ -232,6 +240,7 @@ class Recorder:
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
                 seen(optimizer)
+        self._look(optimizer)
         for parameter in parameters_of(optimizer):
             self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
@@ -290,6 +299,7 @@ class Recorder:
             return result
         if self.on_backward is not None and not own_gradients:
             self.on_backward(t_outputs, scale)
+        self._look(in_pass=True)
         before = {name: versions_of(optimizer) for name, optimizer in self._optimizers.items()}
         facts["cleared"] = tuple(
             name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in gradients_of(o))
@@ -298,6 +308,7 @@ class Recorder:
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
         result = original(t_outputs, *args, **kwargs)
+        self._look()
         touched = tuple(name for name, o in self._optimizers.items() if versions_of(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))

@@ -146,7 +146,6 @@ def watched(name, target):
         "findings": Run(findings=tuple(check_distributed(stats, Limits()))).to_json(),
         "restored": all(map(same_bits, before, copies)),
         "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
-        "differing": list(stats.differing),
         "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.state],
         "collectives": [
             {k: getattr(c, k) for k in ("format", "world", "calls", "cast", "divided", "ratio")}
@@ -187,17 +186,15 @@ def mixed_placements():
         "replicated": distribute_tensor(values, line, [Replicate()]),
         "plain": values,
         "pending": DTensor.from_local(values, line, [Partial()]),
-        "different": values + dist.get_rank(),
     }
     if world == 4:
         square = init_device_mesh("cpu", (2, 2))
         given["hybrid"] = distribute_tensor(values, square, [Replicate(), Shard(0)])
         given["both"] = distribute_tensor(values, square, [Shard(1), Shard(0)])
     here = local_health(given)
-    merged, differing = merge_health(here)
+    merged = merge_health(here)
     return {
         "records": {name: plain_record(one) for name, one in merged.items()},
-        "differing": list(differing),
         "unmeasured": {name: one.reason for name, one in here.items() if isinstance(one, Unmeasured)},
     }
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Run, Table, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed.checks import check_distributed, distributed_tables
+from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
 from ampcheck.training.distributed.collectives import Call, CollectiveMode
 from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
+from ampcheck.training.distributed.replicas import Drift
 from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats, Prediction, compare_sums, emulate
 from ampcheck.training.loop import TrainingLoop
 
@@ -72,6 +73,19 @@ def test_a_setting_that_differs_warns_and_names_the_ranks():
     assert "True on rank 0; False on ranks 1, 2" in one.message
 
 
+def test_ranks_that_part_and_never_communicate_warn():
+    drift = Drift(0, (0, 1), ("w",), proven=False)
+
+    def warned(**more):
+        found = check_distributed(stats(**more), LIMITS, drift)
+        return [finding for finding in found if finding.verdict is Verdict.WARN]
+
+    (one,) = warned()
+    assert "each rank trains on its own" in one.message
+    assert warned(coverage=Coverage({"other collectives": 2})) == []
+    assert list(check_replicas("loop", drift, ())) == []
+
+
 def test_one_process_alone_is_skipped_with_the_reason():
     model = torch.nn.Linear(2, 2)
     loop = TrainingLoop(Subject({"model": model, "step": lambda i: model(torch.ones(2)).sum().item()}))
@@ -80,7 +94,7 @@ def test_one_process_alone_is_skipped_with_the_reason():
     assert distributed_tables(found) == []
     run = Run(findings=(Finding("coverage", Verdict.PASS, "s", "m"),))
     assert gather_runs(run) is run
-    assert merge_health(local_health({"w": torch.ones(3)}))[0]["w"].numel == 3
+    assert merge_health(local_health({"w": torch.ones(3)}))["w"].numel == 3
     for wrong in ({"steps": 0}, {"steps": True}, {"world_size": 1}, {"world_size": 2.5}):
         with pytest.raises(UsageError, match="whole number"):
             measure_distributed(loop, **wrong)
