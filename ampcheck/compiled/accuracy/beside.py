@@ -37,7 +37,7 @@ from ampcheck.compiled.accuracy.checks import (
     where_of,
     who,
 )
-from ampcheck.compiled.accuracy.judge import EagerRun, not_repeatable, run_compiled, stats_of
+from ampcheck.compiled.accuracy.judge import EagerRun, not_repeatable, run_compiled, stats_of, with_places
 from ampcheck.compiled.accuracy.stats import NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
@@ -69,6 +69,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     if compiled.raised and eager.plan.no_backward:
         # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
         compiled = run_compiled(replace(run, plan=replace(eager.plan, grad=False)), inside={"aside": True})
+    compiled = with_places(run, compiled)
     run.incomparable = not_repeatable(run, compiled) if compiled.errors else "the calls give no tensor"
     stats, inside = stats_of(run, compiled), compiled.inside
     assert inside is not None

@@ -304,7 +304,8 @@ def _worse(
     else:
         stage, hint = _stage(stats)
         message += stage
-    where = replace(where_of(worst), step=first.step if stats.steps > 1 else None)
+    born = [s.where for s in stats.inside.sites if s.born] if stats.inside is not None and worst.lost else []
+    where = replace(next(iter(born), where_of(worst)), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )

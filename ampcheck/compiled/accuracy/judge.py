@@ -44,7 +44,7 @@ from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.compare import PRECISION, Key, ResultError
 from ampcheck.shadow.freedom import Freedom
-from ampcheck.telemetry.sites import ops_in_16_bits
+from ampcheck.telemetry.sites import Level, ops_in_16_bits
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
@@ -223,8 +223,8 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
 
 
 def _measure(eager: EagerRun) -> AccuracyStats:
-    compiled = run_compiled(eager)
-    eager.incomparable = not_repeatable(eager, compiled)
+    compiled = with_places(eager, run_compiled(eager))
+    eager.incomparable = other_streams(eager.outcome, compiled.outcome) or not_repeatable(eager, compiled)
     stats = stats_of(eager, compiled)
     if not stats.incomparable and (stats.failures() or stats.lowered):
         stats = replace(stats, trials=_trials(eager, stats))
@@ -256,6 +256,22 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         inside=compiled.inside,
         coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
     )
+
+
+def with_places(eager: EagerRun, compiled: CompiledRun) -> CompiledRun:
+    """The run with the ops in its graphs that first made inf or NaN of finite values, where it has some of its own.
+
+    The graphs are compiled once more, with the statistics of each op inside: run one by one, ops round elsewhere.
+    """
+    inside, lost = compiled.inside, {e.kind for e in compiled.errors if e.nonfinite}
+    bad = {site.where.phase for site in inside.sites if site.bad} if inside is not None else set()
+    if not lost or "forward" in bad or (bad and lost == {"gradient"}):
+        return compiled
+    again = run_compiled(eager, inside={"level": Level.OPS}).inside
+    assert again is not None
+    more = tuple(site for site in again.sites if site.bad and site.where.phase not in bad)
+    known = inside.sites if inside is not None else ()
+    return replace(compiled, inside=replace(inside or again, sites=(*more, *known)))
 
 
 def not_repeatable(eager: EagerRun, compiled: CompiledRun) -> str:

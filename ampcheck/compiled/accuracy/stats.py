@@ -108,7 +108,9 @@ def unknown(error: ResultError) -> str:
         return ""
     if error.judged:
         return NOISE
-    return "it is NaN in float64 too" if error.nan else "eager and compiled, it is not finite where float64 is"
+    if error.nan:
+        return "it is NaN in float64 too"
+    return f"eager{'' if error.excused else ' and compiled'}, it is not finite where float64 is"
 
 
 def counted_errors(errors: Iterable[ResultError]) -> tuple[Counter[str], Counter[str]]:
