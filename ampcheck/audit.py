@@ -38,6 +38,7 @@ from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
 from ampcheck.stages import AuditContext, audit_stages, run_stages
 from ampcheck.torchtools.batches import played
+from ampcheck.torchtools.contexts import attributes, contexts_of, set_attributes
 from ampcheck.torchtools.interception import calls_of_compile
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import naming_users_errors
@@ -152,12 +153,14 @@ def judge_subject(
         if resolved.kind is Kind.TRAINING:
             resolved = played(resolved, steps or default)  # data are read once
         wrapped: list[object] = []
+        contexts = attributes(contexts_of(resolved.shape)) if resolved.kind is Kind.CALL else []
         with placement.entered(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             with calls_of_compile(wrapped.append):
                 run = _audit_unchanged(resolved, _of_eager(selected), limits, (steps, horizon), placement.device)
             wanted = compile and (selected is None or not _OF_GRAPHS.isdisjoint(selected))
             of_graphs = selected if wanted else ()
+            set_attributes(contexts)
             run = _with_graphs(run, resolved, of_graphs, placement.device, bool(wrapped), limits)
         run = with_skips(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))

@@ -90,7 +90,8 @@ class _FirstCalls:
         for function, difference in self.graphs.found.items():
             message = f"compiled code must compute what {function} computes now; its graphs {difference}, and compiled "
             message += f"again it agrees: {function} changed after it was compiled, in a way that no guard sees"
-            hint = "register hooks, replace layers and unfreeze weights before the first compiled call, or call "
+            hint = "register hooks, replace layers and unfreeze weights before the first compiled call, make a new "
+            hint += "torch.autocast instead of changing one, or call "
             hint += "torch.compiler.reset() afterwards; torch._dynamo.config.skip_nnmodule_hook_guards = False guards "
             hint += "hooks"
             yield COMPILED_ERROR.fail(name, message, where=Where("compile"), hint=hint)

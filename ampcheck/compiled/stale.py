@@ -12,6 +12,8 @@ import torch
 
 from ampcheck.core.errors import UsageError, as_result
 from ampcheck.core.subject import name_of
+from ampcheck.shadow.memory import dtype_name
+from ampcheck.torchtools.contexts import Attributes, attributes, contexts_of, set_attributes
 from ampcheck.torchtools.dynamo import in_eager_mode, reset
 from ampcheck.torchtools.interception import CompiledCall
 from ampcheck.torchtools.pytree import map_tensors, tensors
@@ -20,6 +22,9 @@ from ampcheck.torchtools.snapshot import Snapshot, preserved
 
 _STALE = 0.02
 """The relative difference to eager mode from which graphs are out of date, where new graphs are ten times nearer."""
+
+_ROUNDED = 2.0**-11
+"""The same where a context changed, as an object of `torch.autocast` with another dtype: half an ULP of float16."""
 
 _CALLS = 4
 """How many calls of one callable are compared with eager mode: each after a change, which costs an eager run."""
@@ -47,11 +52,11 @@ class StaleGraphs:
             if steps_or_draws(call):
                 return None
             modules = [part for m in _reached(call).modules.values() for part in m.modules()]
-            known = self._known[code] = _Known(with_copies(call), modules, _trained(call))
+            known = self._known[code] = _Known(with_copies(call), modules, _trained(call), contexts_of(call.original))
             return known.leave
         if call.original is not known.call.original:
             return None
-        if known.compared == _CALLS or _State(known.modules) == known.left:
+        if known.compared == _CALLS or known.state() == known.left:
             return known.leave
         known.compared += 1
         try:
@@ -75,16 +80,19 @@ class StaleGraphs:
         for changed in self._suspected:
             with changed.established():
                 reset()
-                self._compare(changed.call, changed.old, changed.eager)
+                self._compare(changed.call, changed.old, changed.eager, changed.limit)
 
-    def _compare(self, call: CompiledCall, old: _Outcome | None, eager: _Outcome | None) -> None:
+    def _compare(self, call: CompiledCall, old: _Outcome | None, eager: _Outcome | None, limit: float = _STALE) -> None:
         if old is None or eager is None or (new := _compiled(call, eager.weights)) is None:
             return
         name, away = name_of(call.original), _distance(old, eager)
         if old.drawn != eager.drawn == new.drawn:
             which = ("draw random numbers", "none") if old.drawn else ("draw no random numbers", "some")
             self.found[name] = f"{which[0]} where eager mode draws {which[1]}"
-        elif away > _STALE and away > 10 * _distance(new, eager):
+        elif old.dtypes != eager.dtypes == new.dtypes:
+            names = (", ".join(dict.fromkeys(map(dtype_name, outcome.dtypes))) for outcome in (old, eager))
+            self.found[name] = "give {} where eager mode gives {}".format(*names)
+        elif away > limit and away > 10 * _distance(new, eager):
             self.found[name] = f"give a result that lies {away:.2g} away from eager mode"
         elif lost := sum(n and was for n, was in zip(new.received, _lost(old, eager), strict=False)):
             self.found[name] = f"give no gradient to {lost} weights that get one in eager mode"
@@ -92,23 +100,28 @@ class StaleGraphs:
 
 @dataclass(slots=True)
 class _Known:
-    """A callable: its first call, its modules, the weights that required a gradient then; how its last call left it."""
+    """A callable: its first call, its modules, the weights that required a gradient then, the contexts that it has; how
+    its last call left it."""
 
     call: CompiledCall
     modules: list[torch.nn.Module]
     trained: list[torch.nn.Parameter]
+    contexts: list[object]
     left: object = None
     compared: int = 0
 
     def leave(self, result: object) -> None:
-        self.left = _State(self.modules)
+        self.left = self.state()
+
+    def state(self) -> _State:
+        return _State(self.modules, [value for _, values in attributes(self.contexts) for value in values.values()])
 
     def out_of_date(self) -> tuple[CompiledCall, _Outcome, _Outcome] | None:
         """The first call with its outcomes by the graphs that it has and in eager mode, if these differ.
 
         None where the callable changed after its last call: nobody calls its graphs any more.
         """
-        if self.left != _State(self.modules):
+        if self.left != self.state():
             return None
         new_weights = [w for w in _trained(self.call) if not any(w is seen for seen in self.trained)]
         old, eager = _compiled(self.call, new_weights), _eager(self.call, new_weights)
@@ -119,9 +132,11 @@ class _Known:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The floating results of a call, whether it drew random numbers, and which weights got a gradient but zero."""
+    """The floating results of a call and their dtypes, whether it drew random numbers, and which weights got a gradient
+    but zero."""
 
     results: list[torch.Tensor]
+    dtypes: list[torch.dtype]
     drawn: bool
     weights: Sequence[torch.nn.Parameter] = ()
     received: list[bool] = field(default_factory=list)
@@ -134,6 +149,7 @@ class _Changed:
     call: CompiledCall
     start: Snapshot
     functions: _Functions
+    contexts: Attributes
     eager: _Outcome | None
     begun: list[torch.Tensor]
     old: _Outcome | None = None
@@ -142,20 +158,30 @@ class _Changed:
     def before(cls, call: CompiledCall, known: _Known) -> _Changed:
         start = Snapshot(_reached(call))
         eager = _eager(call)
-        return cls(call, start, _functions(known.modules), eager, _random_state(call.device))
+        functions, contexts = _functions(known.modules), attributes(known.contexts)
+        return cls(call, start, functions, contexts, eager, _random_state(call.device))
+
+    @property
+    def limit(self) -> float:
+        return _ROUNDED if self.contexts else _STALE
 
     def differs(self, result: object) -> bool:
         """Whether the result of the call differs from that of eager mode; None is that of a call that raised."""
         drawn = not _same(self.begun, _random_state(self.call.device))
-        self.old = _Outcome(_floating(result), drawn)
-        return self.eager is not None and _apart(self.old, self.eager)
+        self.old = _Outcome(*_floating(result), drawn)
+        return self.eager is not None and _apart(self.old, self.eager, self.limit)
 
     @contextmanager
     def established(self) -> Iterator[None]:
         """Everything is as it was before the call."""
+        now = attributes([context for context, _ in self.contexts])
         with preserved(_reached(self.call)), _with_functions(self.functions):
             self.start.restore()
-            yield
+            try:
+                set_attributes(self.contexts)
+                yield
+            finally:
+                set_attributes(now)
 
 
 def steps_or_draws(call: CompiledCall) -> bool:
@@ -196,8 +222,9 @@ def _functions(modules: Sequence[torch.nn.Module]) -> _Functions:
 class _State:
     """What modules run, without the values of their tensors: equal as long as nobody changes it."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        values: list[object] = [f for table in _functions(modules).values() for f in (*table, *table.values())]
+    def __init__(self, modules: Sequence[torch.nn.Module], more: Sequence[object]) -> None:
+        functions = _functions(modules).values()
+        values: list[object] = [*more, *(f for table in functions for f in (*table, *table.values()))]
         for module in modules:
             for content in vars(module).values():
                 if not isinstance(content, dict):
@@ -274,11 +301,12 @@ def _outcome(call: CompiledCall, function: Any, weights: Sequence[torch.nn.Param
             as_result(error)
             return None
         received = [g is not None and bool(g.any()) for g in gradients]
-        return _Outcome(_floating(result), drawn, weights, received)
+        return _Outcome(*_floating(result), drawn, weights, received)
 
 
-def _floating(result: object) -> list[torch.Tensor]:
-    return [t.detach().double().clone() for _, t in tensors(result) if t.is_floating_point()]
+def _floating(result: object) -> tuple[list[torch.Tensor], list[torch.dtype]]:
+    floating = [t for _, t in tensors(result) if t.is_floating_point()]
+    return [t.detach().double().clone() for t in floating], [t.dtype for t in floating]
 
 
 def _random_state(device: str) -> list[torch.Tensor]:
@@ -290,9 +318,10 @@ def _same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     return all(map(torch.equal, ones, others))
 
 
-def _apart(old: _Outcome, eager: _Outcome) -> bool:
+def _apart(old: _Outcome, eager: _Outcome, limit: float = _STALE) -> bool:
     """Whether two outcomes differ; never where the shapes of the results do, as after a call that raised."""
-    return _shapes(old) == _shapes(eager) and (old.drawn != eager.drawn or _distance(old, eager) > _STALE)
+    alike = old.drawn == eager.drawn and old.dtypes == eager.dtypes
+    return _shapes(old) == _shapes(eager) and not (alike and _distance(old, eager) <= limit)
 
 
 def _shapes(outcome: _Outcome) -> list[torch.Size]:

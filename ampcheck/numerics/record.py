@@ -4,7 +4,7 @@ arguments."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
 from ampcheck.numerics.run import Blocks, Outcome, Plan, Receive, run_subject
 from ampcheck.shadow import Reference, Shadow
@@ -41,7 +42,8 @@ class Recorded:
 
     values: copies; for `CHANGES` see there. results: the same with their companions, of a shadowed run. dropped: what
     was not kept, and why. limited: whether `KEPT_BYTES` applies. begun, streams: where all random streams are at the
-    start and at the end. ran: what happened otherwise.
+    start and at the end. ran: what happened otherwise. in_16_bits: of each op of a shadowed run, whether it took or
+    gave values of 16 bits.
     """
 
     shadow: Shadow | None = None
@@ -53,6 +55,7 @@ class Recorded:
     streams: tuple[object, ...] = ()
     ran: Outcome = field(default_factory=Outcome)
     kept: int = 0
+    in_16_bits: Mapping[Where, bool] = field(default_factory=dict)
 
     @property
     def random(self) -> bool:
@@ -173,6 +176,7 @@ def run_plan(
     if recorded.ran.error is None:
         for key, tensor in (updated | others).items():
             recorded.keep_change((*key, recorded.ran.step), tensor.detach(), before[key])
+    recorded.in_16_bits = shadow.in_16_bits if shadow is not None else {}
     recorded.shadow = None  # it holds the model
     return recorded
 

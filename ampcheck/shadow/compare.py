@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -153,7 +154,7 @@ def _is_worse(error: ResultError) -> bool:
         return True
     if error.dtype in INTEGERS:
         return error.apart > 0
-    if eager is None:
+    if eager is None or error.excused:
         return False
     worse = seen.flagged > 0 and not (eager.flagged > 0 and seen.impact <= SLACK * eager.impact)
     if error.kind != "gradient":
@@ -182,19 +183,21 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     elif key[0] not in WHOLE:
         floor = min(FLOOR, 0.25 + result.roundings / 2)
     whole = key[0] in WHOLE
-    seen, before = (
-        examine_value(v, reference, unit=unit, floor=floor, whole=whole, digits=True, other=other)
-        for v, other in ((value, eager), (eager, None))
-    )
     exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
     edge = (mine.sign() == exact.sign()) & at_the_edge(mine, exact, form, SLACK * FLOOR * unit * exact.abs())
     wrong = ~_alike(mine, exact) & _alike(eagers, exact) & ~edge
-    hidden = ~_alike(eagers, exact) & _alike(mine, exact)
+    spoiled = ~_alike(eagers, exact)
+    hidden = spoiled & _alike(mine, exact)
     both = mine.isfinite() & eagers.isfinite() & exact.isfinite()
     errors = [torch.where(both, a - b, 0.0) for a, b in ((mine, exact), (eagers, exact), (mine, eagers))]
     norm, eager_norm, apart = map(_norm, errors)
     along = float((errors[0] * torch.where(both, exact, 0.0)).sum()) / (plain.size or 1.0) / (plain.size or 1.0)
+    judge = partial(examine_value, reference=reference, unit=unit, floor=floor, whole=whole, digits=True)
+    seen, before = judge(value, other=eager), judge(eager)
+    # Eager mode has no error that could be compared where it is inf or NaN.
+    finite = ~(spoiled.any(-1) if value.is_complex() else spoiled)
+    excused = seen.flagged > 0 and not judge(torch.where(finite, value, reference.exact.to(value.dtype))).flagged
     return replace(
         plain,
         seen=seen,
@@ -209,7 +212,8 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
         lost=int(wrong.sum()),
         hidden=int(hidden.sum()),
         nan=int((exact.isnan() & mine.isnan()).sum()),
-        judged=int((_alike(mine, exact) & ~exact.isnan()).sum()),
+        excused=excused,
+        judged=int((_alike(mine, exact) & ~exact.isnan() & ~(spoiled & excused)).sum()),
     )
 
 

@@ -60,7 +60,8 @@ class Shadow(DispatchMode):
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
     judge: compare results with their companions; without it companions are only carried. freedom: also measure which
-    decisions other roundings may turn. renews: without a model, let weights of 32 bits begin each step of an optimizer
+    decisions other roundings may turn, and of the place of each op whether it took or gave values of 16 bits
+    (`in_16_bits`). renews: without a model, let weights of 32 bits begin each step of an optimizer
     with their real values.
 
     Nothing of the run is changed: results, gradients and random state are those of a run without it. PyTorch itself
@@ -88,6 +89,7 @@ class Shadow(DispatchMode):
         super().__init__()
         self.store = CompanionStore(process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
+        self.in_16_bits: dict[Where, bool] = {}
         self.unruled: Counter[str] = Counter()
         self.escapes: Counter[str] = Counter()
         self.partly: Counter[str] = Counter()
@@ -290,6 +292,7 @@ class Shadow(DispatchMode):
             self.judge.judge(call, ruled)
             if self.freedom is not None:
                 self.freedom = with_call(self.freedom, call, self.store)
+                self._note_precision(call)
         except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
             self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
         follow_lineage(call, self.store)
@@ -335,6 +338,10 @@ class Shadow(DispatchMode):
                 call.inherited = inherited
                 self.judge.judge(call, True)
         return call.out
+
+    def _note_precision(self, call: Call) -> None:
+        narrow = any(t.dtype.itemsize <= 2 for t in (*call.inputs, *call.fresh, *call.written))
+        self.in_16_bits[call.where] = narrow or self.in_16_bits.get(call.where, False)
 
     def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well."""

@@ -77,7 +77,8 @@ class ResultError:
     differ. misplaced: infinities of exact in whose place stands another value. lost: elements that are inf or NaN, or
     not, unlike those of exact and of eager mode; hidden: elements that are inf or NaN in eager mode alone; nan: NaN in
     exact and in the run alike. judged: elements of which something
-    is known. absent: the run gave no such result, or one of another shape. verdict: one of the constants above.
+    is known. excused: the run lies within its bound wherever eager mode is finite. absent: the run gave no such
+    result, or one of another shape. verdict: one of the constants above.
     """
 
     key: Key
@@ -97,6 +98,7 @@ class ResultError:
     lost: int = 0
     hidden: int = 0
     nan: int = 0
+    excused: bool = False
     judged: int = 0
     verdict: str = WITHIN
 

@@ -122,6 +122,27 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
     return _sites(graph, selected, phase, sources)
 
 
+def ops_in_16_bits(graph: fx.Graph, phase: str) -> list[Where]:
+    """The user's ops, but for casts and moves, that take and give floating values of 16 bits alone, in their order.
+
+    An op that was decomposed is one; what its parts hand on to each other is no rounding.
+    """
+    parts: dict[tuple[Where, object], set[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and (node.meta.get("original_aten") or node.target) not in CASTS | MOVES:
+            where = Where(_phase(node, phase), _module(node)[1], _op(node), *_line(node))
+            parts.setdefault((where, node.meta.get("seq_nr")), set()).add(node)
+    found = []
+    for (where, _), nodes in parts.items():
+        taken = {source for node in nodes for source in node.all_input_nodes} - nodes
+        given = {node for node in nodes if not nodes.issuperset(node.users)}
+        values = [node.meta.get("val") for node in taken | given]
+        sizes = {v.dtype.itemsize for v in values if isinstance(v, torch.Tensor) and v.dtype.is_floating_point}
+        if sizes and max(sizes) <= 2:
+            found.append(where)
+    return found
+
+
 def of_unknown_size(graph: fx.Graph) -> int:
     """How many results have a size that depends on values (those of `nonzero`, or of a mask): they are not measured."""
     values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]

@@ -17,11 +17,12 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import brief
+from ampcheck.core.run import Where
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
-from ampcheck.telemetry.sites import Level, of_unknown_size, select_sites, split_source
+from ampcheck.telemetry.sites import Level, of_unknown_size, ops_in_16_bits, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
@@ -92,6 +93,7 @@ class Telemetry:
     not measured, unless there are no roots. level: how much is measured. every: measure each N-th call of a graph (by
     the same modules), the first among them. aside: results come from the plain graphs in the measured calls as well,
     beside which their ops run one by one (`OpByOp`): nothing more is compiled, and a measured call takes longer.
+    in_16_bits: the ops of all graphs that compute in 16 bits alone.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Telemetry:
     ) -> None:
         self.level, self.every, self.aside = level, every, aside
         self.on = True
+        self.in_16_bits: list[Where] = []
         self._names = TensorNames(roots)
         self._graphs: list[_Graph] = []
         self._forwards: dict[int, _Graph] = {}
@@ -131,6 +134,7 @@ class Telemetry:
     def _instrument(self, lowered: LoweredGraph) -> Runnable:
         if not self.on:  # a backward of a forward inside the block that is compiled after it
             return lowered.compiled()
+        self.in_16_bits += ops_in_16_bits(lowered.module.graph, lowered.phase)
         single_run = runs_once(lowered.module)
         beside = self.aside and not single_run
         lean, full = lowered.copied(), lowered.copied()

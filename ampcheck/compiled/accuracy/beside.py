@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.autocast.missing import lacking
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import (
     COVERAGE,
@@ -29,6 +28,7 @@ from ampcheck.compiled.accuracy.checks import (
     check_compiled_dtype,
     check_compiled_exception,
     check_coverage,
+    check_lowered,
     compared,
     module_of,
     not_comparable,
@@ -37,24 +37,19 @@ from ampcheck.compiled.accuracy.checks import (
     where_of,
     who,
 )
-from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
-from ampcheck.compiled.accuracy.stats import EQUAL_STREAMS, NOISE, AccuracyStats, Exceptions, counted_errors, unknown
+from ampcheck.compiled.accuracy.judge import EagerRun, not_repeatable, run_compiled, stats_of, with_places
+from ampcheck.compiled.accuracy.stats import NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.core.check import Check, first_findings
-from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.arm_format import arm_name
-from ampcheck.numerics.compiled import measure_graphs
 from ampcheck.numerics.measure import Measured
-from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
 from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
-from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted, prepare, recompiled
-from ampcheck.torchtools.dynamo import configured
+from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 
 _REPEATABLE = "draw random numbers from the generators of PyTorch, numpy or Python, and keep clocks out of forward"
 
@@ -65,56 +60,26 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     Outputs, loss, gradients, and what the calls change are compared with the exact values of the eager run, at its loss
     scale, and what each cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
     """
-    plan, native = eager.plan, eager.stats.native
-    arm, name = arm_name(dtype, native, compiled=True), format_of(dtype).name
-    stats = AccuracyStats(subject.name, arm, name, autocast=not native, scale=plan.scale)
+    arm = arm_name(dtype, eager.stats.native, compiled=True)
     if is_scripted(subject):
-        return replace(stats, unsupported=NO_SCRIPT)
-    expected = eager.recorded
-    assert expected is not None, "the eager run keeps its results only with compared=True"
-    # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
-    for grad in (plan.grad, False) if plan.no_backward else (plan.grad,):
-        prepared = prepare(subject, device=plan.device)
-        telemetry = Telemetry([prepared.root] if prepared.root is not None else [], aside=True)
-        with measure_graphs() as graphs, telemetry.watching(), configured({EQUAL_STREAMS: True}):
-            own = replace(plan, grad=grad)
-            recorded = run_plan(own, prepared, compiled=partial(recompiled, subject), masked=eager.masked)
-        if recorded.ran.error is None:
-            break
-    raised, inside, error = Exceptions(), telemetry.read(), recorded.ran.error
-    if error is not None and not (eager.stats.prevented and recorded.ran.phase == "backward"):
-        raised = Exceptions(compiled=brief(error), missing=lacking(error), where=Where("compile"))
-    errors, left_out = compare_runs(expected, recorded, eager.freedom)
-    incomparable = "" if errors else "the calls give no tensor"
-    if any(e.at_fault or e.beyond(PRECISION) for e in errors):
-        incomparable = _not_repeatable(subject, eager, expected, recorded)
-    seen, noise = counted_errors(errors)
-    unseen = Counter(graphs.unseen) + Counter(inside.unseen) + recorded.ran.unseen + left_out + noise
-    seen = Counter({"graphs": graphs.count, "values inside graphs": len(inside.sites)}) + seen
-    return replace(
-        stats,
-        incomparable=incomparable,
-        steps=plan.steps * len(subject.calls),
-        errors=errors,
-        exceptions=raised,
-        eager_shapes=expected.ran.shapes,
-        compiled_shapes=recorded.ran.shapes,
-        graphs=graphs.count,
-        unsupported=graphs.unsupported,
-        no_gradients=eager.stats.no_backward,
-        inside=inside,
-        coverage=Coverage(dict(seen), dict(unseen)),
-    )
-
-
-def _not_repeatable(subject: Subject, eager: Measured, expected: Recorded, recorded: Recorded) -> str:
-    """Why runs with equal seeds differ by themselves; "" where a second eager run gives what the first gave."""
-    if other := other_streams(expected, recorded):
-        return other
-    again = run_plan(eager.plan, prepare(subject, device=eager.plan.device), masked=eager.masked)
-    errors, _ = compare_runs(expected, again, eager.freedom)
-    differs = any(error.at_fault for error in errors)
-    return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
+        return AccuracyStats(subject.name, arm, format_of(dtype).name, unsupported=NO_SCRIPT)
+    assert eager.recorded is not None, "the eager run keeps its results only with compared=True"
+    run = EagerRun(subject, eager.plan, dtype, {}, eager.recorded, freedom=eager.freedom, masked=eager.masked)
+    compiled = run_compiled(run, inside={"aside": True})
+    if compiled.raised and eager.plan.no_backward:
+        # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
+        compiled = run_compiled(replace(run, plan=replace(eager.plan, grad=False)), inside={"aside": True})
+    compiled = with_places(run, compiled)
+    run.incomparable = not_repeatable(run, compiled) if compiled.errors else "the calls give no tensor"
+    stats, inside = stats_of(run, compiled), compiled.inside
+    assert inside is not None
+    if eager.stats.prevented and compiled.outcome.ran.phase == "backward":
+        stats = replace(stats, exceptions=Exceptions())
+    counted, noise = counted_errors(compiled.errors)
+    seen = Counter({"graphs": compiled.graphs.count, "values inside graphs": len(inside.sites)}) + counted
+    unseen = Counter(compiled.graphs.unseen) + Counter(inside.unseen) + compiled.outcome.ran.unseen
+    coverage = Coverage(dict(seen), dict(unseen + compiled.left_out + noise))
+    return replace(stats, arm=arm, no_gradients=eager.stats.no_backward, coverage=coverage)
 
 
 def judge_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
@@ -131,6 +96,8 @@ def check_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[
 
 def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """What compiled code gives is within the bounds wherever what eager mode gives is."""
+    if lowered := check_lowered(stats, check, kinds):
+        return lowered
     if skipped := not_comparable(stats, check, kinds):
         return [skipped]
     if all(unknown(error) not in ("", NOISE) for error in stats.of(kinds)):

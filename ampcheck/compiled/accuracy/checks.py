@@ -23,7 +23,7 @@ from ampcheck.compiled.accuracy.stats import (
     AccuracyStats,
     unknown,
 )
-from ampcheck.core.check import Check
+from ampcheck.core.check import Check, Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
@@ -98,12 +98,38 @@ def check_compiled_dtype(stats: AccuracyStats, limits: Limits) -> list[Finding]:
 
 def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Results of these kinds are as near to float64 as rounding allows."""
+    if lowered := check_lowered(stats, check, kinds):
+        return lowered
     if skipped := not_comparable(stats, check, kinds):
         return [skipped]
     judged = [e for e in stats.comparable if e.kind in kinds]
     others = _unknown(stats, check, kinds)
     findings = [compared(stats, check, kinds, judged, limits), *others] if judged or not others else others
     return findings if kinds == GRADIENTS else [*findings, *_hidden_overflow(stats), *_finer_than_eager(stats)]
+
+
+def check_lowered(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> list[Finding]:
+    """Compiled code computes no op in 16 bits that eager mode computes in float32.
+
+    It says where the results come from that are beyond their limit, and fails where none is: what is rounded to 16 bits
+    elsewhere as well hides it, with these data.
+    """
+    lowered = stats.lowered_in(kinds)
+    if not lowered or stats.exceptions.eager or stats.exceptions.compiled:
+        return []
+    others = f", and {len(lowered) - 1} more ops so" if len(lowered) > 1 else ""
+    message = (
+        f"compiled code must compute in 16 bits only what eager mode does; it computes {lowered[0].op} of this line in "
+        f"16 bits, and eager mode in float32{others}"
+    )
+    if failures := [] if stats.incomparable else stats.failures(tuple(kinds)):
+        worst = max(failures, key=lambda e: (e.lost, e.times))
+        message += f"; {worst} lies {worst.error:.2g} from float64, {worst.eager_error:.2g} in eager mode"
+    stage, hint = _stage(stats)
+    if not stage and lowered[0].phase == "backward":
+        hint = f'set {BACKWARD_AUTOCAST} = "off", or enter autocast inside the compiled region (pytorch/pytorch#179804)'
+    evidence: Evidence = {"where": lowered[0], "observed": len(lowered), "limit": 0.0, "unit": "ops", "hint": hint}
+    return [check.fail(who(stats), message + stage, **evidence)]
 
 
 def check_coverage(stats: AccuracyStats, limits: Limits) -> list[Finding]:
@@ -278,7 +304,8 @@ def _worse(
     else:
         stage, hint = _stage(stats)
         message += stage
-    where = replace(where_of(worst), step=first.step if stats.steps > 1 else None)
+    born = [s.where for s in stats.inside.sites if s.born] if stats.inside is not None and worst.lost else []
+    where = replace(next(iter(born), where_of(worst)), step=first.step if stats.steps > 1 else None)
     return check.finding(
         verdict, who(stats), message, where=where, observed=observed, limit=limit, unit=unit, hint=hint
     )

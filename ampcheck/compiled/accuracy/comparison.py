@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
 from ampcheck.compiled.accuracy.stats import OTHER_STREAMS
+from ampcheck.core.run import Where
 from ampcheck.numerics.record import CHANGES, NUMPY, Recorded
 from ampcheck.shadow import Reference
 from ampcheck.shadow.companions import MOVE
@@ -43,6 +45,21 @@ def compare_runs(
     if own_optimizer:
         left_out += _leave_out_noise(eager, results, values)
     return compare_results(results, values, freedom, casts=casts), left_out
+
+
+def lowered_ops(eager: Mapping[Where, bool], compiled: Iterable[Where]) -> tuple[Where, ...]:
+    """The ops that compute in 16 bits in the graphs, at a line where eager mode runs them in float32 alone.
+
+    eager: of each op, whether it took or gave values of 16 bits. Its modules distinguish the ops of one line, where the
+    graph names the same ones.
+    """
+    lines: dict[Where, bool] = {}
+    modules = {where.module for where in eager} - {""}
+    for where, narrow in eager.items():
+        line = replace(where, module="")
+        lines[line] = narrow or lines.get(line, False)
+    places = [where if where.module in modules else replace(where, module="") for where in compiled if where.line]
+    return tuple(dict.fromkeys(w for w in places if not (eager if w.module else lines).get(w, True)))
 
 
 def other_streams(eager: Recorded, compiled: Recorded) -> str:

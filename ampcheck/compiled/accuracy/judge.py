@@ -6,7 +6,8 @@ is at fault. Other stages and settings of the compiler are tried then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy, tables
-from ampcheck.compiled.accuracy.comparison import compare_runs, other_streams
+from ampcheck.compiled.accuracy.comparison import compare_runs, lowered_ops, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
     AOT_EAGER,
@@ -41,10 +42,14 @@ from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import Blocks, Plan
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.compare import ResultError
+from ampcheck.shadow.compare import PRECISION, Key, ResultError
 from ampcheck.shadow.freedom import Freedom
+from ampcheck.telemetry.sites import Level, ops_in_16_bits
+from ampcheck.telemetry.stats import TelemetryStats
+from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
+from ampcheck.torchtools.interception import LoweredGraph, Runnable, intercepted, unsupported
 from ampcheck.torchtools.source import users_place
 
 _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
@@ -54,7 +59,8 @@ _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 class EagerRun:
     """The shadowed eager run of a subject, with which compiled runs are compared.
 
-    incomparable: why none can be. options: of `torch.compile`. freedom, casts: see `compare_results`.
+    incomparable: why none can be. options: of `torch.compile`. freedom, casts: see `compare_results`. masked: see
+    `run_subject`.
     """
 
     subject: Subject
@@ -65,17 +71,20 @@ class EagerRun:
     incomparable: str = ""
     freedom: Freedom | None = None
     casts: bool = False
+    masked: Collection[Key] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRun:
-    """A compiled run: its results beside the exact ones, the exception that ended it, its graphs, and what of the
-    results was left out."""
+    """A compiled run: its results beside the exact ones, the exception that ended it, its graphs, ops that they compute
+    in 16 bits and eager mode in float32, and what of the results was left out."""
 
     outcome: Recorded
     graphs: Graphs
     errors: tuple[ResultError, ...] = ()
     raised: str = ""
+    lowered: tuple[Where, ...] = ()
+    inside: TelemetryStats | None = None
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -160,11 +169,12 @@ def run_compiled(
     settings: Mapping[str, Any] | None = None,
     blocks: Callable[[Prepared], Blocks] | None = None,
     change: Callable[[Prepared], None] | None = None,
+    inside: Mapping[str, Any] | None = None,
 ) -> CompiledRun:
     """Run the subject at one stage of the compiler, and compare. Dynamo is reset before and after.
 
     settings: more of the compiler. blocks: gives the compiled blocks in place of `torch.compile` at this stage. change:
-    done to the prepared copy before.
+    done to the prepared copy before. inside: keywords of `Telemetry`, by which values inside the graphs are measured.
     """
     changed = {**(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
     if eager.outcome.random:
@@ -172,15 +182,33 @@ def run_compiled(
     prepared = prepare(eager.subject, device=eager.plan.device)
     if change is not None:
         change(prepared)
-    with measure_graphs() as graphs, configured(changed):
-        outcome = run_plan(eager.plan, prepared, compiled=blocks or partial(_compiled, eager, stage))
-    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error))
-    eager.incomparable = eager.incomparable or other_streams(eager.outcome, outcome)
-    if outcome.ran.error is None and eager.outcome.ran.error is None and not eager.incomparable:
-        own = eager.plan.optimizer is not None
-        errors, left_out = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
-        return replace(run, errors=errors, left_out=left_out)
-    return run
+    telemetry = Telemetry([prepared.root] if prepared.root is not None else [], **inside) if inside else None
+    with measure_graphs() as graphs, _ops_in_16_bits(telemetry) as ops, configured(changed):
+        compile = blocks or partial(_compiled, eager, stage)
+        outcome = run_plan(eager.plan, prepared, compiled=compile, masked=eager.masked)
+    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error), inside=telemetry and telemetry.read())
+    if eager.outcome.ran.error is not None:
+        return run
+    own = eager.plan.optimizer is not None
+    errors, left_out = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
+    return replace(run, errors=errors, left_out=left_out, lowered=lowered_ops(eager.outcome.in_16_bits, ops))
+
+
+@contextmanager
+def _ops_in_16_bits(telemetry: Telemetry | None) -> Iterator[list[Where]]:
+    """Collects the ops that the graphs of Inductor compute in 16 bits alone."""
+    ops: list[Where] = []
+
+    def collect(lowered: LoweredGraph) -> Runnable:
+        ops.extend(ops_in_16_bits(lowered.module.graph, lowered.phase))
+        return lowered.compiled()
+
+    if telemetry is not None:
+        with telemetry.watching():
+            yield telemetry.in_16_bits
+    else:
+        with nullcontext() if unsupported() else intercepted(collect):
+            yield ops
 
 
 def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
@@ -195,8 +223,10 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
 
 
 def _measure(eager: EagerRun) -> AccuracyStats:
-    stats = stats_of(eager, run_compiled(eager))
-    if stats.failures():
+    compiled = with_places(eager, run_compiled(eager))
+    eager.incomparable = other_streams(eager.outcome, compiled.outcome) or not_repeatable(eager, compiled)
+    stats = stats_of(eager, compiled)
+    if not stats.incomparable and (stats.failures() or stats.lowered):
         stats = replace(stats, trials=_trials(eager, stats))
     return stats
 
@@ -215,21 +245,52 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         autocast=plan.autocast is not None,
         steps=plan.steps * len(eager.subject.calls),
         scale=plan.scale,
-        errors=() if incomparable else compiled.errors,
+        errors=compiled.errors,
+        lowered=compiled.lowered,
         exceptions=_exceptions(eager, compiled),
         eager_shapes=eager.outcome.ran.shapes,
         compiled_shapes=compiled.outcome.ran.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         no_gradients=eager.outcome.ran.no_backward,
+        inside=compiled.inside,
         coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
     )
+
+
+def with_places(eager: EagerRun, compiled: CompiledRun) -> CompiledRun:
+    """The run with the ops in its graphs that first made inf or NaN of finite values, where it has some of its own.
+
+    The graphs are compiled once more, with the statistics of each op inside: run one by one, ops round elsewhere.
+    """
+    inside, lost = compiled.inside, {e.kind for e in compiled.errors if e.nonfinite}
+    bad = {site.where.phase for site in inside.sites if site.bad} if inside is not None else set()
+    if not lost or "forward" in bad or (bad and lost == {"gradient"}):
+        return compiled
+    again = run_compiled(eager, inside={"level": Level.OPS}).inside
+    assert again is not None
+    more = tuple(site for site in again.sites if site.bad and site.where.phase not in bad)
+    known = inside.sites if inside is not None else ()
+    return replace(compiled, inside=replace(inside or again, sites=(*more, *known)))
+
+
+def not_repeatable(eager: EagerRun, compiled: CompiledRun) -> str:
+    """Why the runs differ by themselves, which have equal seeds; "" where a second eager run gives what the first gave,
+    or nothing is at fault."""
+    if not any(e.at_fault or e.beyond(PRECISION) for e in compiled.errors):
+        return ""
+    if other := other_streams(eager.outcome, compiled.outcome):
+        return other
+    again = run_plan(eager.plan, prepare(eager.subject, device=eager.plan.device), masked=eager.masked)
+    errors, _ = compare_runs(eager.outcome, again, eager.freedom)
+    differs = any(error.at_fault for error in errors)
+    return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
 
 
 def _trials(eager: EagerRun, stats: AccuracyStats) -> tuple[Trial, ...]:
     """What passes in place of a failure: the setting for the backward pass alone, else the stages of the compiler."""
     trials = []
-    in_backward = eager.plan.autocast is not None and stats.failures(("gradient", "update"))
+    in_backward = eager.plan.autocast is not None and (stats.failures(("gradient", "update")) or stats.lowered)
     if in_backward and has_setting(BACKWARD_AUTOCAST):
         off = _trial(BACKWARD_AUTOCAST, eager, run_compiled(eager, settings={BACKWARD_AUTOCAST: "off"}))
         if off.passes:
@@ -241,7 +302,8 @@ def _trials(eager: EagerRun, stats: AccuracyStats) -> tuple[Trial, ...]:
 
 
 def _trial(name: str, eager: EagerRun, compiled: CompiledRun) -> Trial:
-    return Trial(name, bool(compiled.errors) and not stats_of(eager, compiled).failures(), compiled.raised)
+    stats = stats_of(eager, compiled)
+    return Trial(name, bool(compiled.errors) and not (stats.failures() or stats.lowered), compiled.raised)
 
 
 def _exceptions(eager: EagerRun, compiled: CompiledRun) -> Exceptions:

@@ -52,7 +52,8 @@ class AccuracyStats:
 
     arm: `bfloat16, compiled`, see `arm_name`. format: the narrowest format that the run computes in. incomparable:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
-    stages and settings that were tried after a failure. inside: what telemetry saw in the graphs of an audit. scale: of
+    stages and settings that were tried after a failure. lowered: ops that the graphs compute in 16 bits and eager mode
+    in float32. inside: what telemetry saw in the graphs of an audit. scale: of
     the loss; gradients contain it.
     """
 
@@ -65,6 +66,7 @@ class AccuracyStats:
     steps: int = 1
     scale: float = 1.0
     errors: tuple[ResultError, ...] = ()
+    lowered: tuple[Where, ...] = ()
     exceptions: Exceptions = field(default_factory=Exceptions)
     eager_shapes: Mapping[str, str] = field(default_factory=dict)
     compiled_shapes: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +90,10 @@ class AccuracyStats:
         """What is beyond its limit and not explained, of these kinds or of all."""
         return tuple(e for e in self.excess(kinds) if e.at_fault)
 
+    def lowered_in(self, kinds: Collection[str]) -> tuple[Where, ...]:
+        """Ops that compiled code lowers to 16 bits, of the phase that gives results of these kinds."""
+        return tuple(where for where in self.lowered if (where.phase == "backward") == ("gradient" in kinds))
+
     def excess(self, kinds: tuple[str, ...] = ()) -> tuple[ResultError, ...]:
         """What is beyond its limit, of these kinds or of all."""
         return tuple(e for e in self.errors if (not kinds or e.kind in kinds) and e.verdict != WITHIN)
@@ -102,7 +108,9 @@ def unknown(error: ResultError) -> str:
         return ""
     if error.judged:
         return NOISE
-    return "it is NaN in float64 too" if error.nan else "eager and compiled, it is not finite where float64 is"
+    if error.nan:
+        return "it is NaN in float64 too"
+    return f"eager{'' if error.excused else ' and compiled'}, it is not finite where float64 is"
 
 
 def counted_errors(errors: Iterable[ResultError]) -> tuple[Counter[str], Counter[str]]:
