@@ -79,6 +79,9 @@ FAIL_ON: Mapping[str, tuple[Verdict, ...]] = MappingProxyType(
 )
 """The verdicts that fail, by the mildest of them, as `fail-on` names it."""
 
+UNJUDGED = "verdicts"
+"""The unit of a finding about what was asked for and not judged: there is none, where one is required."""
+
 PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 """Verdicts of a finding that shows damage or a risk."""
 
@@ -143,6 +146,11 @@ class Finding:
     accepted: str = ""
     excerpt: Excerpt = field(default_factory=Excerpt)
     reproduce: str = ""
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether it is about what was asked for and not judged: a whole subject, or a check that was selected."""
+        return self.verdict is Verdict.INCOMPLETE and self.unit == UNJUDGED
 
     @property
     def key(self) -> tuple[Scalar, ...]:

@@ -22,7 +22,7 @@ from ampcheck.numerics.findings import (
     wider,
 )
 from ampcheck.numerics.results import finite_gradients_text, lost_gradients_text, lost_text
-from ampcheck.numerics.run import UNCOMPARED, UNREAD
+from ampcheck.numerics.run import UNCOMPARED, UNREAD, VALUELESS
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 
@@ -91,7 +91,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
 
 def _nothing_left(stats: NumericsStats) -> str:
     """That an infinity reaches nothing, as far as outputs were looked at."""
-    unread = [reason for reason in stats.coverage.unseen if reason == UNCOMPARED or reason.startswith(UNREAD)]
+    unread = [reason for reason in stats.coverage.unseen if reason.startswith((UNCOMPARED, UNREAD, VALUELESS))]
     if unread:
         return f"; nothing of it is left in gradients; whether it is in {listed(unread)} was not looked at"
     return "; nothing of it is left in outputs or gradients"

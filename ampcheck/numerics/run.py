@@ -35,6 +35,8 @@ COMPILED = "calls of compiled functions, which ran in eager mode"
 UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
 """Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
 
+VALUELESS = "outputs without values, fake or on meta"
+
 UNREAD = "outputs inside a"
 """What stays unseen of a result that is an iterator, or a set of tensors that cannot be told apart."""
 

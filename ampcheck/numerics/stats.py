@@ -14,11 +14,13 @@ from ampcheck.shadow.compare import ResultError
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine."""
+    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine; ours: only the run
+    that ampcheck follows raises it."""
 
     where: Where
     message: str
     missing: bool = False
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

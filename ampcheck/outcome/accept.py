@@ -58,6 +58,13 @@ def levels_and_selection(settings: Settings) -> tuple[dict[str, str], set[str]]:
     return levels, {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
 
 
+def selected_groups(settings: Settings, *, each: bool) -> list[list[str]]:
+    """The selected checks of which each group must have a verdict. each: those of each pattern, as a command line asks
+    for them; else all together, as a repository names what it wants to hear of in any of its subjects."""
+    groups = [_matching(pattern, "select") for pattern in settings.select]
+    return groups if each or not groups else [[slug for group in groups for slug in group]]
+
+
 def _matching(pattern: str, key: str) -> list[str]:
     """The checks that a glob pattern matches."""
     if slugs := [slug for slug in REGISTRY if fnmatchcase(slug, pattern)]:
