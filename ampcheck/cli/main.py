@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = options.command(options)
         return code
     except UsageError as error:
-        print(f"ampcheck: {clean(str(error))}", file=sys.stderr)
+        print("ampcheck:", clean(str(error)).replace("\n", "\n  "), file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `ampcheck explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
