@@ -44,10 +44,11 @@ def with_commands(run: Run, command: Callable[[Finding], str]) -> Run:
 
 
 def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
-    """Raise `AssertionError` with the findings of these verdicts."""
+    """Raise `AssertionError` with the findings of these verdicts, and with selected checks that did not run."""
     __tracebackhide__ = True
     judged = [*(finding for verdict in verdicts for finding in run.of(verdict))]
-    judged += [f for f in run.findings if f.unjudged and f.check != COVERAGE.slug and f.verdict not in verdicts]
+    if verdicts:
+        judged += [f for f in run.findings if f.unjudged and f.check != COVERAGE.slug and f.verdict not in verdicts]
     if failures := nearest_first(judged):
         raise AssertionError("\n".join(_text(run, failures)))
 
