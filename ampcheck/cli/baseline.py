@@ -83,8 +83,10 @@ def _baseline(options: argparse.Namespace) -> int:
     was, now = ({entry.place for entry in baseline.findings} for baseline in (before, after))
     print(f"{path.name}: {counted(len(now), 'places')} accepted, {len(now - was):,} new, {len(was - now):,} removed")
     if lacking := [finding for finding in findings if finding.unjudged]:
-        text = f"{counted(len(lacking), 'targets')} could not be judged, such as {lacking[0].subject}, {lacking[0].message}"
-        raise UsageError(f"{text}; what is accepted of them stays")
+        first = f"such as {lacking[0].subject}, {lacking[0].message}"
+        raise UsageError(
+            f"{counted(len(lacking), 'targets')} could not be judged, {first}; what is accepted of them stays"
+        )
     return 0
 
 

@@ -76,8 +76,8 @@ def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
     """The targets of the command line with its options, or else those of the settings; empty for the demo."""
     if not all(text.strip() for text in options.targets):
         raise UsageError(
-            "a target must name what to audit, as package.module:factory or path/to/file.py:factory; found an empty one, "
-            "such as an unset variable gives: leave it out to audit the targets of pyproject.toml, or the demo"
+            "a target must name what to audit, as package.module:factory or path/to/file.py:factory; found an empty "
+            "one, such as an unset variable gives: leave it out to audit the targets of pyproject.toml, or the demo"
         )
     known = {target.target: target for target in settings.targets}
     chosen = [known.get(text, Target(text)) for text in options.targets] or list(settings.targets)

@@ -275,8 +275,10 @@ def _takes_nothing(function: Callable[..., object]) -> bool:
 
 
 def _returns_nothing(function: Callable[..., object]) -> bool:
-    """Whether a function has no `return` with a value, by its code, and can be called without arguments. One without any
-    `return` loops for ever, unless it only raises."""
+    """Whether a function has no `return` with a value, by its code, and can be called without arguments.
+
+    One without any `return` loops for ever, unless it only raises.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return False

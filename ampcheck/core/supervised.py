@@ -81,7 +81,7 @@ def _forward_signals(child: int, received: int) -> None:
 
     def forward(number: int, frame: FrameType | None) -> None:
         ready, _, _ = select.select([received], [], [], _PATIENCE)
-        if not ready or (data := os.read(received, 4096)) and number not in data:
+        if not ready or ((data := os.read(received, 4096)) and number not in data):
             os.kill(child, number)
 
     for name in _FORWARDED:
@@ -99,7 +99,9 @@ def _ended_early(code: int) -> int:
         if how.removeprefix("by ") in _ENDS_BOTH:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
-    text = "incomplete: the process that judged ended {} before it had a verdict, by the subject (os._exit, exit, exec) "
+    text = (
+        "incomplete: the process that judged ended {} before it had a verdict, by the subject (os._exit, exit, exec) "
+    )
     text += "or by a crash in native code; python -X faulthandler -m ampcheck shows where"
     print(f"ampcheck: {text.format(how)}", file=sys.stderr, flush=True)
     return 2

@@ -19,9 +19,7 @@ from ampcheck.outcome.baseline import Baseline
 from ampcheck.outcome.comments import ignored_at
 
 
-def accept(
-    run: Run, settings: Settings, *, gone: bool = False, today: date | None = None, reads: bool = True
-) -> Run:
+def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None, reads: bool = True) -> Run:
     """The run as the repository judges it: severities, then comments, then the baseline decide on each problem.
 
     What follows from an accepted finding is accepted with it; problems get the excerpts of their sources. gone: also

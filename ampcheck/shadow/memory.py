@@ -94,8 +94,10 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def parts_of(tensor: torch.Tensor, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors with memory that hold the values of a tensor, by their paths: itself, the values of a sparse or nested
-    one, what a wrapper wraps. One that cannot be opened is its own part."""
+    """The tensors with memory that hold the values of a tensor, by their paths.
+
+    That is itself, the values of a sparse or nested one, or what a wrapper wraps. One that cannot be opened is its own.
+    """
     prefix = f"{path}." if path else ""
     if is_plain(tensor):
         yield path, tensor

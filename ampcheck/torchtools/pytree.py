@@ -27,12 +27,15 @@ def results(value: object) -> Iterator[tuple[str, Any]]:
     """Every tensor inside what a call returned, those of closures and of callable objects included, and what may hold
     others that are not followed, such as an iterator."""
     for path, leaf in _leaves(value, "", _result_items):
-        if isinstance(leaf, torch.Tensor) or isinstance(leaf, (Iterator, set, frozenset)):
+        if isinstance(leaf, (torch.Tensor, Iterator, set, frozenset)):
             yield path, leaf
 
 
 def _leaves(
-    value: object, path: str, items: Callable[[object], Iterable[tuple[Any, object]]], above: frozenset[int] = frozenset()
+    value: object,
+    path: str,
+    items: Callable[[object], Iterable[tuple[Any, object]]],
+    above: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[str, object]]:
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -71,7 +74,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: object, above: f
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values that ops can read: strided, on a device, neither quantised nor nested nor a wrapper."""
+    """Whether ops can read the values of a tensor: strided, on a device, not quantised, no nested one and no wrapper."""
     plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
     return plain and has_memory(tensor)
 
@@ -107,7 +110,9 @@ def _filled(value: object) -> Iterator[tuple[str, object]]:
 
 def _told_apart(value: Collection[object]) -> Iterator[tuple[str, object]]:
     """The tensors of a set by dtype and shape; none where two are alike, as the order of a set differs between runs."""
-    named = [(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}", t) for t in value if isinstance(t, torch.Tensor)]
+    named = [
+        (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}", t) for t in value if isinstance(t, torch.Tensor)
+    ]
     if len({name for name, _ in named}) == len(named):
         yield from named
 

@@ -92,7 +92,9 @@ def test_no_name_begins_a_line_of_a_report(width: int) -> None:
 
 
 def test_ops_keep_their_colons() -> None:
-    assert "where: forward, aten::exp" in describe(OVERFLOW.fail("m", "too large", where=Where("forward", "", "aten::exp")))
+    assert "where: forward, aten::exp" in describe(
+        OVERFLOW.fail("m", "too large", where=Where("forward", "", "aten::exp"))
+    )
 
 
 def test_no_target_begins_a_line_of_an_error(folder: Path, capfd) -> None:

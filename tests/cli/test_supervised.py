@@ -147,9 +147,7 @@ sys.exit(supervised(work))
 
 
 def working() -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "READY\n"
     return process
