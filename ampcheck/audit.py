@@ -18,7 +18,7 @@ from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.selection import select_checks, with_skips
+from ampcheck.catalog.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph
@@ -162,7 +162,7 @@ def judge_subject(
             of_graphs = selected if wanted else ()
             set_attributes(contexts)
             run = _with_graphs(run, resolved, of_graphs, placement.device, bool(wrapped), limits)
-        run = with_skips(run, resolved, selected, compiles=compile)
+        run = with_selected(run, resolved, selected, compiles=compile)
         findings = with_excerpts(with_causes(run.findings))
         return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
     native = None if autocast else native_format(resolved)
@@ -187,7 +187,7 @@ def judge_subject(
     )
     with placement.entered():
         runs = run_stages(resolved.name, audit_stages(context), current_listener())
-    run = with_skips(merge(runs), resolved, selected, compiles=compile)
+    run = with_selected(merge(runs), resolved, selected, compiles=compile)
     findings = with_excerpts(with_causes(_without_repeats(run.findings)))
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 

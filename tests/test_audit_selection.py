@@ -136,12 +136,23 @@ def test_a_selection_of_which_nothing_applies_is_refused(subject: Any, check: st
         (lambda: torch.ones(2).half() + 1, "cache-artifacts", ""),
     ],
 )
-def test_a_selected_check_that_reports_nothing_is_a_skip_with_its_reason(subject: Any, check: str, reason: str) -> None:
+def test_a_selected_check_that_did_not_run_is_incomplete_with_its_reason(subject: Any, check: str, reason: str) -> None:
     run = audit(subject, checks=["overflow", check], dtype="float16", compile=False)
-    skip = finding(run, check)
-    assert skip.verdict is Verdict.SKIP
-    assert skip.message.startswith("not judged: ")
-    assert reason in skip.message
+    lacking = finding(run, check)
+    assert lacking.verdict is Verdict.INCOMPLETE
+    assert "not judged: " in lacking.message
+    assert reason in lacking.message
+
+
+@pytest.mark.parametrize("check", ["graph-break", "compiled-error"])
+def test_an_assertion_of_a_selected_check_that_did_not_run_does_not_hold(check: str) -> None:
+    with pytest.raises(AssertionError, match=f"\\[{check}\\] incomplete: .*selected and not judged: compile=False"):
+        ampcheck.assert_numerics(*MODEL, dtype="float16", checks=["overflow", check], compile=False)
+
+
+def test_an_assertion_of_checks_that_ran_holds() -> None:
+    run = ampcheck.assert_numerics(*MODEL, dtype="float16", checks=["overflow", "integer-cast"], compile=False)
+    assert not run.of(Verdict.FAIL)
 
 
 @pytest.mark.parametrize("value", [None, "no", 1])

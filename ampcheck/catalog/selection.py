@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from ampcheck.catalog import REGISTRY, for_kind
@@ -10,7 +10,7 @@ from ampcheck.catalog.compiled import COMPILED_ERROR
 from ampcheck.catalog.numerics import DTYPE
 from ampcheck.core.arguments import parse_checks
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run
+from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind, Subject
 
 
@@ -27,12 +27,37 @@ def select_checks(checks: Collection[str] | None, subject: Subject) -> tuple[str
     return selected
 
 
-def with_skips(run: Run, subject: Subject, checks: Collection[str] | None, *, compiles: bool) -> Run:
-    """The run, with a skip for each selected check that reported nothing. compiles: whether compiled runs took part."""
-    reported = {finding.check for finding in run.findings}
-    silent = [slug for slug in checks or () if slug not in reported]
-    skips = [REGISTRY[slug].skip(subject.name, f"not judged: {_reason(slug, subject, compiles)}") for slug in silent]
-    return replace(run, findings=(*run.findings, *skips))
+def unjudged(findings: Iterable[Finding], groups: Iterable[Collection[str]]) -> list[tuple[str, ...]]:
+    """The groups of selected checks of which none has a verdict; one that ran and had nothing to look at has."""
+    judged = {f.check for f in findings if f.verdict not in (Verdict.SKIP, Verdict.INCOMPLETE) or f.seen == 0}
+    return [tuple(group) for group in groups if judged.isdisjoint(group)]
+
+
+def with_unjudged(
+    run: Run, groups: Iterable[Collection[str]], subject: str, reason: Callable[[str], str]
+) -> tuple[Run, bool]:
+    """The run, in which selected checks without a verdict are incomplete, and whether there are any.
+
+    groups: of checks, of which one suffices. reason: why a check reported nothing.
+    """
+    lacking = unjudged(run.findings, groups)
+    skipped = {slug for group in lacking for slug in group}
+    findings = [
+        replace(f, verdict=Verdict.INCOMPLETE) if f.check in skipped and f.verdict is Verdict.SKIP else f
+        for f in run.findings
+    ]
+    reported = {finding.check for finding in findings}
+    for group in lacking:
+        if reported.isdisjoint(group):
+            text = f"selected and not judged: {reason(group[0])}"
+            findings.append(REGISTRY[group[0]].unjudged(subject, text))
+    return replace(run, findings=tuple(findings)), bool(lacking)
+
+
+def with_selected(run: Run, subject: Subject, checks: Collection[str] | None, *, compiles: bool) -> Run:
+    """The run, in which selected checks without a verdict are incomplete. compiles: whether compiled runs took part."""
+    groups = [(slug,) for slug in checks or ()]
+    return with_unjudged(run, groups, subject.name, lambda slug: _reason(slug, subject, compiles))[0]
 
 
 def _reason(slug: str, subject: Subject, compiles: bool) -> str:

@@ -9,9 +9,9 @@ from functools import partial
 
 from ampcheck.cli.following import Interrupted, second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
-from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report
+from ampcheck.cli.output import EXIT_CODES, USAGE, Commands, add_output, finish, print_report
 from ampcheck.cli.profile import Profile
-from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of
+from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of, with_selection
 
 
 def add_command(commands: Commands) -> None:
@@ -31,6 +31,7 @@ def _audit(options: argparse.Namespace) -> int:
     targets = targets_of(options, settings)
 
     from ampcheck.core.run import Run, merge
+    from ampcheck.outcome.accept import selected_groups
     from ampcheck.report.sections import headline
 
     runs, failed, printed, stopped = list[Run](), False, 0, 0
@@ -56,6 +57,8 @@ def _audit(options: argparse.Namespace) -> int:
             print(*profile.lines(), sep="\n", end="\n\n", flush=True)
         if not runs:  # rank 0 reports the findings of all ranks
             return 0
+        groups = () if stopped else selected_groups(settings, each=bool(options.select))
+        runs[-1], lacking = with_selection(runs, groups, options)
         merged = replace(merge(runs), title=f"audit of {len(runs)} targets") if len(targets) > 1 else runs[0]
         if stopped or len(targets) < 2:
             show = partial(print_report, runs[-1], verbose=options.verbose, quiet=options.quiet, printed=printed)
@@ -63,4 +66,4 @@ def _audit(options: argparse.Namespace) -> int:
         else:
             show = partial(print, f"{merged.title}: {headline(merged)}")
         code = finish(merged, options, show, failed=failed)
-    return stopped or code
+    return stopped or code or (USAGE if lacking or any(f.unjudged for f in merged.findings) else 0)

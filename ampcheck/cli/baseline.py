@@ -9,9 +9,13 @@ from datetime import date, timedelta
 from ampcheck.cli.output import Commands
 from ampcheck.cli.targets import add_targets, audits, settings_of, targets_of
 from ampcheck.core.errors import UsageError
+from ampcheck.core.files import only_writer
 from ampcheck.core.text import counted
 
 _REASON = "found when the baseline was written"
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes the baseline."""
+
 _DAYS = 180
 """How long findings are accepted by default."""
 
@@ -60,23 +64,29 @@ def _baseline(options: argparse.Namespace) -> int:
     if options.runs:
         if options.targets:
             raise UsageError("--from takes the findings of a run; leave out the targets, or --from")
-        runs = [accept(Run.load(path), settings) for path in options.runs]
+        runs = [accept(Run.load(path), settings, reads=False) for path in options.runs]
     else:
         targets = targets_of(options, settings)
         if not targets:
             raise UsageError("name targets to audit, on the command line or in [tool.ampcheck] of pyproject.toml")
         runs = [audited.run for audited in audits(targets, settings, options)]
     path = settings.folder / settings.baseline
-    before = Baseline.load(path)
     findings = merge(runs).findings
-    if options.prune:
-        after = before.pruned(findings)
-    else:
-        after = before.updated(findings, options.reason or _REASON, options.author or _git_user(), expires)
-    if not options.prune or after != before:
-        after.save(path)
+    with only_writer(path, PATIENCE):
+        before = Baseline.load(path)
+        if options.prune:
+            after = before.pruned(findings)
+        else:
+            after = before.updated(findings, options.reason or _REASON, options.author or _git_user(), expires)
+        if not options.prune or after != before:
+            after.save(path)
     was, now = ({entry.place for entry in baseline.findings} for baseline in (before, after))
     print(f"{path.name}: {counted(len(now), 'places')} accepted, {len(now - was):,} new, {len(was - now):,} removed")
+    if lacking := [finding for finding in findings if finding.unjudged]:
+        first = f"such as {lacking[0].subject}, {lacking[0].message}"
+        raise UsageError(
+            f"{counted(len(lacking), 'targets')} could not be judged, {first}; what is accepted of them stays"
+        )
     return 0
 
 
@@ -86,9 +96,12 @@ def _expiry(text: str | None) -> str:
     if text == "never":
         return ""
     try:
-        return date.fromisoformat(text).isoformat()
+        last = date.fromisoformat(text)
     except ValueError:
         raise UsageError(f"--expires must be a date such as 2027-05-31, or never; found {text!r}") from None
+    if last < date.today():
+        raise UsageError(f"--expires must be today or later, else nothing is accepted; found {text}, which is past")
+    return last.isoformat()
 
 
 def _git_user() -> str:

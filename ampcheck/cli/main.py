@@ -6,10 +6,8 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
 
 from ampcheck.cli import (
     audit,
@@ -27,8 +25,9 @@ from ampcheck.cli import (
     sweep,
 )
 from ampcheck.cli.interrupts import ending_of, sigterm_interrupts
-from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, open_standard_files, outputs_of, require_writable
+from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, outputs_of, require_writable
 from ampcheck.core.errors import UsageError, brief, is_for_the_runner
+from ampcheck.core.exit import kept_open, open_standard_files
 from ampcheck.core.text import clean
 
 
@@ -41,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE
     try:
-        with sigterm_interrupts(), _no_silent_exit():
+        with sigterm_interrupts(), kept_open():
             if hasattr(options, "kind"):  # before anything is loaded
                 require_writable(**outputs_of(options))
             code: int = options.command(options)
         return code
     except UsageError as error:
-        print(f"ampcheck: {clean(str(error))}", file=sys.stderr)
+        print("ampcheck:", clean(str(error)).replace("\n", "\n  "), file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `ampcheck explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,25 +74,6 @@ def _crashed(error: BaseException) -> int:
         text = "this is a defect of ampcheck, and nothing was judged: please report it with the traceback above"
         print(f"ampcheck: {brief(error)}; {text}", file=sys.stderr)
         return UNABLE
-
-
-@contextmanager
-def _no_silent_exit() -> Iterator[None]:
-    """Replace `os._exit` in this process, so that a subject that calls it does not end in exit code 0."""
-    exit_now, pid = os._exit, os.getpid()
-
-    def refuse(status: int) -> NoReturn:
-        if os.getpid() == pid:  # a forked child may exit
-            text = f"the subject ended the process with os._exit({status!r}); nothing was judged"
-            print(f"ampcheck: {text}", file=sys.stderr, flush=True)
-            status = USAGE
-        exit_now(status)
-
-    os._exit = refuse
-    try:
-        yield
-    finally:
-        os._exit = exit_now
 
 
 def _parser() -> argparse.ArgumentParser:

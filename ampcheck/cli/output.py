@@ -137,20 +137,6 @@ class Stdout:
         return int(failed) or UNABLE
 
 
-def open_standard_files() -> None:
-    """Open empty streams in a process that was started without stdin, stdout or stderr (`>&-`).
-
-    Otherwise the next file would get their number, and native code would print into it.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
-
-
 def print_report(
     run: Run,
     tables: Sequence[Table] = (),

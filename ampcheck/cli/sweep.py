@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampcheck.cli.following import second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, Commands, add_output, finish
-from ampcheck.cli.targets import add_audit_options, add_selection, command_of, for_target, settings_of, targets_of
+from ampcheck.cli.targets import (
+    add_audit_options,
+    add_selection,
+    command_of,
+    for_target,
+    settings_of,
+    targets_of,
+    with_selection,
+)
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.subject import name_of_target
 from ampcheck.core.text import counted
@@ -85,6 +93,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.memory is not None:
         parse_number(options.memory, "--memory")
 
+    from ampcheck.outcome.accept import selected_groups
     from ampcheck.report.markdown import tables_of
     from ampcheck.sweep.listing import read_list
     from ampcheck.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Limits, ResultFolder, Task
@@ -129,7 +138,8 @@ def _sweep(options: argparse.Namespace) -> int:
         return stopped
     if not failed and CRASHED in endings:
         return UNABLE
-    return code or (USAGE if JUDGED not in endings else 0)
+    lacking = with_selection([judged.run for judged in every], selected_groups(settings, each=True), options)[1]
+    return code or (USAGE if lacking or endings != {JUDGED} else 0)
 
 
 class _Judged(NamedTuple):

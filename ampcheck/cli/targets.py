@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -74,6 +74,11 @@ def add_selection(command: argparse.ArgumentParser) -> None:
 
 def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
     """The targets of the command line with its options, or else those of the settings; empty for the demo."""
+    if not all(text.strip() for text in options.targets):
+        raise UsageError(
+            "a target must name what to audit, as package.module:factory or path/to/file.py:factory; found an empty "
+            "one, such as an unset variable gives: leave it out to audit the targets of pyproject.toml, or the demo"
+        )
     known = {target.target: target for target in settings.targets}
     chosen = [known.get(text, Target(text)) for text in options.targets] or list(settings.targets)
     return [with_options(target, options) for target in chosen]
@@ -172,13 +177,32 @@ def audits(
         except UsageError as error:
             if len(targets) < 2:
                 raise
-            reason = COVERAGE.incomplete(target.target, f"not judged: {error}")
+            reason = COVERAGE.unjudged(target.target, f"not judged: {error}")
             run = Run(findings=(reason,), title=f"audit of {target.target}")
         if run is None:
             continue
         run = with_commands(accept(run, own, gone=True), partial(command_of, target))
         failed = any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
         yield Audited(run, failed, following.printed if following is not None else 0)
+
+
+def with_selection(
+    runs: Sequence[Run], groups: Iterable[Collection[str]], options: argparse.Namespace
+) -> tuple[Run, bool]:
+    """The last of several runs, in which what was selected and judged in none of them is incomplete, and whether there
+    is any."""
+    from ampcheck.catalog import REGISTRY
+    from ampcheck.catalog.selection import unjudged, with_unjudged
+
+    def reason(slug: str) -> str:
+        check = REGISTRY[slug]
+        kinds = ", ".join(kind.value for kind in check.subjects)
+        left_out = ", and compiled runs were left out (--no-compile)" if options.no_compile else ""
+        return f"no run took place that it looks at; it judges subjects of kind {kinds or 'none'}{left_out}"
+
+    lacking = unjudged([finding for run in runs for finding in run.findings], groups)
+    subject = next((finding.subject for finding in runs[-1].findings), "the audit").partition(" [")[0]
+    return with_unjudged(runs[-1], lacking, subject, reason)
 
 
 def command_of(target: Target, finding: Finding) -> str:

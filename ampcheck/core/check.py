@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from ampcheck.core.run import PROBLEMS, Finding, Verdict, Where
+from ampcheck.core.run import PROBLEMS, UNJUDGED, Finding, Verdict, Where
 from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind
 
@@ -71,6 +71,10 @@ class Check:
     def incomplete(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
         """The subject prevents the check."""
         return self._build(Verdict.INCOMPLETE, subject, message, None, **evidence)
+
+    def unjudged(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+        """Nothing of what was asked for was judged: a whole subject, or a check that was selected."""
+        return self.incomplete(subject, message, **evidence, observed=0, limit=1, unit=UNJUDGED)
 
     def skip(self, subject: str, reason: str, **evidence: Unpack[Evidence]) -> Finding:
         """The check does not apply to the subject, or this machine lacks what it needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -11,6 +12,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
+
+
+def open_standard_files() -> None:
+    """Open empty streams in a process that was started without stdin, stdout or stderr (`>&-`).
+
+    Otherwise the next file would get their number, and native code would print into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
+
+
+@contextmanager
+def kept_open() -> Iterator[None]:
+    """Let code inside that closes stdout or stderr only flush them: the report is printed after it."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    for stream in streams:
+        stream.close = stream.flush  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for stream in streams:
+            del stream.close
 
 
 def run_exit_handlers() -> None:

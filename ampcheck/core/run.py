@@ -79,6 +79,9 @@ FAIL_ON: Mapping[str, tuple[Verdict, ...]] = MappingProxyType(
 )
 """The verdicts that fail, by the mildest of them, as `fail-on` names it."""
 
+UNJUDGED = "verdicts"
+"""The unit of a finding about what was asked for and not judged: there is none, where one is required."""
+
 PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 """Verdicts of a finding that shows damage or a risk."""
 
@@ -143,6 +146,11 @@ class Finding:
     accepted: str = ""
     excerpt: Excerpt = field(default_factory=Excerpt)
     reproduce: str = ""
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether it is about what was asked for and not judged: a whole subject, or a check that was selected."""
+        return self.verdict is Verdict.INCOMPLETE and self.unit == UNJUDGED
 
     @property
     def key(self) -> tuple[Scalar, ...]:
@@ -317,12 +325,17 @@ def emit(run: Run) -> None:
 
 def describe(finding: Finding) -> str:
     """A finding in a few lines: check and verdict, message, location, source, hint; controls are made visible."""
-    lines = [f"[{finding.check}] {finding.verdict}: {finding.subject}: {finding.message}"]
-    lines += [f"  where: {where}"] if (where := str(finding.where)) else []
+    lines = [f"[{finding.check}] {finding.verdict}: {_indented(f'{finding.subject}: {finding.message}')}"]
+    lines += [f"  where: {_indented(where)}"] if (where := str(finding.where)) else []
     lines += [f"    {line}" for line in source_lines(finding)]
-    lines += [f"  hint: {finding.hint}"] if finding.hint else []
-    lines += [f"  accepted {finding.accepted}"] if finding.accepted else []
+    lines += [f"  hint: {_indented(finding.hint)}"] if finding.hint else []
+    lines += [f"  accepted {_indented(finding.accepted)}"] if finding.accepted else []
     return clean("\n".join(lines))
+
+
+def _indented(text: str) -> str:
+    """A text whose further lines, such as a name may have, do not pose as lines of the report."""
+    return text.replace("\n", "\n      ")
 
 
 def source_lines(finding: Finding, width: int | None = None) -> Iterator[str]:

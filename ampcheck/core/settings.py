@@ -120,6 +120,9 @@ def _read(path: Path, _changed: int, _size: int) -> Settings:
 
 
 def _target(entry: object, source: str) -> Target:
+    name = entry.get("target") if isinstance(entry, Mapping) else entry
+    if isinstance(name, str) and not name.strip():
+        raise UsageError(f"a target in {source} must name what to audit, such as 'check_model.py:subject'; found ''")
     if isinstance(entry, str):
         return Target(entry)
     where = f"a target in {source}"

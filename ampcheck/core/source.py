@@ -51,7 +51,7 @@ def place_of(finding: Finding, folder: Path) -> Place:
     """The check, subject, phase, module, op, file and source line of a finding; the file as `path_in` gives it, the
     line without a comment to ampcheck, which may be added to it."""
     where = finding.where
-    code = _COMMENT.sub("", finding.code or code_at(where))
+    code = _COMMENT.sub("", finding.code)
     return finding.check, finding.subject, where.phase, where.module, where.op, path_in(folder, where.file), code
 
 
@@ -76,7 +76,8 @@ def repository_of(folder: Path) -> Path:
 
 
 def with_excerpts(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings; failures and warnings with the excerpt of the source at their location, where it can be read."""
+    """The findings; failures and warnings with the line and the excerpt of the source at their location, where it can
+    be read. Nothing else reads it: a run that is read from a file may name any file of this machine."""
     return tuple(_with_excerpt(finding) if finding.verdict in PROBLEMS else finding for finding in findings)
 
 
@@ -85,4 +86,4 @@ def _with_excerpt(finding: Finding) -> Finding:
     if finding.excerpt.lines or not where.file or where.line is None:
         return finding
     excerpt = excerpt_of(lines_of(where.file), where.line, where.op, where.module)
-    return replace(finding, excerpt=excerpt) if excerpt.lines else finding
+    return replace(finding, excerpt=excerpt, code=finding.code or code_at(where)) if excerpt.lines else finding

@@ -275,7 +275,10 @@ def _takes_nothing(function: Callable[..., object]) -> bool:
 
 
 def _returns_nothing(function: Callable[..., object]) -> bool:
-    """Whether a function has no `return` with a value, by its code, and can be called without arguments."""
+    """Whether a function has no `return` with a value, by its code, and can be called without arguments.
+
+    One without any `return` loops for ever, unless it only raises.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return False
@@ -286,7 +289,8 @@ def _returns_nothing(function: Callable[..., object]) -> bool:
         if op.opname == "RETURN_VALUE"
     ]
     returned += [op.argval for op in ops if op.opname == "RETURN_CONST"]
-    return bool(returned) and all(value is None for value in returned) and _takes_nothing(function)
+    loops = any(op.opcode in dis.hasjrel + dis.hasjabs and op.argval <= op.offset for op in ops)
+    return bool(returned or loops) and all(value is None for value in returned) and _takes_nothing(function)
 
 
 def _import_module(name: str) -> ModuleType:

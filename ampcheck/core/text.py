@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -12,8 +15,11 @@ _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u20
 def clean(text: str) -> str:
     """`text` with control characters, lone surrogates and bidirectional overrides as escapes such as `\\x1b`.
 
-    Such characters could control a terminal or mislead a reader. Line ends and tabs are not changed.
+    Such characters could control a terminal or mislead a reader. Line ends and tabs are not changed. The first colon of
+    a line that begins with `::`, which a job of GitHub Actions would obey, becomes the sign of a ratio.
     """
+    if "::" in text:
+        text = _COMMAND.sub("\\1\u2236:", text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(character) for character in text)

@@ -13,7 +13,7 @@ from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
 from ampcheck.numerics.findings import passed, who
-from ampcheck.numerics.run import COMPILED
+from ampcheck.numerics.run import COMPILED, VALUELESS
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.unsupported import cannot_run
@@ -51,12 +51,18 @@ def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | No
     return verdicts[0], ", and ".join(messages), "; ".join(hints)
 
 
+_REPORT = "this is a limit of ampcheck, please report it; judge the model without this part (a list of blocks)"
+
+
 def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """What runs in float32, or under autocast to another dtype, runs in low precision too."""
     check = LOW_PRECISION_ERROR
     if stats.raised is None:
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
         return [passed(stats, check, text, stats.coverage.total)]
+    if stats.raised.ours:
+        text = f"not judged: ampcheck cannot follow this run in float64, which runs without it: {stats.raised.message}"
+        return [check.incomplete(who(stats), text, where=stats.raised.where, hint=_REPORT)]
     if stats.raised.missing:
         text = f"not judged: {cannot_run(stats.raised.message)}"
         return [check.skip(who(stats), text)]
@@ -144,7 +150,11 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     total = stats.coverage.total
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     if stats.raised is not None:
-        return [check.skip(who(stats), "the run raised, so little was seen")]
+        say = check.unjudged if stats.raised.ours else check.skip
+        return [say(who(stats), "the run raised, so little was seen: see low-precision-error")]
+    if stats.judged and not stats.low and VALUELESS in stats.coverage.unseen:
+        text = f"not judged: the subject returns {VALUELESS}"
+        return [check.unjudged(who(stats), text, hint="let it compute with tensors that hold values")]
     if stats.judged and not stats.low:
         message = f"a verdict on {stats.format} needs ops that compute in it; no op computed in {stats.format} "
         message += f"({counted(stats.ops, 'ops')} ran)"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,7 +25,17 @@ from ampcheck.core.subject import Subject
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.record import Recorded, arguments, run_plan
-from ampcheck.numerics.run import COMPILED, NO_GRADIENT, UNCOMPARED, Outcome, Plan, comparable, is_floating, run_subject
+from ampcheck.numerics.run import (
+    COMPILED,
+    NO_GRADIENT,
+    UNCOMPARED,
+    VALUELESS,
+    Outcome,
+    Plan,
+    comparable,
+    is_floating,
+    run_subject,
+)
 from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
@@ -154,7 +165,8 @@ class _ShadowedRun:
     def _receive(self, key: Key, tensor: torch.Tensor) -> None:
         kind, name, _ = key
         if not comparable(tensor):
-            self._unseen[UNCOMPARED] += kind == "output" and is_floating(tensor) and tensor.numel() > 0
+            reason = VALUELESS if tensor.is_meta or isinstance(tensor, FakeTensor) else UNCOMPARED
+            self._unseen[reason] += kind == "output" and is_floating(tensor) and tensor.numel() > 0
             return
         reference = self.shadow.reference(tensor)
         error = compare_shadowed(key, tensor, reference)
@@ -298,7 +310,7 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     lack, message = lacking(outcome.error), brief(outcome.error)
     around = [MissingKernels()] if active() is not None else []
     if error_of(run.plan, None, *around).error is None:
-        return Raised(_place(run, outcome), f"float64 cannot follow the run: {message}", missing=True)
+        return Raised(_place(run, outcome), message, missing=True, ours=True)
     float32 = error_of(Plan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
     if float32.error is None:
         where = _place(run, outcome)

@@ -8,7 +8,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, reach_text, who
 from ampcheck.numerics.results import beyond_text, within_text
-from ampcheck.numerics.run import UNCOMPARED
+from ampcheck.numerics.run import UNCOMPARED, VALUELESS
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 from ampcheck.shadow.compare import LOST, PRECISION
@@ -51,7 +51,8 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return first_findings(findings)
     if stats.judged and not stats.of("output"):
         hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
-        reason = UNCOMPARED if UNCOMPARED in stats.coverage.unseen else "no floating tensor with elements"
+        unseen = (reason for reason in (UNCOMPARED, VALUELESS) if reason in stats.coverage.unseen)
+        reason = next(unseen, "no floating tensor with elements")
         text = f"the subject returns {reason}, so no output was compared"
         return [check.incomplete(who(stats), text, hint=hint)]
     if any(error.nonfinite for error in stats.errors):

@@ -22,6 +22,7 @@ from ampcheck.numerics.findings import (
     wider,
 )
 from ampcheck.numerics.results import finite_gradients_text, lost_gradients_text, lost_text
+from ampcheck.numerics.run import UNCOMPARED, UNREAD, VALUELESS
 from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 
@@ -79,8 +80,16 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         )
     verdict, end = Verdict.FAIL, reach_text(stats, fault)
     if not fault.reaches:
-        verdict, end = Verdict.WARN, "; nothing of it is left in outputs or gradients"
+        verdict, end = Verdict.WARN, _nothing_left(stats)
     return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
+
+
+def _nothing_left(stats: NumericsStats) -> str:
+    """That an infinity reaches nothing, as far as outputs were looked at."""
+    unread = [reason for reason in stats.coverage.unseen if reason.startswith((UNCOMPARED, UNREAD, VALUELESS))]
+    if unread:
+        return f"; nothing of it is left in gradients; whether it is in {listed(unread)} was not looked at"
+    return "; nothing of it is left in outputs or gradients"
 
 
 def _is_scaled(stats: NumericsStats, where: Where) -> bool:

@@ -21,9 +21,10 @@ from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.numerics.losses import computed_in
 from ampcheck.shadow.compare import Key
+from ampcheck.shadow.memory import parts_of
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Hook, hookable
 
@@ -31,8 +32,13 @@ NO_GRADIENT = "the loss has no gradient"
 COMPILED = "calls of compiled functions, which ran in eager mode"
 """What stays unseen of code under a shadow that the user has compiled."""
 
-UNCOMPARED = "outputs that are sparse, nested, float8 or on meta"
-"""Floating outputs whose values are not compared, and of which the default loss makes nothing."""
+UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
+"""Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
+
+VALUELESS = "outputs without values, fake or on meta"
+
+UNREAD = "outputs inside a"
+"""What stays unseen of a result that is an iterator, or a set of tensors that cannot be told apart."""
 
 Receive: TypeAlias = "Callable[[Key, torch.Tensor], None]"
 """Called with each result once it is there: its kind (`output`, `loss` or `gradient`), name and call, the tensor."""
@@ -157,7 +163,7 @@ def run_call(
             result = forward_through(blocks, call)
         outcome.shapes[f"step {step}"] = type(result).__name__
         keys: list[Key] = []
-        for path, tensor in tensors(result):
+        for path, tensor in _outputs(result, outcome.unseen):
             keys.append(("output", path, step))
             outcome.shapes[f"step {step}, {path or 'output'}"] = f"{short(tensor.dtype)} {_shape(tensor)}"
             receive(keys[-1], tensor)
@@ -186,6 +192,15 @@ def run_call(
     with preserve(outcome.left):
         _backward(total, first, leaves.values())
     _receive_gradients(leaves, outcome, receive, "")
+
+
+def _outputs(result: object, unseen: Counter[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with memory in what a call returned, by their paths. unseen: counts what is not looked into."""
+    for path, leaf in results(result):
+        if isinstance(leaf, torch.Tensor):
+            yield from parts_of(leaf, path)
+        elif not isinstance(leaf, (set, frozenset)) or any(isinstance(item, torch.Tensor) for item in leaf):
+            unseen[f"{UNREAD} {type(leaf).__name__}"] += 1
 
 
 def _backward(loss: torch.Tensor, gradient: torch.Tensor, inputs: Iterable[torch.Tensor]) -> None:

@@ -14,13 +14,14 @@ from ampcheck.shadow.compare import ResultError
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine. runs: what the
-    subject runs in."""
+    """An exception of the low-precision run; missing: for want of a tool or kernel on this machine. ours: only the run
+    that ampcheck follows raises it. runs: what the subject runs in."""
 
     where: Where
     message: str
     missing: bool = False
     runs: str = "in float32"
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

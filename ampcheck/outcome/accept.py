@@ -19,22 +19,24 @@ from ampcheck.outcome.baseline import Baseline
 from ampcheck.outcome.comments import ignored_at
 
 
-def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None) -> Run:
+def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None, reads: bool = True) -> Run:
     """The run as the repository judges it: severities, then comments, then the baseline decide on each problem.
 
     What follows from an accepted finding is accepted with it; problems get the excerpts of their sources. gone: also
-    warn of accepted findings that are gone.
+    warn of accepted findings that are gone. reads: sources may be read; not for a run from a file, which says itself
+    what its comments accept.
     Raises `UsageError` for settings that name no check, and for a damaged baseline.
     """
     levels, selected = levels_and_selection(settings)
     findings = [
         finding
-        for finding in with_excerpts(run.findings)
+        for finding in (with_excerpts(run.findings) if reads else run.findings)
         if levels.get(finding.check) != "ignore" and (not settings.select or finding.check in selected)
     ]
     levelled = [_at_level(finding, levels.get(finding.check, "")) for finding in findings]
     findings = list(_without_milder_causes(findings, levelled))
-    changed = [_commented(_at_level(finding, levels.get(finding.check, ""))) for finding in findings]
+    changed = [_at_level(finding, levels.get(finding.check, "")) for finding in findings]
+    changed = list(map(_commented, changed)) if reads else changed
     baseline = Baseline.load(settings.folder / settings.baseline)
     changed = list(baseline.accept(changed, today or date.today()))
     judged = tuple(with_accepted_causes(findings, changed))
@@ -56,6 +58,13 @@ def levels_and_selection(settings: Settings) -> tuple[dict[str, str], set[str]]:
     if levels.get(COVERAGE.slug) == "ignore":
         raise UsageError(f"{COVERAGE.slug} cannot be ignored: a run without it says nothing about what was judged")
     return levels, {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
+
+
+def selected_groups(settings: Settings, *, each: bool) -> list[list[str]]:
+    """The selected checks of which each group must have a verdict. each: those of each pattern, as a command line asks
+    for them; else all together, as a repository names what it wants to hear of in any of its subjects."""
+    groups = [_matching(pattern, "select") for pattern in settings.select]
+    return groups if each or not groups else [[slug for group in groups for slug in group]]
 
 
 def _matching(pattern: str, key: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
+from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.current_test import current_test, pytest_command
 from ampcheck.core.errors import SHOWS
 from ampcheck.core.run import FAIL_ON, PROBLEMS, Finding, Run, Verdict, describe_causes, emit, nearest_first
@@ -44,9 +45,12 @@ def with_commands(run: Run, command: Callable[[Finding], str]) -> Run:
 
 
 def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
-    """Raise `AssertionError` with the findings of these verdicts."""
+    """Raise `AssertionError` with the findings of these verdicts, and with selected checks that did not run."""
     __tracebackhide__ = True
-    if failures := nearest_first(finding for verdict in verdicts for finding in run.of(verdict)):
+    judged = [*(finding for verdict in verdicts for finding in run.of(verdict))]
+    if verdicts:
+        judged += [f for f in run.findings if f.unjudged and f.check != COVERAGE.slug and f.verdict not in verdicts]
+    if failures := nearest_first(judged):
         error = AssertionError("\n".join(_text(run, failures)))
         setattr(error, SHOWS, True)
         raise error

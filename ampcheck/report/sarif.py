@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Finding, Run, Verdict, Where, followers
-from ampcheck.core.source import IN_SOURCE, code_at, fingerprint_of, path_in, repository_of
+from ampcheck.core.source import IN_SOURCE, fingerprint_of, path_in, repository_of
 from ampcheck.report.text import clean
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -216,7 +216,7 @@ def _quoted(path: str) -> str:
 def _region(finding: Finding, where: Where) -> dict[str, Any]:
     if where.line is None or where.line < 1:
         return {}
-    code, excerpt = finding.code or code_at(where), finding.excerpt
+    code, excerpt = finding.code, finding.excerpt
     region: dict[str, Any] = {"startLine": where.line, **({"snippet": {"text": clean(code)}} if code else {})}
     last = excerpt.first + len(excerpt.lines) - 1
     if len(excerpt.lines) < 2 or not excerpt.first <= where.line <= last:

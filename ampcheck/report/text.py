@@ -71,8 +71,12 @@ def one_line(text: str, width: int) -> str:
 def wrap(text: str, width: int, *, indent: str = "", hanging: str = "") -> Iterator[str]:
     """Lines of `text` of at most `width` columns: the first after `indent`, the others after `hanging`.
 
-    A word longer than a line is broken.
+    A word longer than a line is broken. No line is a command to GitHub Actions, see `clean`.
     """
+    return map(clean, _wrapped(text, width, indent, hanging))
+
+
+def _wrapped(text: str, width: int, indent: str, hanging: str) -> Iterator[str]:
     start = indent
     for paragraph in clean(text).splitlines():
         line = start

@@ -23,7 +23,9 @@ class Planned:
 
 
 def require_writable(path: Path) -> None:
-    """Raise `UsageError` where no file can be created at a path, whose folders need not exist."""
+    """Raise `UsageError` where no file can be created at a path, whose folders need not exist, or where a device is."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it is no file but {os.path.realpath(path)}; nothing was written")
     parent = next(each for each in path.parents if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {path}: no file can be created in {parent}; nothing was written")

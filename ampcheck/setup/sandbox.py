@@ -74,6 +74,8 @@ def copied(folder: Path) -> Iterator[Path]:
             for name in files:
                 source = Path(parent, name)
                 with suppress(OSError):
+                    if not source.is_file():  # a device or a pipe, which has no end
+                        continue
                     length = source.stat().st_size
                     fits = length <= _FILE_BYTES and count < _FILES and size + length <= _COPY_BYTES
                     if fits or name.endswith(".py"):

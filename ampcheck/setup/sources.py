@@ -105,7 +105,8 @@ def read_sources(folder: Path) -> list[Source]:
 
 def read_examples(folder: Path) -> list[Source]:
     """The blocks of Python in the README, each as a source of its own."""
-    path = next((path for path in sorted(folder.glob("README*")) if path.suffix.lower() == ".md"), None)
+    found = (path for path in sorted(folder.glob("README*")) if path.suffix.lower() == ".md" and path.is_file())
+    path = next(found, None)
     if path is None:
         return []
     blocks = _FENCE.findall(path.read_text(encoding="utf-8", errors="replace"))

@@ -109,7 +109,7 @@ class Judge:
         elif decides(call, faulty=bool(inherited)):
             self._decision(call)
         elif call.name == "_local_scalar_dense":
-            self._reach(call.before, f"a number that left the run at {where.file}:{where.line}", reported=True)
+            self.left(call.before, f"{where.file}:{where.line}")
         elif call.name == UNSCALES:
             self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
@@ -164,6 +164,10 @@ class Judge:
             if not share <= honest_share(gradients[name], total, self._store):
                 for key in companions.faults:
                     self._reached.note(key, name, share)
+
+    def left(self, values: Sequence[Companions], place: str) -> None:
+        """Record which faults are in numbers that leave the run at a place of the user's code."""
+        self._reach(values, f"a number that left the run at {place}", reported=True)
 
     def reach_ends(self) -> None:
         """Record which faults are left in values that are alive and that no op has used."""

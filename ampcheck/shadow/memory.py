@@ -5,11 +5,14 @@ The companions of sparse and nested tensors are those of the strided tensor that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.torchtools.pytree import is_plain
+from ampcheck.torchtools.storage import has_memory
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -48,7 +51,7 @@ def has_companions(value: object) -> bool:
         return False
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or not has_memory(value):
         return False  # the tensor inside has
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
@@ -88,6 +91,31 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.layout is torch.sparse_coo:
         return tensor._values()
     return tensor.values() if tensor.layout in _COMPRESSED else None
+
+
+def parts_of(tensor: torch.Tensor, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with memory that hold the values of a tensor, by their paths.
+
+    That is itself, the values of a sparse or nested one, or what a wrapper wraps. One that cannot be opened is its own.
+    """
+    prefix = f"{path}." if path else ""
+    if is_plain(tensor):
+        yield path, tensor
+    elif (values := values_of(tensor) if has_memory(tensor) else None) is not None:
+        yield f"{prefix}values", values
+    else:
+        inside = [(name, value) for name, value in _wrapped(tensor) if value is not tensor]
+        for name, value in inside:
+            yield from parts_of(value, f"{prefix}{name.strip('_')}")
+        if not inside:
+            yield path, tensor
+
+
+def _wrapped(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The tensors inside a wrapper: those that it names to the compiler, or else its attributes."""
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else list(vars(tensor))
+    attributes = ((name, getattr(tensor, name, None)) for name in names)
+    return [(name, value) for name, value in attributes if isinstance(value, torch.Tensor)]
 
 
 def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -358,10 +358,14 @@ class Shadow(DispatchMode):
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
         with _aside():
             for values in floating_values(tensor):
+                companions = self.store.of(values)
                 if shared:
-                    self.store.watch_memory(values, self.store.of(values))
+                    self.store.watch_memory(values, companions)
                 origin = self._origins.current(sys._getframe(1))
-                self.escapes[f"{origin.file}:{origin.line}"] += 1
+                place = f"{origin.file}:{origin.line}"
+                self.escapes[place] += 1
+                if self.judge is not None:
+                    self.judge.left([companions], place)
 
     def _ran_eagerly(self) -> None:
         self.compiled += 1

@@ -75,7 +75,7 @@ def judge(worker: Worker, name: str, task: Task, limits: Limits, **places: str) 
 
 def unjudged(name: str, command: str, ended: str, reason: str) -> tuple[Run, str, str]:
     """The run of a target that was not judged, how it ended, and why, in a line."""
-    finding = COVERAGE.incomplete(name, f"not judged: {reason}")
+    finding = COVERAGE.unjudged(name, f"not judged: {reason}")
     return Run(findings=(finding,), title=f"{command} of {name}"), ended, _brief(reason, ended)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 Value = TypeVar("Value")
+
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 Region: TypeAlias = "tuple[int, int, int]"
 """Number of the storage, offset and length in elements."""
@@ -27,6 +30,19 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read from its storage; a wrapper around other tensors has none of its own,
+    though its storage has a size, and reading it ends the process."""
+    if type(tensor).__torch_dispatch__ is _NO_DISPATCH:
+        return True
+    if isinstance(tensor, FakeTensor):
+        return False
+    try:
+        return bool(tensor.untyped_storage().data_ptr()) or not tensor.numel()
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def storage_number(tensor: torch.Tensor) -> int | None:

@@ -79,7 +79,7 @@ def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str]
     findings = together(list(block.findings), steps)
     absent = [slug for slug in checks or () if slug in OBSERVED and all(f.check != slug for f in findings)]
     why = "not judged: no optimizer was stepped in this block"
-    findings += [REGISTRY[slug].skip(stats.subject, why) for slug in absent]
+    findings += [REGISTRY[slug].unjudged(stats.subject, why) for slug in absent]
     return replace(merge([block, learned]), findings=tuple(findings))
 
 

@@ -61,7 +61,6 @@ WITHOUT_TENSORS = {
     "a numpy array": lambda y: y.detach().float().numpy(),
     "the module itself": lambda y: nn.Linear(1, 1),
     "NotImplemented": lambda y: NotImplemented,
-    "a tensor in a set": lambda y: {y},
     "an item of itself": lambda y: float(y.detach().sum()),
 }
 ODD_TENSORS = {
@@ -70,13 +69,15 @@ ODD_TENSORS = {
     "booleans": lambda y: y > 0,
     "a quantized tensor": lambda y: torch.quantize_per_tensor(y.detach().float(), 0.1, 0, torch.quint8),
 }
-UNCOMPARED = {
+VALUES_INSIDE = {
     "a sparse tensor": lambda y: y.float().to_sparse(),
     "a sparse CSR tensor": lambda y: y.detach().float().to_sparse_csr(),
     "a nested tensor": lambda y: torch.nested.as_nested_tensor([y[0], y[1]]),
     "a jagged tensor": lambda y: torch.nested.as_nested_tensor([y[:1], y[:2]], layout=torch.jagged),
-    "a meta tensor": lambda y: y.to("meta"),
-    "float8": lambda y: y.detach().float().to(torch.float8_e4m3fn),
+}
+UNCOMPARED = {
+    "a meta tensor": (lambda y: y.to("meta"), "fake or on meta"),
+    "float8": (lambda y: y.detach().float().to(torch.float8_e4m3fn), "sparse, nested, wrapped, float8 or on meta"),
 }
 TENSORS = {
     "complex numbers": lambda y: torch.view_as_complex(y.float().reshape(-1, 2)),
@@ -88,6 +89,7 @@ TENSORS = {
     "a mapping proxy": lambda y: MappingProxyType({"out": y}),
     "a dataclass with slots": lambda y: Slotted(y),
     "a namedtuple": lambda y: Pair(y, None),
+    "a tensor in a set": lambda y: {y},
     "a deque": lambda y: deque([y, {"again": y}]),
     "a namespace": lambda y: SimpleNamespace(out=y),
     "a max with indices": lambda y: y.max(-1),
@@ -122,8 +124,9 @@ for title, how in WITHOUT_TENSORS.items():
     add(f"returns {title}", incomplete("precision-loss", "nonfinite-gradient"), _returning(how))
 for title, how in ODD_TENSORS.items():
     add(f"returns {title}", incomplete("precision-loss"), _returning(how))
-for title, how in UNCOMPARED.items():
-    phrase = "sparse, nested, float8 or on meta"
+for title, how in VALUES_INSIDE.items():
+    add(f"returns {title}", incomplete("nonfinite-gradient"), _returning(how))
+for title, (how, phrase) in UNCOMPARED.items():
     add(f"returns {title}", incomplete("precision-loss", "nonfinite-gradient", phrase=phrase), _returning(how))
 add("returns a 0-d tensor", warns("loss-dtype"), _returning(lambda y: y.sum()))
 add("returns a new parameter", incomplete("nonfinite-gradient"), _returning(lambda y: nn.Parameter(y.detach().clone())))

@@ -10,6 +10,7 @@ import odd_calls
 import odd_forwards
 import odd_modules
 import odd_neighbours
+import odd_outputs
 import odd_values
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ampcheck.audit import audit
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 
-assert all((odd_calls, odd_forwards, odd_modules, odd_neighbours, odd_values))
+assert all((odd_calls, odd_forwards, odd_modules, odd_neighbours, odd_outputs, odd_values))
 
 VERDICTS = {"fails": Verdict.FAIL, "incomplete": Verdict.INCOMPLETE, "warns": Verdict.WARN}
 
