@@ -85,8 +85,8 @@ class _Monitor:
 class Watched:
     """Watches a block and reports on it; `watch` yields it.
 
-    `run` and `stats` can be read inside the block and after it. Reading them waits for the device. shadow: follows every
-    op; None with an optimizer or a compiled model.
+    `run` and `stats` can be read inside the block and after it. Reading them waits for the device. shadow: follows
+    every op; None with an optimizer or a compiled model.
     """
 
     def __init__(

@@ -14,7 +14,11 @@ OPTIONS = {
     "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),
     "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
     "--ampcheck-sarif": ("PATH", "write the findings as SARIF 2.1.0, for code scanning; implies --ampcheck"),
-    "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device, whose policy --ampcheck-watch follows: {', '.join(DEVICES)} (default: cpu)"),
+    "--ampcheck-device": (
+        "DEVICE",
+        f"device of the fixture ampcheck_device, and whose policy --ampcheck-watch follows: {', '.join(DEVICES)} "
+        "(default: cpu)",
+    ),
     "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
     "--ampcheck-guard": (
         "",
@@ -22,7 +26,7 @@ OPTIONS = {
     ),
     "--ampcheck-watch": (
         "",
-        "run each test once more under autocast, watched against float64: its findings fail the session, and its result "
+        "run each test once more under autocast, watched against float64: its findings fail the session, its result "
         "stays that of the run without; implies --ampcheck",
     ),
     "--ampcheck-dtype": (

@@ -32,9 +32,9 @@ class WatchOptions:
         """Read the options; None without `--ampcheck-watch`. Raises `pytest.UsageError` for invalid ones."""
         dtype, budget = value(config, "ampcheck_dtype"), value(config, "ampcheck_budget")
         if not value(config, "ampcheck_watch"):
-            needy = [name for name in ("dtype", "compile", "budget") if config.getoption(f"ampcheck_{name}") is not None]
-            if needy:
-                raise pytest.UsageError(f"--ampcheck-{needy[0]} needs --ampcheck-watch, which runs the tests under AMP")
+            for name in ("dtype", "compile", "budget"):
+                if config.getoption(f"ampcheck_{name}") is not None:
+                    raise pytest.UsageError(f"--ampcheck-{name} needs --ampcheck-watch, which runs the tests under AMP")
             return None
         if dtype is not None and dtype not in DTYPES:
             raise pytest.UsageError(f"--ampcheck-dtype={dtype} is unknown: choose one of {', '.join(DTYPES)}")

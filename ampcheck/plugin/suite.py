@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.runner import runtestprotocol
 
-from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, Where, merge
-from ampcheck.core.text import counted
+from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.plugin.outcomes import Account, Outcomes, notes, place_in_library, shortened
 from ampcheck.plugin.settings import Options, WatchOptions
 
 if TYPE_CHECKING:
@@ -30,60 +28,13 @@ if TYPE_CHECKING:
     from ampcheck.plugin.summary import Report
     from ampcheck.watch import Watched
 
-_CREDIT = 30.0
-"""Seconds that the watch of a suite may take beyond its budget: entering a watch alone costs some hundredths."""
-
 _LEAST = 0.1
 """Seconds below which to begin the watch of a test is in vain."""
-
-_NAMED = 10
-"""So many tests of a kind are named below the summary; `-vv` names all."""
 
 _MEASURES = ("benchmark", "speed")
 """Fixtures of tests that measure time: under a watch they would measure the watch."""
 
 PASSED, FAILED, ENDED, SKIPPED = "passed", "failed", "ended", "skipped"
-
-
-@dataclass
-class Account:
-    """The seconds that watches may take: `factor` times those that the tests took themselves, and a credit."""
-
-    factor: float
-    tests: float = 0.0
-    watches: float = 0.0
-
-    def limit(self, seconds: float) -> float:
-        """Enter the time of a test; the seconds that its watch may take: its own share, and half of what is left over."""
-        self.tests += seconds
-        share, left = self.factor * seconds, self.factor * self.tests + _CREDIT - self.watches
-        return left if left < share else share + (left - share) / 2
-
-
-@dataclass
-class Outcomes:
-    """What a process of the session has watched, as it travels to the one that owns the terminal.
-
-    start: seconds to import what a watch needs and to probe policies, which no budget counts. runs: test to its run, as JSON. own: tests that fail under AMP by themselves, with the error. ended: those whose
-    watch was ended by the budget; left_out: those that it left out; both with their own seconds. unlike: tests that do
-    not pass a second time as they are.
-    """
-
-    tests: float = 0.0
-    watches: float = 0.0
-    start: float = 0.0
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    own: dict[str, str] = field(default_factory=dict)
-    ended: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, float] = field(default_factory=dict)
-    unlike: dict[str, str] = field(default_factory=dict)
-    failing: int = 0
-
-    def add(self, other: Outcomes) -> None:
-        """Add those of another process."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, {**mine, **value} if isinstance(mine, dict) else mine + value)
 
 
 class Suite:
@@ -115,7 +66,7 @@ class Suite:
                 self._follow(item, seconds, random)
             self._tear_down(item, nextitem)
         finally:
-            self._inside = False
+            self._inside, self._error = False, None
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -152,13 +103,16 @@ class Suite:
         if limit < _LEAST:
             outcomes.left_out[item.nodeid] = seconds
             return
+        from ampcheck.catalog import REGISTRY
         from ampcheck.torchtools.restore import save_random_state
 
         after, began = save_random_state(), perf_counter()
         try:
-            run = self._judged(item, limit, random, seconds)
-            if run is not None:
-                outcomes.runs[item.nodeid] = run.to_json()
+            outcomes.runs[item.nodeid] = self._judged(item, limit, random, seconds).to_json()
+        except Exception as error:  # noqa: BLE001  # a defect of ampcheck, which must not end the session
+            text = f"not judged: ampcheck raised {shortened(error)}; please report it"
+            finding = REGISTRY["coverage"].incomplete(f"{item.nodeid} {self._watch.label}", text)
+            outcomes.runs[item.nodeid] = Run(findings=(finding,)).to_json()
         finally:
             after()
             self._account.watches += perf_counter() - began
@@ -168,9 +122,16 @@ class Suite:
         """Watch one op, so that the first test does not pay for what is done once; the seconds that it took."""
         import torch
 
+        from ampcheck.core.errors import UsageError
+        from ampcheck.core.settings import load_settings
+        from ampcheck.outcome.accept import accept
         from ampcheck.torchtools.restore import save_random_state
 
         began, restore = perf_counter(), save_random_state()
+        try:
+            accept(Run(), load_settings())
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
         with self._under_amp(None):
             watch = self._watch_of("the start")
             with watch:
@@ -188,11 +149,12 @@ class Suite:
         checks = None if compiled else (*OP_CHECKS, *(c for c in GUARD_CHECKS if c != AUTOCAST_THREAD.slug))
         return watched(checks=checks, name=subject, compiled=compiled)
 
-    def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run | None:
+    def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run:
+        """What the watch of a test finds, as the repository judges it."""
+        from ampcheck.core.current_test import pytest_command
         from ampcheck.core.settings import load_settings
         from ampcheck.outcome.accept import accept
         from ampcheck.outcome.raising import with_commands
-        from ampcheck.core.current_test import pytest_command
 
         outcome, run, compiled = self._run(item, random, limit=limit)
         runs = [run]
@@ -206,7 +168,7 @@ class Suite:
             outcome, run, _ = self._run(item, random, compiled=True)
             runs = [_without_eager_note(runs[0]), run]
             if outcome == FAILED:
-                self._outcomes.own[item.nodeid] = f"compiled: {_brief(self._error)}"
+                self._outcomes.own[item.nodeid] = f"compiled: {shortened(self._error)}"
         self._error = None
         flags = [f"--ampcheck-watch --ampcheck-dtype={self._watch.dtype}"]
         flags += [f"--ampcheck-device={self._options.device}"] if self._options.device != "cpu" else []
@@ -236,7 +198,8 @@ class Suite:
             finally:
                 self._watched, error = None, self._error
                 watch.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-            if isinstance(error, EnoughSteps):
+            late = watch.shadow is not None and perf_counter() > watch.shadow.until
+            if isinstance(error, EnoughSteps) or (late and outcome == FAILED):  # the test may have caught it
                 outcome = ENDED
             calls = watch.shadow is not None and watch.shadow.compiled > 0
             return outcome, _silent_without_values(watch.run), calls
@@ -270,21 +233,21 @@ class Suite:
             outcome = self._attempt(item)
         subject = f"{name} {self._watch.label}"
         if outcome != FAILED:
-            text = f"not judged to its end: the test passes {self._watch.label}, and raised {_brief(error)} when watched"
+            text = f"not judged to its end: it passes {self._watch.label}, and raised {shortened(error)} when watched"
             yield REGISTRY["coverage"].incomplete(subject, text, hint="a limit on time may have caused it")
             return
         error = self._error
         if random is not None:
             random()
         if self._attempt(item) == FAILED:
-            self._outcomes.unlike[name] = _brief(self._error)
+            self._outcomes.unlike[name] = shortened(self._error)
             return
-        place = _place_in_library(error)
+        place = place_in_library(error)
         if place is None or "autocast" not in self._watch.label:
-            self._outcomes.own[name] = _brief(error)
+            self._outcomes.own[name] = shortened(error)
             return
         check = REGISTRY["low-precision-error"]
-        text = f"what runs in float32 must also run {self._watch.label}; it raised {_brief(error)}"
+        text = f"what runs in float32 must also run {self._watch.label}; it raised {shortened(error)}"
         yield check.fail(subject, text, where=place, hint=check.fix)
 
     def _tear_down(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -323,7 +286,7 @@ class Suite:
         label = self._watch.label
         for name, run in runs.items():
             self._report.add_watched(f"{name} {label}", run)
-        self._report.notes += _notes(self._outcomes, label, verbose=self._config.option.verbose > 1)
+        self._report.notes += notes(self._outcomes, label, verbose=self._config.option.verbose > 1)
         fatal = FAIL_ON[load_settings().fail_on]
         if any(finding.verdict in fatal for run in runs.values() for finding in run.findings):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -359,58 +322,3 @@ def _without_eager_note(run: Run) -> Run:
     unseen = {why: count for why, count in run.coverage.unseen.items() if "compiled functions" not in why}
     kept = tuple(f for f in run.findings if f.check != "coverage" or unseen or f.verdict is Verdict.PASS)
     return replace(run, findings=kept, coverage=replace(run.coverage, unseen=unseen))
-
-
-def _brief(error: BaseException | None) -> str:
-    from ampcheck.core.errors import brief
-
-    return "an error" if error is None else brief(error).splitlines()[0]
-
-
-def _place_in_library(error: BaseException | None) -> Where | None:
-    """The line that raised; None where an assertion failed, or the code of the tests raised."""
-    from ampcheck.torchtools.source import is_users, short_path
-
-    runners = ("_pytest", "pytest", "pluggy", "unittest", "hypothesis", "numpy")
-    if error is None or isinstance(error, AssertionError) or type(error).__module__.startswith(runners):
-        return None
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_users(frame.f_code.co_filename) and not frame.f_globals.get("__name__", "").startswith(runners)
-    ]
-    if not frames:
-        return None
-    frame, line = frames[-1]
-    path = frame.f_code.co_filename
-    is_rewritten = isinstance(frame.f_globals.get("__loader__"), AssertionRewritingHook)  # a test, a conftest
-    is_helper = not {"test", "tests", "testing"}.isdisjoint(path.replace("\\", "/").split("/"))
-    return None if is_rewritten or is_helper else Where("forward", file=short_path(path), line=line)
-
-
-def _notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
-    """What the summary says about the session beside its findings."""
-    watched = len(outcomes.runs)
-    total = (outcomes.tests + outcomes.watches) / outcomes.tests if outcomes.tests else 1.0
-    yield (
-        f"watched {counted(watched, 'tests')} {label}: {outcomes.watches:.1f} s beside {outcomes.tests:.1f} s of the "
-        f"tests themselves, {total:.1f}x in all, and {outcomes.start:.1f} s to start"
-    )
-    if outcomes.failing:
-        yield f"not watched, as they fail without AMP: {counted(outcomes.failing, 'tests')}"
-    limit = None if verbose else _NAMED
-    kinds = {
-        f"fails {label}: its own assertion": outcomes.own,
-        "not judged, as it does not pass a second time": outcomes.unlike,
-        "watched in part, the budget ended it (--ampcheck-budget)": _seconds(outcomes.ended),
-        "not watched, beyond the budget (--ampcheck-budget)": _seconds(outcomes.left_out),
-    }
-    for text, tests in kinds.items():
-        yield from (f"{text}: {name} ({why})" for name, why in list(tests.items())[:limit])
-        if more := len(tests) - len(list(tests)[:limit]):
-            yield f"{text}: {counted(more, 'more tests')}; -vv names them"
-
-
-def _seconds(tests: dict[str, float]) -> dict[str, str]:
-    """Tests with their own time, the slowest first."""
-    return {name: f"{tests[name]:.1f} s" for name in sorted(tests, key=lambda name: -tests[name])}

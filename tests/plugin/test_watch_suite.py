@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -17,8 +18,7 @@ from ampcheck.watch import watched
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> None:
     """What a watch imports late is imported: pytester would forget it, and PyTorch cannot be imported twice."""
-    import torch._dynamo
-
+    importlib.import_module("torch._dynamo")
     with watched(name="imports") as seen:
         torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1))
     assert seen.run.findings
@@ -214,7 +214,7 @@ def test_library_code_that_cannot_run_under_autocast_is_a_finding(library: pytes
     """
     result, run = watch(library, code=code)
     result.assert_outcomes(passed=3)
-    assert problems(run) == [
+    assert sorted(problems(run), reverse=True) == [
         ("policy-unregistered", "fail", "library.py", line_of("torch.lerp")),  # it says why
         ("low-precision-error", "fail", "library.py", line_of("raise ValueError")),
     ]
@@ -333,8 +333,9 @@ def test_a_test_that_does_not_pass_twice_is_named_and_keeps_its_result(pytester:
 def test_the_budget_ends_the_watch_of_a_slow_test_and_names_it(
     library: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampcheck.plugin.suite._CREDIT", 0.0)
-    code = f"{OVERFLOWS}\ndef test_slow():\n    for _ in range(20000): torch.ones(2) + 1\ndef test_late(): torch.ones(2) + 1"
+    monkeypatch.setattr("ampcheck.plugin.outcomes._CREDIT", 0.0)
+    slow = "def test_slow():\n    for _ in range(20000): torch.ones(2) + 1\ndef test_late(): torch.ones(2) + 1"
+    code = f"{OVERFLOWS}\n{slow}"
     result, _ = watch(library, "--ampcheck-dtype=float16", "--ampcheck-budget=0.5", code=code)
     result.assert_outcomes(passed=5)
     result.stdout.fnmatch_lines(["watched in part, the budget ended it (--ampcheck-budget): *test_slow (* s)"])
