@@ -191,10 +191,10 @@ def _gradients(model: torch.nn.Module, seen: Any) -> Gradients:
     for name, parameter in model.named_parameters():
         if (gradient := parameter.grad) is not None:
             own = local(gradient.detach())
-            known = seen._shadow.store.known(own)
+            known = seen.shadow.store.known(own)
             unit = max(unit, roundoff(own.dtype) if known is None else known.unit)
             plain = name.removeprefix("module.").replace("_orig_mod.", "")
-            exact[plain] = _whole(gradient, seen._shadow.exact(own).clone())
+            exact[plain] = _whole(gradient, seen.shadow.exact(own).clone())
     return Gradients(exact, unit)
 
 

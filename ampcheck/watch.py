@@ -85,7 +85,8 @@ class _Monitor:
 class Watched:
     """Watches a block and reports on it; `watch` yields it.
 
-    `run` and `stats` can be read inside the block and after it. Reading them waits for the device.
+    `run` and `stats` can be read inside the block and after it. Reading them waits for the device. shadow: follows
+    every op; None with an optimizer or a compiled model.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Watched:
         shadow: Shadow | None,
     ) -> None:
         self._monitors, self._checks, self._name = monitors, checks, name
-        self._training, self._shadow = training, shadow
+        self._training, self.shadow = training, shadow
         self._stack, self._writers = ExitStack(), list[Writer]()
         self._raised = ""
 
@@ -154,11 +155,11 @@ class Watched:
 
         Raises `UsageError` where the ops of the block are not watched: with an optimizer or a compiled model.
         """
-        if self._shadow is None:
+        if self.shadow is None:
             raise UsageError(
                 "explain_error needs a watch of every op: call watch() without an optimizer or compiled model"
             )
-        return explain_error(self._shadow, tensor)
+        return explain_error(self.shadow, tensor)
 
     @property
     def run(self) -> Run:
@@ -188,7 +189,7 @@ class Watched:
         if self._raised and family != "autocast":  # which says so itself
             findings = tuple(_cut_short(finding, self._raised) for finding in findings)
         coverage = run.coverage
-        if family == "autocast" and self._shadow is not None and self._shadow.ops:  # the same ops
+        if family == "autocast" and self.shadow is not None and self.shadow.ops:  # the same ops
             coverage = coverage.without("ops")
         if family == "autocast" and "training" in self._monitors:  # the same steps
             coverage = coverage.without("optimizer steps")
@@ -294,10 +295,14 @@ def watched(
     limits: Limits | None = None,
     name: str = "",
     horizon: int | None = None,
+    compiled: bool = False,
 ) -> Watched:
-    """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`."""
+    """The context behind `watch`, which neither emits nor raises. Arguments and errors as of `watch`.
+
+    compiled: watch the values inside whatever the block compiles, as for a compiled model.
+    """
     model, optimizers, scaler = sort_objects(objects)
-    compiled = model is not None and has_compiled_parts(model)
+    compiled = compiled or (model is not None and has_compiled_parts(model))
     families = _families(bool(optimizers), compiled, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
         raise UsageError(f"graphs must be a GraphLimits; found {show(graphs)}")
@@ -319,7 +324,7 @@ def watched(
     if (emulation := active()) is not None:
         shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
-    eager = eager_modules(model) if compiled else 0
+    eager = eager_modules(model) if compiled and model is not None else 0
     device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
     bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file

@@ -24,6 +24,9 @@ IN_SOURCE = "by a comment at "
 
 _COMMENT = re.compile(r"\s*#\s*ampcheck:.*")
 
+_WATCHED = re.compile(r".*::.* (under \w+ autocast|with models in float16)\b.*", re.DOTALL)
+"""The subject of a test that runs under `--ampcheck-watch`."""
+
 
 def lines_of(file: str) -> list[str]:
     """The current lines of a source file; none where it cannot be read, or is a device or a pipe."""
@@ -47,12 +50,22 @@ def op_name(where: Where) -> str:
     return written or where.op.removeprefix("aten::")
 
 
+def watched_as(subject: str) -> str:
+    """How a test under `--ampcheck-watch` runs, such as `under float16 autocast`; empty for another subject."""
+    watched = _WATCHED.fullmatch(subject)
+    return watched[1] if watched else ""
+
+
 def place_of(finding: Finding, folder: Path) -> Place:
     """The check, subject, phase, module, op, file and source line of a finding; the file as `path_in` gives it, the
-    line without a comment to ampcheck, which may be added to it."""
-    where = finding.where
+    line without a comment to ampcheck, which may be added to it. A line that a watched suite runs is one place for all
+    of its tests."""
+    where, subject = finding.where, finding.subject
+    module = where.module
     code = _COMMENT.sub("", finding.code)
-    return finding.check, finding.subject, where.phase, where.module, where.op, path_in(folder, where.file), code
+    if way := watched_as(subject):
+        subject, module = f"tests {way}", "" if where.file else module
+    return finding.check, subject, where.phase, module, where.op, path_in(folder, where.file), code
 
 
 def fingerprint_of(finding: Finding, folder: Path) -> str:

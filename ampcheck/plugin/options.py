@@ -14,11 +14,30 @@ OPTIONS = {
     "--ampcheck-html": ("PATH", "write the findings as one HTML page; implies --ampcheck"),
     "--ampcheck-json": ("PATH", "write the findings as JSON; implies --ampcheck"),
     "--ampcheck-sarif": ("PATH", "write the findings as SARIF 2.1.0, for code scanning; implies --ampcheck"),
-    "--ampcheck-device": ("DEVICE", f"device of the fixture ampcheck_device: {', '.join(DEVICES)} (default: cpu)"),
+    "--ampcheck-device": (
+        "DEVICE",
+        f"device of the fixture ampcheck_device, and whose policy --ampcheck-watch follows: {', '.join(DEVICES)} "
+        "(default: cpu)",
+    ),
     "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
     "--ampcheck-guard": (
         "",
         "fail a test that changes autocast, a precision flag or the default dtype and does not restore it",
+    ),
+    "--ampcheck-watch": (
+        "",
+        "run each test once more under autocast, watched against float64: its findings fail the session, its result "
+        "stays that of the run without; implies --ampcheck",
+    ),
+    "--ampcheck-dtype": (
+        "DTYPE",
+        "of --ampcheck-watch: autocast to bfloat16 (default) or float16; half: no autocast, models and their floating "
+        "inputs in float16",
+    ),
+    "--ampcheck-compile": ("", "of --ampcheck-watch: run tests that call compiled functions a third time, compiled"),
+    "--ampcheck-budget": (
+        "FACTOR",
+        "of --ampcheck-watch: it takes at most so many times the time of the tests, and half a minute (default: 5)",
     ),
     "--ampcheck-history": (
         "DIR",
@@ -27,6 +46,9 @@ OPTIONS = {
 }
 """Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
 
+
+DTYPES = ("bfloat16", "float16", "half")
+"""Values of `--ampcheck-dtype`."""
 
 FILES = ("html", "json", "sarif")
 """The files that a session writes, by their options."""

@@ -39,9 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.enabled or junit:
         from ampcheck.plugin.summary import Collector, Report
 
+        report = Report(options) if options.enabled and not hasattr(config, "workerinput") else None
         config.pluginmanager.register(Collector(options.update, config.rootpath), "ampcheck-collector")
-        if options.enabled and not hasattr(config, "workerinput"):
-            config.pluginmanager.register(Report(options), "ampcheck-report")
+        if report is not None:
+            config.pluginmanager.register(report, "ampcheck-report")
+        if options.watch is not None:
+            from ampcheck.plugin.suite import Suite
+
+            config.pluginmanager.register(Suite(config, options, options.watch, report), "ampcheck-suite")
     if options.history is not None or compare:
         _register_speed_session(config)
 

@@ -11,14 +11,47 @@ from typing import Any
 
 import pytest
 
-from ampcheck.plugin.options import DEVICES, FILES, value
+from ampcheck.plugin.options import DEVICES, DTYPES, FILES, value
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The values of `--ampcheck-watch` and its options."""
+
+    dtype: str = "bfloat16"
+    compile: bool = False
+    budget: float = 5.0
+
+    @property
+    def label(self) -> str:
+        """How the tests run, as the subjects of findings end."""
+        return "with models in float16" if self.dtype == "half" else f"under {self.dtype} autocast"
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> WatchOptions | None:
+        """Read the options; None without `--ampcheck-watch`. Raises `pytest.UsageError` for invalid ones."""
+        dtype, budget = value(config, "ampcheck_dtype"), value(config, "ampcheck_budget")
+        if not value(config, "ampcheck_watch"):
+            for name in ("dtype", "compile", "budget"):
+                if config.getoption(f"ampcheck_{name}") is not None:
+                    raise pytest.UsageError(f"--ampcheck-{name} needs --ampcheck-watch, which runs the tests under AMP")
+            return None
+        if dtype is not None and dtype not in DTYPES:
+            raise pytest.UsageError(f"--ampcheck-dtype={dtype} is unknown: choose one of {', '.join(DTYPES)}")
+        try:
+            factor = float(budget or cls.budget)
+        except ValueError:
+            factor = -1.0
+        if not 0 < factor < float("inf"):
+            raise pytest.UsageError(f"--ampcheck-budget={budget} must be a number above 0: times the time of the tests")
+        return cls(dtype or cls.dtype, bool(value(config, "ampcheck_compile")), factor)
 
 
 @dataclass(frozen=True)
 class Options:
     """The values of the options. Paths are absolute; a worker of xdist has none.
 
-    files: of `FILES`, those to write.
+    files: of `FILES`, those to write. watch: None where the suite is not watched.
     """
 
     enabled: bool
@@ -27,6 +60,7 @@ class Options:
     guard: bool = False
     files: Mapping[str, Path] = field(default_factory=dict)
     history: Path | None = None
+    watch: WatchOptions | None = None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Options:
@@ -35,9 +69,10 @@ class Options:
         history = value(config, "ampcheck_history")
         device = _parse_device(value(config, "ampcheck_device"))
         update, guard = (bool(value(config, name)) for name in ("ampcheck_update", "ampcheck_guard"))
-        enabled = bool(value(config, "ampcheck")) or update or bool(files) or history is not None
+        watch = WatchOptions.of(config)
+        enabled = bool(value(config, "ampcheck") or update or files or watch) or history is not None
         if hasattr(config, "workerinput"):
-            return cls(enabled, device, update, guard)
+            return cls(enabled, device, update, guard, watch=watch)
         folder = config.invocation_params.dir
         paths: dict[str, Path] = {}
         for name, text in files.items():
@@ -48,7 +83,7 @@ class Options:
                 )
             paths[name] = path
         kept = None if history is None else _parse_path("--ampcheck-history", history, folder, is_file=False)
-        return cls(enabled, device, update, guard, paths, kept)
+        return cls(enabled, device, update, guard, paths, kept, watch)
 
 
 def _parse_device(text: str | None) -> str:

@@ -19,6 +19,7 @@ import pytest
 from ampcheck.core.environment import installed
 from ampcheck.core.errors import SHOWS, UsageError
 from ampcheck.core.text import clean, counted
+from ampcheck.plugin.by_cause import by_cause
 from ampcheck.plugin.settings import Options
 
 if TYPE_CHECKING:
@@ -206,6 +207,10 @@ class Report:
         """Add findings of the session that belong to no test."""
         self.entries.append(_Entry("(session)", "", "passed", run))
 
+    def add_watched(self, test: str, run: Run) -> None:
+        """Add what the watch of a test has found, which its own result does not show."""
+        self.entries.append(_Entry(test, "", "passed", run))
+
     def pytest_report_header(self) -> str:
         """One line on the versions and the device."""
         versions = [installed(name) or "not installed" for name in ("ampcheck", "torch")]
@@ -262,12 +267,14 @@ class Report:
         if not entries:
             return Run(title=title)
         merged = merge(map(_with_test_name, entries))
-        return replace(merged, title=title, tables=(_table_of_tests(entries), *merged.tables))
+        findings = by_cause(merged.findings, self.session.config.rootpath)
+        return replace(merged, title=title, findings=findings, tables=(_table_of_tests(entries), *merged.tables))
 
     def _unexpected(self, run: Run) -> Run:
         """The run without the findings of tests that are expected to fail."""
         kept = [entry for entry in sorted(self.entries) if entry.outcome != "xfailed"]
-        return replace(run, findings=tuple(finding for entry in kept for finding in entry.run.findings))
+        findings = (finding for entry in kept for finding in entry.run.findings)
+        return replace(run, findings=by_cause(findings, self.session.config.rootpath))
 
     def _failing(self, limit: int | None) -> Iterator[str]:
         """The tests with failures, at most `limit` of them, and how many more there are."""

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampcheck.core.errors import OP_ERRORS, brief
+from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
@@ -75,7 +76,7 @@ class Shadow(DispatchMode):
     whose results enter as data. Large matrices are followed by the rows that ops have read, the others restart;
     `partly` counts such ops. `escapes` counts by line the numbers that leave the run (`item`, `tolist`, `numpy`,
     pickles): what comes back is data. `whole` counts ops without floating results, which round nothing. `failed` is the
-    place of the op that raised, None where the last op succeeded.
+    place of the op that raised, None where the last succeeded. Past `until` of `perf_counter`, ops raise `EnoughSteps`.
     """
 
     def __init__(
@@ -94,10 +95,9 @@ class Shadow(DispatchMode):
         self.escapes: Counter[str] = Counter()
         self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
-        self.ops = 0
-        self.compiled = 0
-        self.whole = 0
+        self.ops = self.compiled = self.whole = 0
         self.failed: Where | None = None
+        self.until = float("inf")
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
         self._model = model
@@ -205,6 +205,8 @@ class Shadow(DispatchMode):
         kwargs = kwargs or {}
         if _traces() or (types and any(issubclass(t, FakeTensor) for t in types)):
             return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
+        if perf_counter() > self.until:
+            raise EnoughSteps
         if not isinstance(func, torch._ops.OpOverload):
             return self._inside(func, args, kwargs)
         if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):

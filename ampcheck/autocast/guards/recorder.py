@@ -300,7 +300,7 @@ class OpsMode(DispatchMode):
             return func(*args, **kwargs)
         try:
             out = func(*args, **kwargs)
-        except BaseException as error:
+        except Exception as error:
             self._recorder.failed(running, error)
             raise
         self._recorder.after(running, out)

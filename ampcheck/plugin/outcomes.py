@@ -1,0 +1,117 @@
+"""What `--ampcheck-watch` has seen of a suite: its cost, its tests by how they ended, and the lines about them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
+from ampcheck.core.run import Where
+from ampcheck.core.text import counted
+
+_CREDIT = 30.0
+"""Seconds that the watch of a suite may take beyond its budget: entering a watch alone costs some hundredths."""
+
+_NAMED = 10
+"""So many tests of a kind are named below the summary; `-vv` names all."""
+
+
+@dataclass
+class Account:
+    """The seconds that watches may take: `factor` times those that the tests took themselves, and a credit."""
+
+    factor: float
+    tests: float = 0.0
+    watches: float = 0.0
+
+    def limit(self, seconds: float) -> float:
+        """Enter the time of a test. The seconds that its watch may take: its own share, and half of the rest."""
+        self.tests += seconds
+        share, left = self.factor * seconds, self.factor * self.tests + _CREDIT - self.watches
+        return left if left < share else share + (left - share) / 2
+
+
+@dataclass
+class Outcomes:
+    """What a process of the session has watched, as it travels to the one that owns the terminal.
+
+    start: seconds to import what a watch needs and to probe policies, which no budget counts. runs: test to its run, as
+    JSON. own: tests that fail under AMP by themselves, with the error. ended: those whose watch was ended by the
+    budget; left_out: those that it left out; both with their own seconds. unlike: tests that do not pass a second time
+    as they are. failing: how many fail as they are.
+    """
+
+    tests: float = 0.0
+    watches: float = 0.0
+    start: float = 0.0
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, float] = field(default_factory=dict)
+    unlike: dict[str, str] = field(default_factory=dict)
+    failing: int = 0
+
+    def add(self, other: Outcomes) -> None:
+        """Add those of another process."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, {**mine, **value} if isinstance(mine, dict) else mine + value)
+
+
+def shortened(error: BaseException | None) -> str:
+    """An error in a line."""
+    from ampcheck.core.errors import brief
+
+    return "an error" if error is None else brief(error).splitlines()[0]
+
+
+def place_in_library(error: BaseException | None) -> Where | None:
+    """The line that raised; None where an assertion failed, or the code of the tests raised."""
+    from ampcheck.torchtools.source import is_users, short_path
+
+    runners = ("_pytest", "pytest", "pluggy", "unittest", "hypothesis", "numpy")
+    if error is None or isinstance(error, AssertionError) or type(error).__module__.startswith(runners):
+        return None
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_users(frame.f_code.co_filename) and not frame.f_globals.get("__name__", "").startswith(runners)
+    ]
+    if not frames:
+        return None
+    frame, line = frames[-1]
+    path = frame.f_code.co_filename
+    is_rewritten = isinstance(frame.f_globals.get("__loader__"), AssertionRewritingHook)  # a test, a conftest
+    is_helper = not {"test", "tests", "testing"}.isdisjoint(path.replace("\\", "/").split("/"))
+    return None if is_rewritten or is_helper else Where("forward", file=short_path(path), line=line)
+
+
+def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
+    """What the summary says about the session beside its findings."""
+    watched = len(outcomes.runs)
+    total = (outcomes.tests + outcomes.watches) / outcomes.tests if outcomes.tests else 1.0
+    yield (
+        f"watched {counted(watched, 'tests')} {label}: {outcomes.watches:.1f} s beside {outcomes.tests:.1f} s of the "
+        f"tests themselves, {total:.1f}x in all, and {outcomes.start:.1f} s to start"
+    )
+    if outcomes.failing:
+        yield f"not watched, as they fail without AMP: {counted(outcomes.failing, 'tests')}"
+    limit = None if verbose else _NAMED
+    kinds = {
+        f"fails {label}: its own assertion": dict(sorted(outcomes.own.items())),
+        "not judged, as it does not pass a second time": dict(sorted(outcomes.unlike.items())),
+        "watched in part, the budget ended it (--ampcheck-budget)": _seconds(outcomes.ended),
+        "not watched, beyond the budget (--ampcheck-budget)": _seconds(outcomes.left_out),
+    }
+    for text, tests in kinds.items():
+        yield from (f"{text}: {name} ({why})" for name, why in list(tests.items())[:limit])
+        if more := len(tests) - len(list(tests)[:limit]):
+            yield f"{text}: {counted(more, 'more tests')}; -vv names them"
+
+
+def _seconds(tests: dict[str, float]) -> dict[str, str]:
+    """Tests with their own time, the slowest first."""
+    return {name: f"{tests[name]:.1f} s" for name in sorted(tests, key=lambda name: -tests[name])}

@@ -1,0 +1,324 @@
+"""`--ampcheck-watch`: each test of a suite runs as it is, and once more under AMP and watched.
+
+The first run is the test's own: its result, its reports, the random numbers that later tests draw. The second has
+fixtures of its own, but for those of a class, a module or the session; what it finds is a finding of the session. Where
+it fails, the test runs under AMP without the watch, and as it is, which tells why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.plugin.outcomes import Account, Outcomes, notes, place_in_library, shortened
+from ampcheck.plugin.settings import Options, WatchOptions
+
+if TYPE_CHECKING:
+    from ampcheck.plugin.circumstances import Circumstances
+    from ampcheck.plugin.summary import Report
+    from ampcheck.watch import Watched
+
+_LEAST = 0.1
+"""Seconds below which to begin the watch of a test is in vain."""
+
+_MEASURES = ("benchmark", "speed")
+"""Fixtures of tests that measure time: under a watch they would measure the watch."""
+
+PASSED, FAILED, ENDED, SKIPPED = "passed", "failed", "ended", "skipped"
+
+
+class Suite:
+    """The plugin of `--ampcheck-watch`. report: of the process that owns the terminal; None in a worker of xdist."""
+
+    def __init__(self, config: pytest.Config, options: Options, watch: WatchOptions, report: Report | None) -> None:
+        self._config, self._options, self._watch, self._report = config, options, watch, report
+        self._account = Account(watch.budget)
+        self._outcomes = Outcomes()
+        self._inside = False
+        self._plain: dict[str, str] = {}
+        self._error: BaseException | None = None
+        self._watched: Watched | None = None
+        self._circumstances: Circumstances | None = None
+
+    # Running: where tests run ----------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run the test as it is, through all plugins, and then watched, before its wider fixtures are torn down."""
+        if self._inside or not _is_watchable(item):
+            return None
+        self._inside, self._plain = True, {}
+        try:
+            began, random = perf_counter(), _random_state()
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
+            seconds = perf_counter() - began
+            if not (item.session.shouldstop or item.session.shouldfail):
+                self._follow(item, seconds, random)
+            self._tear_down(item, nextitem)
+        finally:
+            self._inside, self._error = False, None
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a phase of the test ended as it is."""
+        self._plain[report.when or ""] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+        """Note the error of a test that runs watched."""
+        report = yield
+        if self._inside and report.failed and call.excinfo is not None:
+            self._error = self._error or call.excinfo.value
+        return report
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
+        """Judge what is alive when the body of a watched test ends, before fixtures are torn down."""
+        try:
+            return (yield)
+        finally:
+            if self._watched is not None and self._watched.shadow is not None:
+                self._watched.shadow.reach_ends()
+
+    def _follow(self, item: pytest.Item, seconds: float, random: Any) -> None:
+        """Run the test under AMP and watched, where it passes as it is."""
+        outcomes = self._outcomes
+        if "torch" not in sys.modules or set(self._plain.values()) != {PASSED}:
+            outcomes.failing += FAILED in self._plain.values()
+            return
+        if not outcomes.start:
+            outcomes.start = self._begin()
+        limit = self._account.limit(seconds)
+        outcomes.tests = self._account.tests
+        if limit < _LEAST:
+            outcomes.left_out[item.nodeid] = seconds
+            return
+        from ampcheck.catalog import REGISTRY
+        from ampcheck.torchtools.restore import save_random_state
+
+        after, began = save_random_state(), perf_counter()
+        try:
+            outcomes.runs[item.nodeid] = self._judged(item, limit, random, seconds).to_json()
+        except Exception as error:  # noqa: BLE001  # a defect of ampcheck, which must not end the session
+            text = f"not judged: ampcheck raised {shortened(error)}; please report it"
+            finding = REGISTRY["coverage"].incomplete(f"{item.nodeid} {self._watch.label}", text)
+            outcomes.runs[item.nodeid] = Run(findings=(finding,)).to_json()
+        finally:
+            after()
+            self._account.watches += perf_counter() - began
+            outcomes.watches = self._account.watches
+
+    def _begin(self) -> float:
+        """Watch one op, so that the first test does not pay for what is done once; the seconds that it took."""
+        import torch
+
+        from ampcheck.core.errors import UsageError
+        from ampcheck.core.settings import load_settings
+        from ampcheck.outcome.accept import accept
+        from ampcheck.torchtools.restore import save_random_state
+
+        began, restore = perf_counter(), save_random_state()
+        try:
+            accept(Run(), load_settings())
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+        with self._under_amp(None):
+            watch = self._watch_of("the start")
+            with watch:
+                torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1))
+            watch.run  # noqa: B018  # reads the policies
+        restore()
+        return perf_counter() - began
+
+    def _watch_of(self, subject: str, *, compiled: bool = False) -> Watched:
+        from ampcheck.autocast.guards.checks import GUARD_CHECKS
+        from ampcheck.catalog.autocast import AUTOCAST_THREAD
+        from ampcheck.watch import OP_CHECKS, watched
+
+        # A thread that loads data is not under the autocast that we put around the test.
+        checks = None if compiled else (*OP_CHECKS, *(c for c in GUARD_CHECKS if c != AUTOCAST_THREAD.slug))
+        return watched(checks=checks, name=subject, compiled=compiled)
+
+    def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run:
+        """What the watch of a test finds, as the repository judges it."""
+        from ampcheck.core.current_test import pytest_command
+        from ampcheck.core.settings import load_settings
+        from ampcheck.outcome.accept import accept
+        from ampcheck.outcome.raising import with_commands
+
+        outcome, run, compiled = self._run(item, random, limit=limit)
+        runs = [run]
+        if outcome == ENDED:
+            self._outcomes.ended[item.nodeid] = seconds
+        elif outcome == FAILED:
+            findings = self._explained(item, random)
+            shown = {f.where.place for f in run.of(Verdict.FAIL)}  # a check that says more of the same line
+            runs.append(Run(findings=tuple(f for f in findings if not f.where.file or f.where.place not in shown)))
+        elif compiled and self._watch.compile:
+            outcome, run, _ = self._run(item, random, compiled=True)
+            runs = [_without_eager_note(runs[0]), run]
+            if outcome == FAILED:
+                self._outcomes.own[item.nodeid] = f"compiled: {shortened(self._error)}"
+        self._error = None
+        flags = [f"--ampcheck-watch --ampcheck-dtype={self._watch.dtype}"]
+        flags += [f"--ampcheck-device={self._options.device}"] if self._options.device != "cpu" else []
+        flags += ["--ampcheck-compile"] if self._watch.compile else []
+        command = " ".join((pytest_command(item.nodeid), *flags))
+        return with_commands(accept(merge(runs), load_settings()), lambda finding: command)
+
+    def _run(
+        self, item: pytest.Item, random: Any, *, limit: float = float("inf"), compiled: bool = False
+    ) -> tuple[str, Run, bool]:
+        """Run the test watched: how it ended, what was found, and whether it called compiled functions.
+
+        compiled: let them run compiled, and judge the values inside.
+        """
+        from ampcheck.core.errors import EnoughSteps
+
+        began = perf_counter()
+        with self._under_amp(random) as circumstances:
+            watch = self._watch_of(f"{item.nodeid} {self._watch.label}", compiled=compiled)
+            watch.__enter__()
+            self._watched = watch
+            if watch.shadow is not None:
+                watch.shadow.until = began + limit
+            try:
+                with circumstances.within():
+                    outcome = self._attempt(item)
+            finally:
+                self._watched, error = None, self._error
+                watch.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            late = watch.shadow is not None and perf_counter() > watch.shadow.until
+            if isinstance(error, EnoughSteps) or (late and outcome == FAILED):  # the test may have caught it
+                outcome = ENDED
+            calls = watch.shadow is not None and watch.shadow.compiled > 0
+            return outcome, _silent_without_values(watch.run), calls
+
+    @contextmanager
+    def _under_amp(self, random: Any) -> Iterator[Circumstances]:
+        """The circumstances, entered, with the random numbers that the test drew as it is."""
+        if self._circumstances is None:
+            from ampcheck.plugin.circumstances import Circumstances
+
+            self._circumstances = Circumstances(self._watch.dtype, self._options.device)
+        with self._circumstances.around():
+            if random is not None:
+                random()
+            yield self._circumstances
+
+    def _attempt(self, item: pytest.Item) -> str:
+        """Run the test once more with new fixtures, without reports."""
+        self._error = None
+        with warnings.catch_warnings(record=True):
+            reports = runtestprotocol(item, nextitem=item.parent, log=False)  # type: ignore[arg-type]
+        ends = {"xfailed" if hasattr(report, "wasxfail") else report.outcome for report in reports}
+        return FAILED if FAILED in ends else SKIPPED if ends - {PASSED} else PASSED
+
+    def _explained(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
+        """Why a test fails watched: under AMP, for its own reason or that of the code it tests; or by our doing."""
+        from ampcheck.catalog import REGISTRY
+
+        error, name = self._error, item.nodeid
+        with self._under_amp(random) as circumstances, circumstances.within():
+            outcome = self._attempt(item)
+        subject = f"{name} {self._watch.label}"
+        if outcome != FAILED:
+            text = f"not judged to its end: it passes {self._watch.label}, and raised {shortened(error)} when watched"
+            yield REGISTRY["coverage"].incomplete(subject, text, hint="a limit on time may have caused it")
+            return
+        error = self._error
+        if random is not None:
+            random()
+        if self._attempt(item) == FAILED:
+            self._outcomes.unlike[name] = shortened(self._error)
+            return
+        place = place_in_library(error)
+        if place is None or "autocast" not in self._watch.label:
+            self._outcomes.own[name] = shortened(error)
+            return
+        check = REGISTRY["low-precision-error"]
+        text = f"what runs in float32 must also run {self._watch.label}; it raised {shortened(error)}"
+        yield check.fail(subject, text, where=place, hint=check.fix)
+
+    def _tear_down(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Tear down the fixtures that the next test does not need; an error is one of this test."""
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.item_capture("teardown", item) if capture is not None else nullcontext():
+            call = pytest.CallInfo.from_call(
+                lambda: item.session._setupstate.teardown_exact(nextitem),
+                when="teardown",
+                reraise=(pytest.exit.Exception, KeyboardInterrupt),
+            )
+        if call.excinfo is not None:
+            report = pytest.TestReport.from_item_and_call(item, call)
+            item.ihook.pytest_runtest_logreport(report=report)
+
+    # Reporting: the process that owns the terminal -------------------------------------------------------------------
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker has watched."""
+        text = getattr(node, "workeroutput", {}).get("ampcheck_suite")
+        if text is not None:
+            self._outcomes.add(Outcomes(**json.loads(text)))
+        elif self._report is not None:
+            self._report.notes.append(f"what worker {node.gateway.id} has watched is lost: it did not end regularly")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand the outcomes to the report; findings fail the session as `fail-on` says."""
+        if self._report is None:
+            self._config.workeroutput["ampcheck_suite"] = json.dumps(asdict(self._outcomes))  # type: ignore[attr-defined]
+            return
+        from ampcheck.core.settings import load_settings
+
+        runs = {name: Run.from_json(data) for name, data in self._outcomes.runs.items()}
+        label = self._watch.label
+        for name, run in runs.items():
+            self._report.add_watched(f"{name} {label}", run)
+        self._report.notes += notes(self._outcomes, label, verbose=self._config.option.verbose > 1)
+        fatal = FAIL_ON[load_settings().fail_on]
+        if any(finding.verdict in fatal for run in runs.values() for finding in run.findings):
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def _is_watchable(item: pytest.Item) -> bool:
+    """Whether a test can run twice and is not watched or measured already."""
+    measures = set(_MEASURES) & set(getattr(item, "fixturenames", ()))
+    return isinstance(item, pytest.Function) and not measures and item.get_closest_marker("ampcheck") is None
+
+
+def _random_state() -> Any:
+    """The random numbers to come, as a function that restores them; None before PyTorch is imported."""
+    if "torch" not in sys.modules:
+        return None
+    from ampcheck.torchtools.restore import save_random_state
+
+    return save_random_state()
+
+
+def _silent_without_values(run: Run) -> Run:
+    """The run without skips, and without `coverage` for a test in which nothing floats."""
+
+    def says_something(finding: Finding) -> bool:
+        lacks = finding.check == "coverage" and finding.verdict is not Verdict.PASS
+        return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
+
+    return replace(run, findings=tuple(filter(says_something, run.findings)))
+
+
+def _without_eager_note(run: Run) -> Run:
+    """The run without the note that compiled functions ran in eager mode: they also ran compiled."""
+    unseen = {why: count for why, count in run.coverage.unseen.items() if "compiled functions" not in why}
+    kept = tuple(f for f in run.findings if f.check != "coverage" or unseen or f.verdict is Verdict.PASS)
+    return replace(run, findings=kept, coverage=replace(run.coverage, unseen=unseen))
