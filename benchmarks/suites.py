@@ -88,7 +88,8 @@ def run(name: str, source: Path, output: Path) -> tuple[dict[str, Any], str]:
     paths = [str(ROOT), str(source / part.source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **part.environment}
     options = ["--ampcheck-watch", f"--ampcheck-dtype={part.dtype}", f"--ampcheck-json={output}", "-vv"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *options, *part.arguments]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    command = [*pytest, *options, *part.arguments]
     output.unlink(missing_ok=True)
     done = subprocess.run(
         command, cwd=source, env=environment, check=False, capture_output=True, text=True, timeout=part.seconds
