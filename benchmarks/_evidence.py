@@ -50,7 +50,7 @@ def write_evidence(
         place = f"torch {known['torch']}, {known['device']}, {known['threads']} thread" + "s" * (known["threads"] != 1)
     text = json.dumps({"command": command, **own, **data, **({a_line_each: []} if a_line_each else {})}, indent=1)
     if a_line_each:
-        items = ",\n".join(json.dumps(item) for item in data[a_line_each])
+        items = ",\n".join(json.dumps(item, separators=(",", ":")) for item in data[a_line_each])
         text = text.removesuffix("[]\n}") + f"[\n{items}\n]}}"
     write_atomically(path, text + "\n")
     lines = [f"# {path.stem}", "", f"`{command}`", "", place, "", *table]

@@ -270,6 +270,8 @@ def main(arguments: list[str] | None = None) -> int:
     cases, left_out = chosen(options)
     kept = read(options.json) if options.resume and options.json and options.json.is_file() else {}
     rows = {case.key: kept[case.key] for case in cases if case.key in kept}
+    for row in rows.values():
+        row.mechanisms = row.mechanisms if options.record else None
     todo = [case for case in cases if case.key not in rows]
     print(f"{len(todo)} cases, {len(rows)} kept, {len(left_out)} not at hand", file=sys.stderr)
     if options.list:
