@@ -72,10 +72,9 @@ _SHADOW: dict[str, Mechanism] = {
     "collisions": Mechanism("whole numbers that became equal", {"shadow.integers:collisions_in": NOTHING}),
     "hidden-rankings": Mechanism("roundings that hide a ranking", {"shadow.ranking:hides_ranking": NO}),
     "decisions": Mechanism("decisions that exact makes otherwise", {"shadow.decisions:examine_decision": NOTHING}),
-    "tied-orders": Mechanism("orders that ties change", {"shadow.decisions:_loses_order": NO}),
     "rare-comparisons": Mechanism(
         "rare outcomes of comparisons that all turn to one side",
-        {"shadow.decisions:_loses_exceptions": Gives((False, False))},
+        {"shadow.decisions:_loses_exceptions": NO},
     ),
     "vanished-supports": Mechanism("zeros that `nonzero` leaves out", {"shadow.decisions:_supported": NOTHING}),
     "intervals": Mechanism("intervals that `bucketize` misses", {"shadow.decisions:_placed": NOTHING}),

@@ -20,7 +20,6 @@ from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
 from ampcheck.shadow.integers import IDENTITIES
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.norms import difference
-from ampcheck.shadow.ranking import COUNTED, DETERMINED, FEW_TIED, is_hidden, is_lost_to_ties
 from ampcheck.shadow.suspects import place_of
 
 _FLOAT32 = 2.0**-20
@@ -41,6 +40,9 @@ _STEP = 0.25
 _FEW_RARE = 16
 """The fewest comparisons that come out the rarer way, of which most may not be lost."""
 
+_DETERMINED = 0.75
+"""How many comparisons moving the data may turn, as a part of those that turn to one side."""
+
 _TINY = torch.finfo(torch.float32).tiny
 """The smallest magnitude that float32 keeps."""
 
@@ -57,8 +59,7 @@ class Margins:
 
     margin: how far the decision of the run lies from a tie, 0 where exact decides alike. scale: the magnitude of the
     values that were compared. width: how far these values lie apart; None where decisions have nothing in common.
-    tied: the run decided between equal values. sure: no decision is a near tie. lost: ties change a
-    count or an order.
+    tied: the run decided between equal values. sure: no decision is a near tie.
     """
 
     margin: torch.Tensor
@@ -66,7 +67,6 @@ class Margins:
     width: torch.Tensor | None = None
     tied: torch.Tensor | None = None
     sure: bool = False
-    lost: bool = False
 
 
 def decides(call: Call, *, faulty: bool) -> bool:
@@ -111,10 +111,6 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
             clearly |= margins.tied & (margins.margin > 0)
         many = bool(clearly.double().mean() > _MANY)
         wrong |= clearly & many
-    # What is hidden throughout, and by no op that is at fault, the data leave open.
-    lost = margins.lost and (blurred is not None or not is_hidden(call.inputs[0], store))
-    if lost and margins.tied is not None:
-        wrong |= margins.tied & (margins.margin > 0)
     if not bool(wrong.any()):
         return None
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
@@ -123,8 +119,6 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     ends = _beyond_range(call)
     fault = fault_at(COLLISION if skipped or ends else DECISION, call, call.inputs[0], seen)
     note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
-    if lost and not note:
-        note = "rounding makes values equal that differ"
     return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=ends or note)
 
 
@@ -171,33 +165,27 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     wrong = (expected != call.out) & (margin > _FLOAT32 * scale)
     tensors = all(isinstance(v, torch.Tensor) for v in call.args[:2])
     ties = wrong & (call.args[0] == call.args[1]) if tensors else torch.zeros_like(wrong)
-    sure, lost = _loses_exceptions(call, store, expected, wrong, ties)
-    return Margins(margin, scale, tied=ties, sure=sure, lost=lost)
+    return Margins(margin, scale, tied=ties, sure=_loses_exceptions(call, store, expected, wrong, ties))
 
 
 def _loses_exceptions(
     call: Call, store: CompanionStore, expected: torch.Tensor, wrong: torch.Tensor, ties: torch.Tensor
-) -> tuple[bool, bool]:
-    """Whether as many comparisons turn to one side as make up half of those that come out the rarer way, and whether
-    an eighth of these turn by ties, and few others.
+) -> bool:
+    """Whether as many comparisons turn to one side as make up half of those that come out the rarer way.
 
     Each may be a near tie, as random numbers are near 1 where they exceed 0.999, or as logits near 20 are in bfloat16
     that are compared with the 50th: together they are what was asked for. Honest errors turn about as many to either
     side. What moving the data turns as well, such as sums that are 1 but for rounding, is not determined.
     """
     if call.where.phase == "backward":  # of a maximum, whose gradient ties share
-        wrong, ties = wrong & ~ties, torch.zeros_like(ties)
+        wrong = wrong & ~ties
     times = int(expected.sum())
     times = min(times, expected.numel() - times)
-    if times < _FEW_RARE:
-        return False, False
-    turned, tied = abs(2 * int((wrong & call.out).sum()) - int(wrong.sum())), int(ties.sum())
-    by_ties = tied >= FEW_TIED and tied > COUNTED * times and int(wrong.sum()) - tied <= DETERMINED * tied
-    if turned <= times / 2 and not by_ties:
-        return False, False
+    turned = abs(2 * int((wrong & call.out).sum()) - int(wrong.sum()))
+    if times < _FEW_RARE or turned <= times / 2:
+        return False
     sides = (store.moved(v) if has_companions(v) else v for v in call.args[:2])
-    by_data = int((call.op(*sides) != expected).sum())
-    return times / 2 < turned and by_data <= DETERMINED * turned, by_ties and by_data <= DETERMINED * tied
+    return int((call.op(*sides) != expected).sum()) <= _DETERMINED * turned
 
 
 def _best(call: Call, store: CompanionStore) -> Margins:
@@ -226,27 +214,7 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     real = [call.args[0].gather(dim, place), call.out[0]]
     if call.name == "topk" and not call.argument("sorted", True):  # a set: its order differs between kernels
         own, picked, *real = (values.sort(dim).values for values in (own, picked, *real))
-    margins = _lost(own, picked, exact, dim, real[0] == real[1])
-    return replace(margins, lost=_loses_order(call, store, picked, margins))
-
-
-def _loses_order(call: Call, store: CompanionStore, picked: torch.Tensor, margins: Margins) -> bool:
-    """Whether ties change an order, or the first places of it, that the data determine."""
-    if call.name not in ("sort", "topk") or not call.argument("sorted", True) or margins.tied is None:
-        return False
-    if int((margins.tied & (margins.margin > _FLOAT32 * margins.scale)).sum()) < FEW_TIED:
-        return False
-    dim = call.argument("dim", -1)
-    falls = call.argument("largest", True) if call.name == "topk" else call.argument("descending", False)
-    sign = -1.0 if falls else 1.0
-    exact = sign * store.exact(call.args[0]).movedim(dim, -1)
-    moved = sign * store.moved(call.args[0]).movedim(dim, -1).double()
-    moved = exact + (moved - exact) * (store.of(call.args[0]).unit / MOVE)
-    moved = exact.gather(-1, moved.argsort(-1)).narrow(-1, 0, picked.shape[dim])
-    near = _FLOAT32 * float(margins.scale.amin())
-    return is_lost_to_ties(
-        sign * picked.movedim(dim, -1), exact.sort(-1).values, moved, margins.tied.movedim(dim, -1), near
-    )
+    return _lost(own, picked, exact, dim, real[0] == real[1])
 
 
 def _supported(call: Call, store: CompanionStore) -> Margins:

@@ -1,4 +1,4 @@
-"""Ops whose rounding hides the ranking of elements, though their inputs determine it, and orders that have lost it.
+"""Ops whose rounding hides the ranking of elements, though their inputs determine it.
 
 A ranking sees differences only: what all elements have in common (the offset of a score, the group in a sort key) takes
 digits and ranks nothing. The op is at fault by the same rule as elsewhere, applied to values that are centred along a
@@ -26,16 +26,6 @@ _OFFSET = 2.0
 
 _SUMS = frozenset("add sub rsub".split())
 
-COUNTED = 0.125
-"""The part of a count that values which became equal may add or take. Of normal scores around zero, 16 bits tie at most
-`z * z / 256` of those that are more than `z` deviations out with the one there: less than this until 5.6."""
-
-FEW_TIED = 16
-"""The fewest values that became equal from which such an error is no chance."""
-
-DETERMINED = 0.75
-"""How much the order may change by what is no tie, as a part of what it changes by ties."""
-
 
 def hides_ranking(
     call: Call, tensor: torch.Tensor, store: CompanionStore, magnitudes: Look, *, accumulates: bool
@@ -59,11 +49,6 @@ def hides_ranking(
         for values in of_inputs
         for dim, (width, error) in hidden.items()
     )
-
-
-def is_hidden(tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether a value has lost, by whatever reason, what ranks its elements along some dimension."""
-    return bool(_hidden(tensor, store))
 
 
 def _hidden(tensor: torch.Tensor, store: CompanionStore) -> dict[int, tuple[float, float]]:
@@ -121,38 +106,3 @@ def _honest(tensor: torch.Tensor, store: CompanionStore) -> float:
 def _width(values: torch.Tensor, dim: int) -> float:
     """How far values lie apart along a dimension: the root of their mean variance."""
     return float(values.var(dim, correction=0).mean().sqrt())
-
-
-def is_lost_to_ties(
-    picked: torch.Tensor, ordered: torch.Tensor, moved: torch.Tensor, tied: torch.Tensor, near: float
-) -> bool:
-    """Whether an order, or the first places of it, is off by ties of the run, and by little else.
-
-    All along the last dimension; the first three float64 and ascending. picked: exact in the order of the run; ordered:
-    in its own; moved: in the order of moved data. tied: the run takes a value for equal to the one that belongs there.
-    near: the distance up to which exact values are equal. A mask that is added to values puts them last, where their
-    order means nothing.
-    """
-    picked, ordered = picked.contiguous(), ordered.contiguous()
-    places = _misplaced(picked, ordered, near)
-    by_ties = torch.where(tied & ~_is_apart_at_the_end(picked, ordered), places, 0)
-    lost, ranks = int(by_ties.sum()), torch.arange(1, places.shape[-1] + 1, device=places.device).expand_as(places)
-    if int(by_ties.count_nonzero()) < FEW_TIED or lost <= _HIDDEN * int(ranks.sum()):
-        return False
-    others = max(int(torch.where(tied, 0, places).sum()), int(_misplaced(moved.contiguous(), ordered, near).sum()))
-    return others <= DETERMINED * lost
-
-
-def _misplaced(picked: torch.Tensor, ordered: torch.Tensor, near: float) -> torch.Tensor:
-    """How many places each of the picked values is from where it belongs."""
-    first = torch.searchsorted(ordered, picked - near)
-    last = torch.searchsorted(ordered, picked + near, right=True) - 1
-    place = torch.arange(picked.shape[-1], device=picked.device)
-    return torch.maximum(first - place, place - last).clamp_min(0)
-
-
-def _is_apart_at_the_end(picked: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
-    """Which of the picked values are among the last, far from the others, nearly equal by comparison."""
-    gaps, width = ordered.diff(dim=-1), ordered[..., -1:] - ordered[..., 1:]
-    starts = torch.where(COUNTED * gaps > width, ordered[..., 1:], torch.inf).amin(-1, keepdim=True)
-    return picked >= starts
