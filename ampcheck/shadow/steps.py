@@ -50,6 +50,16 @@ class Steps:
         their history says so.
         """
         self.stepping = self.due = None
+        self._begin_anew(optimizer)
+
+    def evaluate(self) -> None:
+        """Let a closure that the step calls again judge the weights that it tries, as each step does: by decisions on
+        losses of nearly equal value a line search takes other weights in any run, and those are as good.
+        """
+        if self.stepping is not None:
+            self._begin_anew(self.stepping)
+
+    def _begin_anew(self, optimizer: torch.optim.Optimizer) -> None:
         for name, parameter in self._weights(optimizer).items():
             tensor = local(parameter)
             known = self._store.known(tensor) if tensor.itemsize >= 4 and has_companions(tensor) else None

@@ -76,7 +76,8 @@ class Scopes:
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
     optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
-    step; on_output: with an outermost module and its output. roots: the outermost modules that ran.
+    step; on_evaluation: where an outermost module begins inside of a step, as in a closure; on_output: with an outermost
+    module and its output. roots: the outermost modules that ran.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class Scopes:
         everywhere: bool = False,
         on_step: Callable[[torch.optim.Optimizer], None] | None = None,
         on_stepped: Callable[[torch.optim.Optimizer], None] | None = None,
+        on_evaluation: Callable[[], None] | None = None,
         on_output: Callable[[torch.nn.Module, object], None] | None = None,
     ) -> None:
         self.roots: WeakSet[torch.nn.Module] = WeakSet()
         self._on_step, self._on_stepped, self._on_output = on_step, on_stepped, on_output
+        self._on_evaluation = on_evaluation
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -132,6 +135,8 @@ class Scopes:
             if not self._stack.entered:
                 self.roots.add(module)
                 self._names.update({child: name for name, child in module.named_modules()})
+                if self._stack.updates and self._on_evaluation is not None:
+                    self._on_evaluation()
             self._enter(self._names.get(module, type(module).__name__), module, args)
 
         def leave(module: torch.nn.Module, args: object, output: object) -> None:
