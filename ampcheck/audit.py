@@ -129,9 +129,11 @@ def judge_subject(
     steps: int | None = None,
     horizon: int | None = None,
     full: bool = False,
+    graphs: bool = False,
 ) -> Run:
     """What `audit` does. full: also judge compiled code with dynamic shapes and with max-autotune, over three updates
-    of the weights; observe four times as many steps of a training loop."""
+    of the weights; observe four times as many steps of a training loop. graphs: also judge the graphs of a model of
+    which one call is given."""
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
     for keyword, count in (("steps", steps), ("horizon", horizon)):
         if count is not None:
@@ -180,7 +182,7 @@ def judge_subject(
         native=native is not None,
         compile=compile,
         full=full,
-        graphs=compiled_kind or (compile and bool(names & set(graph_checks.COMPILER_CHECKS))),
+        graphs=compiled_kind or (compile and (graphs or not names.isdisjoint(graph_checks.COMPILER_CHECKS))),
         checks=selected,
         limits=limits,
         bounds=resolve_limits(limits).with_(resolved.limits, f"the subject {resolved.name}"),

@@ -22,7 +22,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Listener
 from ampcheck.core.run import Finding, Run, Verdict
-from ampcheck.core.subject import Subject
+from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics import (
     NumericsStats,
     arm_name,
@@ -105,7 +105,7 @@ def audit_stages(context: AuditContext) -> list[Stage]:
         graphs = partial(judge_graph, subject, device=context.device)
         stages.append(Stage("graphs", lambda: context.only(graphs()), compiles=True))
         accuracy = None if checks is None else [slug for slug in checks if slug in accuracy_checks.CHECKS]
-        if accuracy is None or accuracy:
+        if accuracy or (accuracy is None and subject.kind is not Kind.FORWARD):
             judged = partial(judge_accuracy, subject, device=context.device, checks=accuracy, limits=context.limits)
             stages.append(Stage("compiled against eager", judged, compiles=True))
     if context.full and context.compile and not is_compiled_already(subject):  # which keeps its own options

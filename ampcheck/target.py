@@ -81,6 +81,7 @@ def audit_target(target: Target) -> Run | None:
             dtype=target.dtype or None,
             compile=target.compile,
             full=target.full,
+            graphs=target.graphs,
             steps=target.steps,
             horizon=target.horizon,
         )

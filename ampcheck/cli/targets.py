@@ -146,6 +146,7 @@ def audits(
     Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
     `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
     """
+    from ampcheck.catalog.compiled import CUDAGRAPH, EAGER_FALLBACK, GRAPH_BREAK, RECOMPILE
     from ampcheck.catalog.numerics import COVERAGE
     from ampcheck.core.run import FAIL_ON, Run
     from ampcheck.outcome.accept import accept, levels_and_selection
@@ -155,9 +156,11 @@ def audits(
     settings_by_target = [
         (target, for_target(settings, target, options)) for target in targets or [with_options(Target(""), options)]
     ]
-    for _, own in settings_by_target:
-        levels_and_selection(own)  # a mistyped check is reported before an audit that takes minutes
-    for target, own in settings_by_target:
+    of_graphs = {GRAPH_BREAK.slug, RECOMPILE.slug, EAGER_FALLBACK.slug, CUDAGRAPH.slug}
+    # A mistyped check is reported before an audit that takes minutes.
+    selections = [levels_and_selection(own)[1] if own.select else set() for _, own in settings_by_target]
+    for (target, own), selected in zip(settings_by_target, selections, strict=True):
+        target = replace(target, graphs=not selected.isdisjoint(of_graphs))
 
         def judge(run: Run, target: Target = target, own: Settings = own) -> Run:
             return with_commands(accept(run, own), partial(command_of, target))

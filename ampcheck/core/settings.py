@@ -27,7 +27,7 @@ class Target:
     """A subject to audit and its options, which override those of the command line's defaults.
 
     target: as on the command line. dtype: of autocast, empty for the defaults of the audit. severity: by check,
-    over that of the repository. fail_on: empty for that of the repository. full: as `judge_subject` takes it.
+    over that of the repository. fail_on: empty for that of the repository. full, graphs: as `judge_subject` takes them.
     """
 
     target: str
@@ -39,6 +39,7 @@ class Target:
     severity: Mapping[str, str] = field(default_factory=dict)
     fail_on: str = ""
     full: bool = False
+    graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class Graphs:
 
     count: int = 0
     unsupported: str = ""
+    declined: str = ""
     unseen: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -37,6 +38,7 @@ def compilations() -> Callable[[], Graphs]:
         graphs.count = found["stats"]["unique_graphs"]
         graphs.unseen = {f"graph break: {_first(reason)}": n for reason, n in found["graph_break"].items()}
         graphs.unsupported = _first(declined[0]) if declined and not graphs.count else ""
+        graphs.declined = " ".join(declined[0].split("\n  Hint")[0].split()) if graphs.unsupported else ""
         return graphs
 
     return since

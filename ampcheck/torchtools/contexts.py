@@ -1,4 +1,4 @@
-"""The objects of contexts that code enters, such as `torch.autocast`: Dynamo guards none of their attributes."""
+"""The objects of PyTorch's contexts, such as `torch.autocast`, that code enters: no guard reads their attributes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,14 @@ from ampcheck.compiled.accuracy.checks import (
     where_of,
     who,
 )
-from ampcheck.compiled.accuracy.judge import EagerRun, not_repeatable, run_compiled, stats_of, with_places
+from ampcheck.compiled.accuracy.judge import (
+    EagerRun,
+    not_repeatable,
+    run_compiled,
+    run_whole_or_parts,
+    stats_of,
+    with_places,
+)
 from ampcheck.compiled.accuracy.stats import NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
@@ -65,7 +72,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
         return AccuracyStats(subject.name, arm, format_of(dtype).name, unsupported=NO_SCRIPT)
     assert eager.recorded is not None, "the eager run keeps its results only with compared=True"
     run = EagerRun(subject, eager.plan, dtype, {}, eager.recorded, freedom=eager.freedom, masked=eager.masked)
-    compiled = run_compiled(run, inside={"aside": True})
+    compiled = run_whole_or_parts(run, inside={"aside": True})
     if compiled.raised and eager.plan.no_backward:
         # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
         compiled = run_compiled(replace(run, plan=replace(eager.plan, grad=False)), inside={"aside": True})

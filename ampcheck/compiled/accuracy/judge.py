@@ -47,7 +47,7 @@ from ampcheck.shadow.freedom import Freedom
 from ampcheck.telemetry.sites import Level, ops_in_16_bits
 from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
-from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_scripted, prepare, recompiled
+from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_compiled_already, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode
 from ampcheck.torchtools.interception import LoweredGraph, Runnable, intercepted, unsupported
 from ampcheck.torchtools.source import users_place
@@ -223,7 +223,7 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
 
 
 def _measure(eager: EagerRun) -> AccuracyStats:
-    compiled = with_places(eager, run_compiled(eager))
+    compiled = with_places(eager, run_whole_or_parts(eager))
     eager.incomparable = other_streams(eager.outcome, compiled.outcome) or not_repeatable(eager, compiled)
     stats = stats_of(eager, compiled)
     if not stats.incomparable and (stats.failures() or stats.lowered):
@@ -252,10 +252,38 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         compiled_shapes=compiled.outcome.ran.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
+        declined=graphs.declined,
         no_gradients=eager.outcome.ran.no_backward,
         inside=compiled.inside,
         coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
     )
+
+
+def run_whole_or_parts(eager: EagerRun, **options: Any) -> CompiledRun:
+    """The compiled run; where Dynamo declines the whole of `forward`, as for shapes that depend on values in a loop,
+    that of its parts, each compiled in place."""
+    whole = run_compiled(eager, **options)
+    if whole.raised or not whole.graphs.unsupported or is_compiled_already(eager.subject):
+        return whole
+    parts = run_compiled(eager, blocks=partial(_parts, eager.options), **options)
+    if parts.raised or not parts.graphs.count:
+        return whole
+    parts.graphs.declined = whole.graphs.declined
+    parts.graphs.unseen[f"forward as a whole, whose parts were compiled: {whole.graphs.unsupported}"] = 1
+    return parts
+
+
+def _parts(options: Mapping[str, Any], prepared: Prepared) -> Sequence[Any]:
+    """The blocks, of which each part that has a `forward` is compiled in place."""
+    waiting = [block for block in prepared.blocks if isinstance(block, torch.nn.Module)]
+    while waiting:
+        for part in waiting.pop().children():
+            if type(part).forward is torch.nn.Module.forward:  # a ModuleList
+                waiting.append(part)
+            else:
+                # `part.compile()` compiles no module of PyTorch's own, whose files Dynamo leaves out.
+                part.forward = torch.compile(part.forward, **options)
+    return prepared.blocks
 
 
 def with_places(eager: EagerRun, compiled: CompiledRun) -> CompiledRun:

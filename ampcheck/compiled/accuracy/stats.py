@@ -53,8 +53,8 @@ class AccuracyStats:
     arm: `bfloat16, compiled`, see `arm_name`. format: the narrowest format that the run computes in. incomparable:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
     stages and settings that were tried after a failure. lowered: ops that the graphs compute in 16 bits and eager mode
-    in float32. inside: what telemetry saw in the graphs of an audit. scale: of
-    the loss; gradients contain it.
+    in float32. declined: why Dynamo left the whole of `forward` to eager mode. inside: what telemetry saw in the graphs
+    of an audit. scale: of the loss; gradients contain it.
     """
 
     subject: str
@@ -73,6 +73,7 @@ class AccuracyStats:
     trials: tuple[Trial, ...] = ()
     graphs: int = 0
     unsupported: str = ""
+    declined: str = ""
     no_gradients: str = ""
     inside: TelemetryStats | None = None
     coverage: Coverage = field(default_factory=Coverage)
