@@ -79,7 +79,9 @@ def dtypes_differ() -> None:
 
 def devices_differ() -> None:
     model, optimizer, _ = parts()
-    loss = nn.functional.mse_loss(loss_of(model), torch.zeros((), device="meta"))  # another device
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model(torch.randn(4, 8))
+    loss = nn.functional.mse_loss(hidden.float(), torch.zeros(4, 1, device="meta"))  # another device
     loss.backward()
     optimizer.step()
 
