@@ -98,9 +98,15 @@ def check_whole(sharded: Gradients, whole: Gradients, ranks: int, subject: str) 
     if not apart[worst] <= limit:
         factor = _factor(sharded.exact, whole.exact)
         multiple = f"; all together they are {factor:.3g} times as large" if abs(factor - 1) > limit else ""
+        hint = _HINT
+        if 1 < len(factors := _factors(sharded.exact, whole.exact, limit)) <= ranks:
+            multiple = (
+                f"; ranks multiply their shards by factors of their own: {', '.join(f'{f:.3g}' for f in factors)}"
+            )
+            hint = _NORM
         text = f"{_REQUIRED}; on {ranks} ranks that of {worst} is off by {apart[worst]:.2g} in float64{multiple}"
         return REDUCE_PRECISION.fail(
-            subject, text, observed=apart[worst], limit=limit, unit="relative distance", hint=_HINT
+            subject, text, observed=apart[worst], limit=limit, unit="relative distance", hint=hint
         )
     text = f"the exact gradients of {len(apart)} parameters on {ranks} ranks are those of one process"
     return REDUCE_PRECISION.passed(
@@ -112,6 +118,12 @@ _REQUIRED = "gradients of a sharded step must be those of one process on the who
 _HINT = (
     "divide a sum of gradients by the number of ranks, and weight means over local batches of different sizes: "
     "divide the sum of losses by the number of samples on all ranks"
+)
+
+
+_NORM = (
+    "clip by the norm of all shards, as torch.nn.utils.clip_grad_norm_ does with DTensors: all_reduce the squares of "
+    "the norms of local shards before the root"
 )
 
 
@@ -147,6 +159,17 @@ def _relative(sharded: torch.Tensor, whole: torch.Tensor, norm: float) -> float:
 def _factor(sharded: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> float:
     products = sum(float((sharded[name] * g).sum()) for name, g in whole.items())
     return products / (sum(float(g.square().sum()) for g in whole.values()) or 1.0)
+
+
+def _factors(sharded: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], limit: float) -> list[float]:
+    """The factors between elements of two gradients, each of several elements; none where some has its own."""
+    pairs = [(sharded[name].flatten(), gradient.flatten()) for name, gradient in whole.items()]
+    ratios = torch.cat([(mine / theirs)[theirs != 0] for mine, theirs in pairs]).sort().values
+    if not ratios.numel() or not bool(ratios.isfinite().all()):
+        return []
+    steps = (ratios.diff() > limit * ratios[:-1].abs()).nonzero().flatten() + 1
+    parts = ratios.tensor_split(steps)
+    return [float(part.median()) for part in parts] if all(len(part) > 1 for part in parts) else []
 
 
 def _spawned(step: ShardedStep, ranks: int, subject: str, limits: Limits | None, folder: Path) -> dict[str, Any]:

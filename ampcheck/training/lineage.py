@@ -63,7 +63,8 @@ class Decay:
 
 @dataclass(slots=True)
 class Written:
-    """What was seen of one tensor within a step: the last op that wrote to it, and where the first one did."""
+    """What was seen of one tensor within a step: the last op that wrote to it, and the line of the first one,
+    or of the copy that replaced what was written before."""
 
     op: str = ""
     file: str = ""
@@ -308,13 +309,14 @@ class Lineage(DispatchMode):
             return
         if not form.mask & bit and self.overwritten is not None:
             self.overwritten(result)
-        if number not in self.written:
-            self.written[number] = Written("", *users_line(sys._getframe()))
-        self.written[number].op = op_name(call.op)
+        written = self.written.setdefault(number, Written())
+        if not written.op or _base(call) == "copy":  # which replaces what was written before
+            written.file, written.line = users_line(sys._getframe())
+        written.op = op_name(call.op)
         if old is not None:
             nonzero = old != 0
             stuck = int((nonzero & (result == old)).sum())
-            self.written[number].decay += Decay(scaled, int(nonzero.sum()), stuck, op_name(call.op))
+            written.decay += Decay(scaled, int(nonzero.sum()), stuck, op_name(call.op))
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""

@@ -50,6 +50,40 @@ def ddp() -> dict[str, Any]:
     return _loop("ddp")
 
 
+def syncs_first_micro_batch() -> dict[str, Any]:
+    """The last backward pass of a step runs under no_sync: replicas part."""
+    loop = _loop("ddp")
+    model, optimizer = loop["model"], loop["optimizer"]
+    data = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 + dist.get_rank()))
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        with model.no_sync():
+            loss = model(data + number).square().mean()
+            loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return {"model": model, "optimizer": optimizer, "step": step}
+
+
+def trains() -> None:
+    """A function that trains with a rate by rank, and leaves its process group."""
+    loop = _loop("ddp")
+    model, optimizer = loop["model"], loop["optimizer"]
+    for number in range(4):
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(dist.get_rank() + 10 * number))
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * (1 + dist.get_rank())
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(data).float().square().mean()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
 def fsdp() -> dict[str, Any]:
     return _loop("fsdp")
 

@@ -56,3 +56,22 @@ def test_gradients_that_vanish_in_float16_under_fsdp2_fail(tmp_path):
     assert code != 0, out
     assert "gradient-underflow" in {finding.check for finding in run.of(Verdict.FAIL)}
     assert "scale-invariance" in {finding.check for finding in run.of(Verdict.PASS)}
+
+
+@pytest.mark.slow
+def test_replicas_that_part_fail_once_at_the_line_under_no_sync(tmp_path):
+    code, run, out = audited("syncs_first_micro_batch", tmp_path)
+    assert code == 1, out
+    (finding,) = run.of(Verdict.FAIL)
+    assert finding.check == "reduce-precision"
+    assert "no_sync" in finding.hint
+    line = LOOPS.read_text(encoding="utf-8").splitlines()[finding.where.line - 1]
+    assert line.strip() == "loss.backward()"
+
+
+@pytest.mark.slow
+def test_replicas_of_a_function_that_leaves_its_group_are_compared(tmp_path):
+    code, run, out = audited("trains", tmp_path)
+    assert code == 1, out
+    (finding,) = run.of(Verdict.FAIL)
+    assert "the learning rate is 0.001 on rank 0 and 0.002 on rank 1" in finding.message
