@@ -32,7 +32,7 @@ from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
 from ampcheck.shadow.ranking import hides_ranking
-from ampcheck.shadow.reached import UNSCALES, Reached
+from ampcheck.shadow.reached import LEFT, UNSCALES, Reached
 from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
@@ -109,7 +109,7 @@ class Judge:
         elif decides(call, faulty=bool(inherited)):
             self._decision(call)
         elif call.name == "_local_scalar_dense":
-            self.left(call.before, f"{where.file}:{where.line}")
+            self.reach_values(call.before, LEFT.format(f"{where.file}:{where.line}"), reported=True)
         elif call.name == UNSCALES:
             self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
@@ -146,7 +146,7 @@ class Judge:
             companions = self._store.known(tensor) if has_companions(tensor) else None
             if companions is None:
                 continue
-            self._reach([companions], name)
+            self.reach_values([companions], name)
             for suspect in self._suspects.of([companions], ILL, TAKEN) if name not in weights else ():
                 self._accuse_if_lost(suspect, tensor, name)
         known = {n: c for n, t in gradients.items() if has_companions(t) and (c := self._store.known(t)) is not None}
@@ -165,15 +165,11 @@ class Judge:
                 for key in companions.faults:
                     self._reached.note(key, name, share)
 
-    def left(self, values: Sequence[Companions], place: str) -> None:
-        """Record which faults are in numbers that leave the run at a place of the user's code."""
-        self._reach(values, f"a number that left the run at {place}", reported=True)
-
     def reach_ends(self) -> None:
         """Record which faults are left in values that are alive and that no op has used."""
         for companions in self._store:
             if not companions.consumed:
-                self._reach([companions], "a result that is still in use")
+                self.reach_values([companions], "a result that is still in use")
 
     def _update(self, call: Call) -> None:
         """Record what vanished from an update that a weight could take up: the weight itself hardly shows it."""
@@ -191,7 +187,7 @@ class Judge:
         """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
         return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
 
-    def _reach(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
+    def reach_values(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
         for key in frozenset[Key]().union(*(c.faults for c in values)):
             self._reached.note(key, name, reported=reported)

@@ -33,6 +33,7 @@ from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
+from ampcheck.shadow.reached import LEFT
 from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
@@ -365,14 +366,12 @@ class Shadow(DispatchMode):
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
         with _aside():
             for values in floating_values(tensor):
-                companions = self.store.of(values)
                 if shared:
-                    self.store.watch_memory(values, companions)
+                    self.store.watch_memory(values, self.store.of(values))
                 origin = self._origins.current(sys._getframe(1))
-                place = f"{origin.file}:{origin.line}"
-                self.escapes[place] += 1
+                self.escapes[place := f"{origin.file}:{origin.line}"] += 1
                 if self.judge is not None:
-                    self.judge.left([companions], place)
+                    self.judge.reach_values([self.store.of(values)], LEFT.format(place), reported=True)
 
     def _ran_eagerly(self) -> None:
         self.compiled += 1
