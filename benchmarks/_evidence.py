@@ -27,11 +27,18 @@ REQUIRED = ("size", "name", "options", "fingerprint")
 
 
 def write_evidence(
-    path: Path, data: Mapping[str, Any], table: Iterable[str], *, of_rows: bool = False, device: str = "cpu"
+    path: Path,
+    data: Mapping[str, Any],
+    table: Iterable[str],
+    *,
+    of_rows: bool = False,
+    device: str = "cpu",
+    a_line_each: str = "",
 ) -> None:
     """JSON at `path` and a Markdown table beside it.
 
     of_rows: each row names the machine that measured it; the machine that writes is left out. device: the hardware.
+    a_line_each: the last of the data, a list whose items take a line each.
     """
     command = "python " + " ".join(sys.argv)
     if of_rows:
@@ -41,7 +48,11 @@ def write_evidence(
         known = environment(device)
         own = {"environment": known}
         place = f"torch {known['torch']}, {known['device']}, {known['threads']} thread" + "s" * (known["threads"] != 1)
-    write_atomically(path, json.dumps({"command": command, **own, **data}, indent=1) + "\n")
+    text = json.dumps({"command": command, **own, **data, **({a_line_each: []} if a_line_each else {})}, indent=1)
+    if a_line_each:
+        items = ",\n".join(json.dumps(item) for item in data[a_line_each])
+        text = text.removesuffix("[]\n}") + f"[\n{items}\n]}}"
+    write_atomically(path, text + "\n")
     lines = [f"# {path.stem}", "", f"`{command}`", "", place, "", *table]
     write_atomically(path.with_suffix(".md"), "\n".join(lines) + "\n")
 

@@ -2,7 +2,7 @@
 
     ampcheck sweep ../shared/zoo --no-compile --jobs 2 --json zoo.json
     python benchmarks/judged_sweep.py zoo.json --judged benchmarks/zoo_judged.json \\
-        --json reports/evidence/zoo_eager.json
+        --json reports/evidence/zoo_speed.json
 
 A sweep with `--speed` has the gains of torch.compile as well, beside those that PyTorch 2.0 was announced with.
 The judgements are a JSON list of {"model", "check", "judgement", "reason"}. A Markdown table is written next to the

@@ -72,7 +72,12 @@ def finding_of(check: str) -> str:
 
 
 def run(check: str, side: str) -> list[Finding]:
-    """Run one side; its failures and warnings by this check.
+    """Run one side; its failures and warnings by this check. Raises as `judged` does."""
+    return [f for f in judged(check, side).findings if f.check == check and f.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+def judged(check: str, side: str) -> Run:
+    """Run one side; what was found.
 
     Raises `RuntimeError` where nothing was judged, and where a mended example fails by whatever check.
     """
@@ -87,8 +92,7 @@ def run(check: str, side: str) -> list[Finding]:
         code, printed = start(program, arguments, folder, written)
         if not written.exists() or code > (side == "failing"):
             raise RuntimeError(f"{check}/{side}.py ended with {code}:\n{printed}")
-        found = Run.load(written)
-    return [f for f in found.findings if f.check == check and f.verdict in (Verdict.FAIL, Verdict.WARN)]
+        return Run.load(written)
 
 
 def _in_this_process(program: str, arguments: list[str], folder: Path, written: Path) -> tuple[int, str]:
