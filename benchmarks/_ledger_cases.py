@@ -27,7 +27,7 @@ from _ledger_case import (
     subject_of,
 )  # fmt: skip
 from _ledger_case import outcome as outcome
-from _ledger_outside import found, reported, shared_corpus, zoo
+from _ledger_outside import found, reported, shared_corpus, suites, zoo
 
 import ampcheck
 from ampcheck import Subject, audit, demo
@@ -221,8 +221,9 @@ SOURCES: Mapping[str, Callable[[], Iterator[Case]]] = {
     "scripts": scripts,
     "optimizers": optimizers,
     "zoo": zoo,
+    "suites": suites,
 }
-OUTSIDE = ("shared corpus", "reported", "zoo")
+OUTSIDE = ("shared corpus", "reported", "zoo", "suites")
 """Sources that lie beside the repository."""
 
 

@@ -150,6 +150,7 @@ def _on_two_ranks(file: Source, form: str) -> Run:
     return Run.load(written)
 
 
+SUITES = ROOT.parent / "suites"
 ZOO_MODELS, ZOO_COMPILED = 100, 30
 
 
@@ -178,3 +179,23 @@ def zoo() -> Iterator[Case]:
         if number < ZOO_COMPILED:
             compiled = partial(run, name, "bfloat16", True)
             yield Case("zoo", name, "bfloat16 compiled", compiled, expected, (needs[name],), 600)
+
+
+def suites() -> Iterator[Case]:
+    """Parts of public suites, where `python benchmarks/suites.py --fetch` has put their distributions beside the
+    repository: a measure of false alarms in real code."""
+    from suites import NIGHTLY, PARTS, judgements, run, unpacked
+
+    def watched(name: str) -> Run:
+        with tempfile.TemporaryDirectory() as folder:
+            data, _ = run(name, unpacked(name, SUITES), Path(folder) / "run.json")
+        return Run.from_json(data)
+
+    for name in NIGHTLY:
+        if unpacked(name, SUITES).is_dir():
+            part = PARTS[name]
+            true = {key.split()[0] for key, said in judgements(name).items() if said["judgement"] != "false"}
+            known = Expected(known=tuple(sorted(true)))
+            yield Case(
+                "suites", f"../suites/{name}", part.dtype, partial(watched, name), known, part.needs, part.seconds
+            )

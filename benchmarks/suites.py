@@ -1,11 +1,13 @@
 """The test suites of public libraries, as they are, under `pytest --ampcheck-watch`; each finding judged by hand.
 
-    python benchmarks/suites.py --folder FOLDER                 # every part; writes reports/evidence/suites.json
-    python benchmarks/suites.py --folder FOLDER --only einops
+    python benchmarks/suites.py                 # every part; writes reports/evidence/suites.json
+    python benchmarks/suites.py --only einops
+    python benchmarks/suites.py --fetch         # downloads alone, for the parts that are rows of the ledger
 
-A suite comes from the source distribution of its library, which pip downloads into the folder where it is not there,
-and runs from it; nothing is installed. A library that cannot be had, or that needs a package which is absent, is left
-out and keeps the rows of an earlier call. `suites_judged.json` has the judgements: real, arguable or false, and why.
+A suite comes from the source distribution of its library, which pip downloads into the folder (../suites by default)
+where it is not there, and runs from it; nothing is installed. A library that cannot be had, or that needs a package
+which is absent, is left out and keeps the rows of an earlier call. `suites_judged.json` has the judgements: real,
+arguable or false, and why.
 """
 
 from __future__ import annotations
@@ -59,15 +61,19 @@ PARTS = {
 }
 
 
+def unpacked(name: str, folder: Path) -> Path:
+    """Where the source distribution of a library lies, once it is unpacked."""
+    return folder / "src" / f"{name.replace('-', '_')}-{PARTS[name].version}"
+
+
 def fetched(name: str, folder: Path) -> Path | None:
     """The unpacked source distribution; None where it is not there and cannot be downloaded."""
-    stem = f"{name.replace('-', '_')}-{PARTS[name].version}"
-    source = folder / "src" / stem
+    source = unpacked(name, folder)
     if source.is_dir():
         return source
-    archive = folder / "sdists" / f"{stem}.tar.gz"
+    archive = folder / "sdists" / f"{source.name}.tar.gz"
     if not archive.is_file():
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name]
         command = [*pip, "-d", str(archive.parent), f"{name}=={PARTS[name].version}"]
         subprocess.run(command, check=False, capture_output=True, timeout=300)
     if not archive.is_file():
@@ -75,6 +81,12 @@ def fetched(name: str, folder: Path) -> Path | None:
     with tarfile.open(archive) as files:
         files.extractall(folder / "src", filter="data")
     return source
+
+
+def judgements(name: str) -> dict[str, dict[str, str]]:
+    """The judgements of the findings in a library, by check and place."""
+    known: dict[str, dict[str, dict[str, str]]] = json.loads(JUDGED.read_text(encoding="utf-8"))
+    return known.get(name, {})
 
 
 def missing(part: Part) -> list[str]:
@@ -88,8 +100,18 @@ def run(name: str, source: Path, output: Path) -> tuple[dict[str, Any], str]:
     paths = [str(ROOT), str(source / part.source), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **part.environment}
     options = ["--ampcheck-watch", f"--ampcheck-dtype={part.dtype}", f"--ampcheck-json={output}", "-vv"]
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
-    command = [*pytest, *options, *part.arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        *options,
+        *part.arguments,
+    ]
     output.unlink(missing_ok=True)
     done = subprocess.run(
         command, cwd=source, env=environment, check=False, capture_output=True, text=True, timeout=part.seconds
@@ -99,11 +121,11 @@ def run(name: str, source: Path, output: Path) -> tuple[dict[str, Any], str]:
     return json.loads(output.read_text(encoding="utf-8")), done.stdout
 
 
-def row_of(name: str, data: dict[str, Any], printed: str, judged: dict[str, Any]) -> dict[str, Any]:
+def row_of(name: str, data: dict[str, Any], printed: str) -> dict[str, Any]:
     """What a part showed."""
     part = PARTS[name]
     watched = re.search(r"^watched (\d+) tests? .*?: ([\d.]+) s beside ([\d.]+) s.*?([\d.]+)x in all", printed, re.M)
-    findings = [finding_of(name, data, judged) for data in data["findings"] if data["verdict"] not in ("pass", "skip")]
+    findings = [finding_of(data) for data in data["findings"] if data["verdict"] not in ("pass", "skip")]
     notes = {
         "own failures": r"^fails .*: its own assertion: (.*)$",
         "in part": r"^watched in part.*?: (.*)$",
@@ -125,15 +147,13 @@ def row_of(name: str, data: dict[str, Any], printed: str, judged: dict[str, Any]
     }
 
 
-def finding_of(name: str, data: dict[str, Any], judged: dict[str, Any]) -> dict[str, Any]:
-    """A finding as the evidence keeps it, with the judgement of its check and source line."""
+def finding_of(data: dict[str, Any]) -> dict[str, Any]:
+    """A finding as the evidence keeps it."""
     where = data.get("where", {})
     excerpt = data.get("excerpt") or {}
     code = (data.get("code") or next(iter(excerpt.get("code", [])), "")).strip()
     more = re.match(r"in this and in (\d+) more tests?: ", data["message"])
     place = f"{where.get('file', '')}:{where.get('line', '')}" if where.get("file") else ""
-    key = f"{data['check']} {place}"
-    judgement = judged.get(name, {}).get(key, {})
     return {
         "check": data["check"],
         "verdict": data["verdict"],
@@ -142,8 +162,6 @@ def finding_of(name: str, data: dict[str, Any], judged: dict[str, Any]) -> dict[
         "test": data["subject"],
         "tests": 1 + int(more[1]) if more else 1,
         "message": data["message"],
-        "judgement": judgement.get("judgement", "unjudged"),
-        "reason": judgement.get("reason", ""),
     }
 
 
@@ -177,12 +195,16 @@ def main() -> None:
     from _evidence import write_evidence
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="for source distributions and what is unpacked")
+    default = ROOT.parent / "suites"
+    parser.add_argument("--folder", type=Path, default=default, help="for source distributions and what is unpacked")
+    parser.add_argument("--fetch", action="store_true", help="run nothing: download the parts of the ledger")
     parser.add_argument("--only", action="append", choices=PARTS, help="a library; all by default")
     parser.add_argument("--judge", action="store_true", help="run nothing: read the judgements again")
     options = parser.parse_args()
     folder = options.folder.resolve()
-    judged = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.is_file() else {}
+    if options.fetch:
+        print(*(f"{name}: {fetched(name, folder) or 'not there'}" for name in NIGHTLY), sep="\n")
+        return
     rows = {}
     if EVIDENCE.is_file():
         rows = {row["library"]: row for row in json.loads(EVIDENCE.read_text(encoding="utf-8"))["rows"]}
@@ -192,11 +214,11 @@ def main() -> None:
             print(f"{name}: left out, {'no source distribution' if source is None else 'without ' + ', '.join(absent)}")
             continue
         data, printed = run(name, source, folder / f"{name}.json")
-        rows[name] = row_of(name, data, printed, judged)
+        rows[name] = row_of(name, data, printed)
         print(f"{name}: {len(rows[name]['findings'])} findings in {rows[name]['tests']} tests", flush=True)
     for name, row in rows.items():
         for finding in row["findings"]:
-            judgement = judged.get(name, {}).get(f"{finding['check']} {finding['place']}", {})
+            judgement = judgements(name).get(f"{finding['check']} {finding['place']}", {})
             finding["judgement"] = judgement.get("judgement", "unjudged")
             finding["reason"] = judgement.get("reason", "")
     kept = [rows[name] for name in PARTS if name in rows]
