@@ -37,7 +37,8 @@ COMPILED_ERROR = Check(
     "compiled-error",
     "compile",
     "Outputs, loss, updated weights, buffers and overwritten arguments of compiled code are as close to float64 as "
-    "rounding allows, and integers are those of eager mode. A difference to eager mode is no failure: fused kernels "
+    "rounding allows, integers are those of eager mode, and no op computes in 16 bits that eager mode computes in "
+    "float32. A difference to eager mode is no failure: fused kernels "
     "round less often. Where eager mode is beyond the bound as well, compiled code fails only if it is far worse. "
     "Warns where a decision near a tie explains the excess (ties of values that were never rounded do not turn), "
     "where eager mode overflows and compiled code does not, and where a float32 output has the digits of 16 bits in "
@@ -56,7 +57,8 @@ COMPILED_ERROR = Check(
 COMPILED_GRADIENT = Check(
     "compiled-gradient",
     "compile",
-    "Gradients of weights and inputs of compiled code are as close to float64 as rounding allows.",
+    "Gradients of weights and inputs of compiled code are as close to float64 as rounding allows, and no op of the "
+    "backward pass computes in 16 bits that eager mode computes in float32.",
     "As compiled-error, each gradient as a whole; of one that the data hardly determine, what is small beside the norm "
     "of the whole gradient is no error. "
     "Gradients may differ by the few elements on whose side of a kink (relu) a rounding decides.",

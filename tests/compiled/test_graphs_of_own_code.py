@@ -541,6 +541,41 @@ def test_graphs_that_do_not_see_that_the_model_changed_fail(how: str) -> None:
     assert all("changed after it was compiled" in f.message for f in failures)
 
 
+class UnderAutocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.context = nn.Linear(8, 8), torch.autocast("cpu", torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.context:
+            return self.layer(x).float()
+
+
+@pytest.mark.parametrize("how", ["dtype", pytest.param("attribute", marks=pytest.mark.slow), "another", "unchanged"])
+def test_graphs_that_keep_the_dtype_of_an_autocast_object_that_was_changed_fail(how: str) -> None:
+    context = torch.autocast("cpu", torch.bfloat16)
+    model, x = UnderAutocast(), torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        with context:
+            return x @ x.T
+
+    def evaluate() -> None:
+        compiled = torch.compile(model if how == "attribute" else product, backend="aot_eager")
+        compiled(x)
+        if how == "dtype":
+            context.fast_dtype = torch.float16
+        if how == "attribute":
+            model.context._enabled = False
+        if how == "another":
+            with torch.autocast("cpu", torch.float16):
+                compiled(x)
+        compiled(x)
+
+    failures = graphs(audit(evaluate))
+    assert [f.check for f in failures] == (["compiled-error"] if how in ("dtype", "attribute") else [])
+
+
 class Scaled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight, self.bias)

@@ -58,9 +58,7 @@ def check_compiled_exception(stats: AccuracyStats, limits: Limits) -> list[Findi
         hint = "compile with backend='aot_eager': where it raises as well, tracing is at fault, else code generation"
         return [check.fail(subject, message, where=raised.where, hint=hint)]
     if stats.declined.startswith("Observed exception"):
-        message = (
-            "what runs in eager mode must run compiled; it raises while Dynamo traces it, and falls back to eager "
-        )
+        message = "what runs in eager mode must run compiled; traced by Dynamo it raises, and falls back to eager "
         message += f"mode without a warning ({stats.declined})"
         hint = "see TORCH_LOGS=graph_breaks; fullgraph=True and torch.export raise here"
         return [check.warn(subject, message, where=Where("compile"), hint=hint)]
