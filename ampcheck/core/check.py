@@ -72,9 +72,9 @@ class Check:
         """The subject prevents the check."""
         return self._build(Verdict.INCOMPLETE, subject, message, None, **evidence)
 
-    def unjudged(self, subject: str, message: str, **evidence: Unpack[Evidence]) -> Finding:
+    def unjudged(self, subject: str, message: str, *, hint: str = "") -> Finding:
         """Nothing of what was asked for was judged: a whole subject, or a check that was selected."""
-        return self.incomplete(subject, message, **evidence, observed=0, limit=1, unit=UNJUDGED)
+        return self.incomplete(subject, message, hint=hint, observed=0, limit=1, unit=UNJUDGED)
 
     def skip(self, subject: str, reason: str, **evidence: Unpack[Evidence]) -> Finding:
         """The check does not apply to the subject, or this machine lacks what it needs."""

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 Value = TypeVar("Value")
 
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 Region: TypeAlias = "tuple[int, int, int]"
 """Number of the storage, offset and length in elements."""
