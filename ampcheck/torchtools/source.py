@@ -76,7 +76,7 @@ class Scopes:
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
     optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
-    step; on_evaluation: where an outermost module begins inside of a step, as in a closure; on_output: with an outermost
+    step; on_evaluation: where an outermost module begins inside of a step, as a closure's; on_output: with an outermost
     module and its output. roots: the outermost modules that ran.
     """
 
