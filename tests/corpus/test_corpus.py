@@ -128,7 +128,7 @@ def test_mended_defect_passes(name):
     assert failures(judged(module.fixed(), module.RUN)) == []
 
 
-SLOW_HEALTHY = ("healthy_deep_stack", "healthy_recurrent", "healthy_top_two_experts")
+SLOW_HEALTHY = ("healthy_deep_stack", "healthy_flex_softcap", "healthy_recurrent", "healthy_top_two_experts")
 
 
 @pytest.mark.parametrize("name", slow_cases(params(HEALTHY), SLOW_HEALTHY))
