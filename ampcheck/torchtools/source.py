@@ -74,14 +74,10 @@ def _ignore(*_: object) -> None:
 class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
-        everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
-        optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
-    <<<<<<< HEAD
-        step; on_evaluation: where an outermost module begins inside a step, as in a closure; on_output: with an outermost
-    =======
-        step; on_evaluation: where an outermost module begins inside of a step, as a closure's; on_output: with an outermost
-    >>>>>>> formats
-        module and its output. roots: the outermost modules that ran.
+    everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
+    optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
+    step; on_evaluation: where an outermost module begins inside a step, as in a closure; on_output: with an outermost
+    module and its output. roots: the outermost modules that ran.
     """
 
     def __init__(
