@@ -200,7 +200,8 @@ REDUCE_PRECISION = Check(
     "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
     "that were rounded to 16 bits are combined. Fails where replicas of a parameter that begin equal on several ranks "
     "part and do not meet again, and where ranks step the shards of a model at different rates. Warns for a single "
-    "16-bit total norm, for long 16-bit sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
+    "16-bit total norm, for long 16-bit sums inside a graph, and for a reduction over ranks that would fail at up to "
+    "1024 processes.",
     "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
     "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "
     "stack, powers and sums, and over shards. Under DDP and FSDP2 every reduction that adds up is seen, those of DDP's "
