@@ -10,9 +10,9 @@ LOW_PRECISION_ERROR = Check(
     "range",
     "A model that runs in float32 must also run in low precision. Fails when only the low-precision run raises "
     "an exception.",
-    "If the low-precision run raises, the subject runs again in float32 and under autocast to the other 16-bit dtype; the "
-    "exception is reported with its op, module and line, or the cast that lets the model run under one dtype alone. A "
-    "subject that raises in all of them is not judged; where its forward refuses gradients alone, its values are.",
+    "If the low-precision run raises, the subject runs again in float32 and under autocast to the other 16-bit dtype; "
+    "the exception is reported with its op, module and line, or the cast that lets the model run under one dtype "
+    "alone. A subject that raises in all of them is not judged; where its forward refuses gradients, its values are.",
     "Operands with different dtypes (a float32 table and a bfloat16 tensor), a constant such as -1e9 beyond the range "
     "of float16, in-place and out= variants that autocast does not cast, a missing kernel.",
     "Cast the operands to one dtype (.to(x.dtype)), take mask values from torch.finfo(x.dtype).min or use a boolean "

@@ -304,29 +304,29 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     outcome, device = run.outcome, run.plan.device
     assert outcome.error is not None
 
-    def error_of(plan: Plan, to: torch.dtype | None = None, *around: MissingKernels) -> Outcome:
+    def outcome_of(plan: Plan, to: torch.dtype | None = None) -> Outcome:
+        around = [MissingKernels()] if active() is not None and to is None else []
         return run_subject(prepare(subject, device=device, to=to), plan, around=around)
 
     lack, message = lacking(outcome.error), brief(outcome.error)
-    around = [MissingKernels()] if active() is not None else []
-    if error_of(run.plan, None, *around).error is None:
+    if outcome_of(run.plan).error is None:
         return Raised(_place(run, outcome), message, missing=True, ours=True)
-    float32 = error_of(Plan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
+    float32 = outcome_of(Plan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
     if float32.error is None:
         where = _place(run, outcome)
         return Raised(where, f"{where.op or 'an op'}: {lack}" if lack else message, missing=bool(lack))
+    other = None if run.plan.autocast is None else _OTHER.get(run.plan.autocast)
+    if other is not None and outcome_of(replace(run.plan, autocast=other, scale=1.0)).error is None:
+        return Raised(_cast_or_place(run, outcome, short(other)), message, runs=f"under autocast to {short(other)}")
     reason = f"{outcome.phase} raises in float32 too"
     if outcome.phase == "forward" and run.plan.grad:
         reason = "forward raises with gradients"
-        ours = error_of(replace(run.plan, grad=False, no_backward=reason), None, *around).error is None
+        ours = outcome_of(replace(run.plan, grad=False, no_backward=reason)).error is None
     else:
         ours = outcome.phase == "backward" and float32.phase != "forward" and subject.loss is None
     if ours:
         outcome.no_backward, outcome.prevented = f"{reason}: {message}", trains(subject)
         return None
-    other = _OTHER.get(run.plan.autocast)
-    if other is not None and error_of(replace(run.plan, autocast=other, scale=1.0), None, *around).error is None:
-        return Raised(_cast_or_place(run, outcome, short(other)), message, runs=f"under autocast to {short(other)}")
     file, line = users_place(float32.error)
     place = f" at {file}:{line}" if file else ""
     raise UsageError(

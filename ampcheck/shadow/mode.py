@@ -108,7 +108,7 @@ class Shadow(DispatchMode):
             everywhere=model is None,
             on_step=self._steps.begin,
             on_stepped=self._steps.end if renews else None,
-            on_evaluation=self._evaluates if renews else None,
+            on_evaluation=self._steps.evaluate if renews else None,
             on_output=self._after_root,
         )
         self._origins = Origins(self._scopes)
@@ -173,10 +173,6 @@ class Shadow(DispatchMode):
             with _aside():
                 results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
                 self.judge.reach(results, grads, weights)
-
-    def _evaluates(self) -> None:
-        with _aside():
-            self._steps.evaluate()
 
     def _left(self) -> None:
         """The block ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 import torch
@@ -130,21 +130,20 @@ def test_where_forward_refuses_gradients_the_values_are_judged_without(trained):
     assert [(f.check, line_of(f)) for f in found] == [("overflow", "return (y * 1e6).softmax(-1)")]
 
 
-def attributes() -> dict[str, Callable[[], Any]]:
-    return {
-        "lock": threading.Lock,
-        "locks": lambda: {"a": [threading.RLock(), threading.Lock()]},
-        "file": lambda: open(__file__, encoding="utf-8"),  # the module keeps it
-        "generator": lambda: (i for i in range(3)),
-        "custom op": lambda: tripled,
-    }
+ATTRIBUTES: dict[str, Callable[[IO[str]], object]] = {
+    "lock": lambda file: threading.Lock(),
+    "locks": lambda file: {"a": [threading.RLock(), threading.Lock()]},
+    "file": lambda file: file,
+    "generator": lambda file: (i for i in range(3)),
+    "custom op": lambda file: tripled,
+}
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file")
-@pytest.mark.parametrize("name", attributes())
+@pytest.mark.parametrize("name", ATTRIBUTES)
 def test_what_cannot_be_copied_is_shared_and_the_model_is_judged(name):
-    assert failures(judged(Body(lambda layer, y: y, attributes()[name]()), torch.float16)) == []
-    found = failures(judged(Body(overflowing, attributes()[name]()), torch.float16))
+    with open(__file__, encoding="utf-8") as file:
+        assert failures(judged(Body(lambda layer, y: y, ATTRIBUTES[name](file)), torch.float16)) == []
+        found = failures(judged(Body(overflowing, ATTRIBUTES[name](file)), torch.float16))
     assert "overflow" in {f.check for f in found}
 
 
