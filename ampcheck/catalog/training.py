@@ -58,13 +58,12 @@ SCALER_PROTOCOL = Check(
     "training",
     "Scaler, optimizers and clipping are called in an order that keeps the scale of the gradients well defined: "
     "scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one "
-    "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an "
-    "update that is missing or between two optimizers, an optimizer stepped directly, a loss that was not "
-    "scaled, a loss scale or a skipped step by which ranks part, gradients that no step clears, float16 parameters under "
-    "a scaler, float16 gradients without a loss "
-    "scale where they vanish, and where training does not go on after a skipped step: all later steps are skipped as "
-    "well, weights become infinite or NaN, or a number that the code keeps (a mean of gradient norms) stays so and "
-    "decides later weights. "
+    "update, gradients cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update "
+    "that is missing or between two optimizers, an optimizer stepped directly, a loss that was not scaled, a loss "
+    "scale or a skipped step by which ranks part, gradients that no step clears, float16 parameters under a scaler, "
+    "float16 gradients without a loss scale where they vanish, and where training does not go on after a skipped "
+    "step: all later steps are skipped as well, weights become infinite or NaN, or a number that the code keeps (a "
+    "mean of gradient norms) stays so and decides later weights. "
     "Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a "
     "scaler is enabled and no step uses it, for an average that the code keeps and that stays infinite or NaN "
     "after a skipped step, and for a count in an optimizer that advances at one. In bfloat16 and float32 no scaler is "
@@ -218,21 +217,22 @@ BUFFER_DTYPE = Check(
 REDUCE_PRECISION = Check(
     "reduce-precision",
     "training",
-    "A sum of many gradients, over micro-batches or over ranks, is as exact as one rounding of the exact sum "
-    "within a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when "
-    "a 16-bit running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, "
-    "or overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms "
-    "that were rounded to 16 bits are combined. Fails where replicas of a parameter that begin equal on several ranks "
-    "part and do not meet again, and where ranks step the shards of a model at different rates. Warns for a single 16-bit total norm, for long 16-bit "
-    "sums inside a graph, and for a reduction over ranks that would fail at up to 1024 processes.",
+    "A sum of many gradients, over micro-batches or over ranks, is as exact as one rounding of the exact sum within "
+    "a factor (4 by default), and keeps its range; a total gradient norm is computed in float32. Fails when a 16-bit "
+    "running sum or reduction is further off, flushes more than a tenth of its nonzero elements to zero, or "
+    "overflows though the exact sum does not (a warning where a GradScaler backs off), and when total norms that "
+    "were rounded to 16 bits are combined. Fails where replicas of a parameter that begin equal on several ranks "
+    "part and do not meet again, and where ranks step the shards of a model at different rates. Warns for a single "
+    "16-bit total norm, for long 16-bit sums inside a graph, and for a reduction over ranks that would fail at up to "
+    "1024 processes.",
     "A running sum is a chain of additions, casts between them included, whose addends were not computed from the "
     "partial sum; from 8 addends on it is compared with the float64 sum carried along. Norms are followed through "
-    "stack, powers and sums, and over shards. Under DDP and FSDP2 every reduction that adds up is seen, those of DDP's "
-    "reducer and of communication hooks too: a sample of each rank's addends is added in float64 and compared with the "
-    "result. The bits of trained parameters are compared over ranks when the backward pass of each step begins; "
-    "they are replicas where DDP averages their gradients, where gradients were equal, or values after an update. "
-    "Averages of weights every few steps (local SGD) make them equal again. For more processes a ring is emulated with addends like those measured; set world_size to predict a "
-    "specific number of processes.",
+    "stack, powers and sums, and over shards. Under DDP and FSDP2 every reduction that adds up is seen, those of "
+    "DDP's reducer and of communication hooks too: a sample of each rank's addends is added in float64 and compared "
+    "with the result. The bits of trained parameters are compared over ranks when the backward pass of each step "
+    "begins; they are replicas where DDP averages their gradients, where gradients were equal, or values after an "
+    "update. Averages of weights every few steps (local SGD) make them equal again. For more processes a ring is "
+    "emulated with addends like those measured; set world_size to predict a specific number of processes.",
     "A policy with reduce_dtype=torch.bfloat16, a compressing communication hook, 16-bit gradients that are reduced or "
     "accumulated as they are, clip_grad_norm_ on 16-bit gradients, norms of groups combined in bfloat16; a last "
     "micro-batch under no_sync(), a learning rate or an optimizer state of one rank alone.",
