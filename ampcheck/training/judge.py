@@ -32,12 +32,12 @@ from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
-from ampcheck.training.distributed.ranks import agreed, ending_alike, gather, settled, world_size
+from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, gather, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
-from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
-from ampcheck.training.observed import Observed, check_observed, observe, unjudged
+from ampcheck.training.loop import STEPS, TrainingLoop, quiet
+from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
@@ -117,17 +117,12 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
     """Losses and weights stay finite. already_nonfinite: parameters that were not before the first step."""
     seen = context.seen
     finite = of_gradients.measure_finite(context.loop, losses, already_nonfinite)
-    context.overflowed = _earliest(finite.overflowed)
+    context.overflowed = earliest(finite.overflowed)
     if finite.overflowed is not None:
         made = seen.made(finite.overflowed)
         place, undefined = seen.place(finite.overflowed), made if made in seen.undefined else None
         finite = replace(finite, place=place, undefined=undefined)
     return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
-
-
-def _earliest(step: int | None) -> int | None:
-    """The first of a step on each rank; None where none has one."""
-    return min((number for number in gather(step) if number is not None), default=None)
 
 
 def _gradients(context: Context) -> Run:
@@ -136,7 +131,7 @@ def _gradients(context: Context) -> Run:
     if seen.gradients is None:
         return Run()
     stats = of_gradients.judged_step(seen.gradients, limits)
-    skipped = _earliest(next((event.step for event in seen.events if event.skipped), None))
+    skipped = earliest(next((event.step for event in seen.events if event.skipped), None))
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
@@ -222,8 +217,6 @@ def _resuming(context: Context) -> Run:
 def _replicas(context: Context) -> Run:
     """What ranks hold alike stays alike."""
     seen = context.seen
-    if world_size() < 2 and not seen.replicas.steps:  # a callable may have left its group
-        return Run()
     context.drift, coverage = compare_ranks(seen.replicas)
     return _run(check_replicas(seen.subject, context.drift, seen.events), coverage=coverage)
 
@@ -377,7 +370,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         report(stage.name)
         start.restore()
         if fatal and stage.needs_step:
-            yield _prevented(context, stage)
+            yield Run(findings=tuple(prevented(context.seen, context.loop, stage.checks)))
             continue
         with quiet():
             run = stage.judge(context)
@@ -391,16 +384,3 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
             run = replace(run, findings=tuple(f for f in run.findings if f.check != "coverage"))
         yield run
     report("done")
-
-
-def _prevented(context: Context, stage: Stage) -> Run:
-    """Incomplete checks of a stage without a first step; skipped where memory was short, or nothing was to judge."""
-    seen = context.seen
-    memory = seen.stopped is not None and seen.stopped.kind == "memory"
-    idle = {of_loops.RESUME: context.loop.save is None, of_loops.SCALE_INVARIANCE: not context.loop.scalers}
-    message = "not judged: step 0 did not finish (see `coverage`)"
-    hint = "fix the step that `coverage` names, so that step(0) returns its loss"
-    checks = [check for check in stage.checks if check is not of_loops.SCALER_PROTOCOL]
-    verdicts = [Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE for check in checks]
-    pairs = zip(checks, verdicts, strict=True)
-    return Run(findings=tuple(c.finding(verdict, seen.subject, message, hint=hint) for c, verdict in pairs))

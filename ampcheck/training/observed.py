@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, RESUME, SCALER_PROTOCOL, STAGNATION
+from ampcheck.catalog.training import (
+    GRADIENT_UNDERFLOW,
+    LOSS_SCALE,
+    RESUME,
+    SCALE_INVARIANCE,
+    SCALER_PROTOCOL,
+    STAGNATION,
+)
+from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.execution import judge_unfollowed
@@ -361,3 +369,15 @@ def check_observed(seen: Observed) -> list[Finding]:
         text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
         findings.append(COVERAGE.passed(subject, text, steps))
     return findings
+
+
+def prevented(seen: Observed, loop: TrainingLoop, checks: Iterable[Check]) -> Iterator[Finding]:
+    """Incomplete checks without a first step; skipped where memory was short, or nothing was to judge."""
+    memory = seen.stopped is not None and seen.stopped.kind == "memory"
+    idle = {RESUME: loop.save is None, SCALE_INVARIANCE: not loop.scalers}
+    message = "not judged: step 0 did not finish (see `coverage`)"
+    hint = "fix the step that `coverage` names, so that step(0) returns its loss"
+    for check in checks:
+        if check is not SCALER_PROTOCOL:
+            verdict = Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE
+            yield check.finding(verdict, seen.subject, message, hint=hint)

@@ -48,8 +48,9 @@ def check_replicas(subject: str, drift: Drift | None, events: Sequence[Event]) -
             f"not meet again: {drift.text}"
         )
     check = SCALER_PROTOCOL if drift.scaler else REDUCE_PRECISION
-    shown = Evidence(where=place_of(drift, events), observed=len(drift.names) or 1, limit=0, hint=drift.hint)
-    yield check.fail(subject, text, **shown, unit="parameters" if drift.names else "calls")
+    unit = "parameters" if drift.names else "calls"
+    where, count = place_of(drift, events), len(drift.names) or 1
+    yield check.fail(subject, text, where=where, observed=count, limit=0, unit=unit, hint=drift.hint)
 
 
 def _alone(stats: DistributedStats, drift: Drift | None) -> Iterator[Finding]:

@@ -92,6 +92,11 @@ def agreed(flag: bool) -> bool:
     return any(gather(flag))
 
 
+def earliest(step: int | None) -> int | None:
+    """The first of a step on each rank; None where none has one."""
+    return min((number for number in gather(step) if number is not None), default=None)
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`; `ranks 0, 2`; of many `ranks 0, 1, 2, 3 and 12 more`."""
     return f"rank{'s' * (len(ranks) != 1)} {listed(map(str, ranks), 8)}"

@@ -159,7 +159,10 @@ def _bits(tensor: torch.Tensor) -> int:
 
 
 def compare_ranks(own: RankReplicas) -> tuple[Drift | None, Coverage]:
-    """Where ranks part, and how many parameters begin equal on two of them. Every rank must call it."""
+    """Where ranks part, and how many parameters begin equal on two of them. Every rank must call it; a callable may
+    have left its group by then."""
+    if world_size() < 2 and not own.steps:
+        return None, Coverage()
     with grouped():
         ranks = gather(own)
     pairs = ((name, _series(name, one, other)) for name, _, one, other in _pairs(ranks))
@@ -177,9 +180,9 @@ def find_drift(ranks: Sequence[RankReplicas]) -> Drift | None:
                 parted.setdefault((not proven, step, pair), []).append(name)
     if parted:
         (unproven, step, pair), names = min(parted.items())
-        one, other = (ranks[rank].steps[step] for rank in pair)
+        first, second = (ranks[rank].steps[step] for rank in pair)
         names = sorted({n for (loose, *_), of in parted.items() for n in of if loose == unproven})
-        act, scaler, text, hint = _cause(names, pair, one, other)
+        act, scaler, text, hint = _cause(names, pair, first, second)
         return Drift(step, pair, tuple(names), act, text, hint, scaler, proven=not unproven)
     return next(_parted_shards(ranks), None)
 
