@@ -92,9 +92,8 @@ GRAPH_BREAK = Check(
     "A call of a compiled function stays in one graph. Fails with each line at which a graph ends, when one call "
     "meets more graph breaks than max_breaks.",
     "The subject runs compiled, as it would for its user, and Dynamo's own records of breaks are read: line, reason, "
-    "advice. How often a call meets one is counted by the functions that resume after it. The message reports "
-    "torch._dynamo.explain and fullgraph=True where they disagree: fullgraph captures .item(), a plain compile does "
-    "not.",
+    "advice. How often a call meets one is counted by the functions that resume after it. Of a model of which one call "
+    "is given, where the check is selected.",
     "An if on a tensor's values, .item() or print for logging, a library that Dynamo cannot follow, "
     "torch.compiler.disable, a try block. Each costs a synchronisation or a round through Python, and what could "
     "be fused across it is not.",

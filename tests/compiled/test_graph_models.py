@@ -95,22 +95,6 @@ def test_breaks_up_to_the_limit_pass_and_are_named() -> None:
     assert failures(judge((model, (X,)), max_breaks=1)) == ["graph-break"]
 
 
-@pytest.mark.slow
-def test_where_fullgraph_parts_from_what_runs_the_message_says_so() -> None:
-    assert "fullgraph=True" not in only(judge((Branching(), (X,))), "graph-break").message
-
-    def item(x: torch.Tensor) -> torch.Tensor:
-        return x.sum() * x.mean().item()
-
-    try:
-        torch.compile(item, fullgraph=True, backend="eager")(X)
-        compiles = True
-    except torch._dynamo.exc.Unsupported:  # older releases
-        compiles = False
-    message = only(judge((item, [(X,)])), "graph-break").message
-    assert ("fullgraph=True compiles without an error" in message) is compiles
-
-
 def test_a_break_in_a_loop_leaves_the_function_eager_and_is_told_as_a_break() -> None:
     def loop(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):

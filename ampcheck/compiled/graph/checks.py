@@ -95,23 +95,11 @@ def check_breaks(stats: GraphStats, limit: int) -> list[Finding]:
         message += f"; {times} the graph ends here: {graph_break.reason}"
         message += f". fullgraph=True raised it: {raised}" if raised else ""
         message += f"; eager because of breaks: {_listed(eager)}" if eager else ""
-        message += _disagreements(stats, count)
         hint = graph_break.hint or "rewrite the line with tensor operations, or move it out of the compiled function"
         findings.append(
             GRAPH_BREAK.fail(stats.subject, message, where=graph_break.where, hint=hint, observed=count, limit=limit)
         )
     return findings
-
-
-def _disagreements(stats: GraphStats, count: int) -> str:
-    """What `explain` and `fullgraph=True` say, where it differs from what really ran."""
-    known = (f"{count} graph breaks", "raises Unsupported", "raises UserError")
-    said = [
-        f"{how} {answer}"
-        for how, answer in stats.cross_checks.items()
-        if answer not in known and not answer.startswith("raises Fail")
-    ]
-    return f" ({'; '.join(said)})" if said else ""
 
 
 def check_recompiles(stats: GraphStats, limit: int) -> list[Finding]:
@@ -352,7 +340,6 @@ def tables(stats: GraphStats) -> tuple[Table, ...]:
         ("Graphs", ("frame", "ops", "compile seconds", "when"), graphs, COVERAGE),
         ("Recompilations", ("kind", "frame", "guard that failed", "counted"), again, RECOMPILE),
         ("Graph breaks", ("line", "times in one call", "reason"), breaks, GRAPH_BREAK),
-        ("Graph breaks by other tools", ("tool", "answer"), list(stats.cross_checks.items()), GRAPH_BREAK),
         ("Compiler caches", ("cache", "count"), list(stats.caches.items()), CACHE_ARTIFACTS),
         ("Graphs of each mode", ("mode", "new graphs"), list(stats.modes.items()), RECOMPILE),
     )

@@ -92,8 +92,6 @@ def measure_graph(
     if grad and subject.loss is None and passes.eager is not None and passes.in_backward:  # the default loss is ours
         return measure_graph(subject, device=device, dtype=dtype, options=options, limits=limits, grad=False)
     stats = recorder.stats(subject.name, passes, device=device, wants_cudagraphs=_wants_cudagraphs(options))
-    if stats.breaks and blocks.plain:
-        stats = replace(stats, cross_checks=runner.cross_checks())
     return replace(stats, modes=runner.count_modes()) if limits.modes and blocks.plain else stats
 
 

@@ -1,4 +1,4 @@
-"""Run a subject compiled, pass after pass, and compare with eager mode, `explain` and `fullgraph=True`."""
+"""Run a subject compiled, pass after pass, and compare with eager mode."""
 
 from __future__ import annotations
 
@@ -127,24 +127,6 @@ class Runner:
                         passes.state_changes[name] = str(old), str(new)
         reset()
 
-    def cross_checks(self) -> dict[str, str]:
-        """What `torch._dynamo.explain` counts, and whether `fullgraph=True` raises, on the first call."""
-        answers: dict[str, str] = {}
-        with self._seeded():
-            prepared, call = prepare(self.subject, device=self.device), self.subject.calls[0]
-            args, kwargs = _fresh(call, self.device)
-            if len(prepared.blocks) == 1:
-                reset()
-                with torch.autocast(torch.device(self.device).type, self.dtype, enabled=self.dtype is not None):
-                    answers["torch._dynamo.explain"] = _explained(prepared.blocks[0], args, kwargs)
-            reset()
-            blocks = [torch.compile(block, fullgraph=True, backend="eager") for block in prepared.blocks]
-            outcome, _ = self._guarded(blocks, call)
-            forward = outcome.error if outcome.phase == "forward" else None
-            answers["fullgraph=True"] = f"raises {type(forward).__name__}" if forward else "compiles without an error"
-        reset()
-        return answers
-
     def count_modes(self) -> dict[str, int]:
         """How many graphs a module has after each mode in which the same call may run, one after the other."""
         prepared = prepare(self.subject, device=self.device)
@@ -205,15 +187,6 @@ def own_device(subject: Subject, device: str) -> str:
     owned = [t for module in modules_of(subject.model) for t in (*module.parameters(), *module.buffers())]
     owned += [t for call in subject.calls for _, t in tensors((call.args, dict(call.kwargs)))]
     return str(owned[0].device) if owned else device
-
-
-def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    try:
-        with preserved_state():
-            explained = torch._dynamo.explain(function)(*args, **kwargs)
-    except BaseException as error:  # noqa: BLE001  # it runs the user's model; the run reports what that raises
-        return f"raises {type(as_result(error)).__name__}"
-    return f"{explained.graph_break_count} graph breaks" if explained.graph_count else "finds no graph"
 
 
 def _fresh(call: Call, device: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

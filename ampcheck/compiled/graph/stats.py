@@ -114,8 +114,8 @@ class GraphStats:
     first. ran: runs of Dynamo's code; None where they could not be counted. state_changes: autocast state, before and
     after, that the compiled call changed and the eager call did not; changed_by: the backend, where it is not the
     subject's own. skips: reasons for which CUDA graphs were left out. wants_cudagraphs: the mode or option that asks
-    for them. cross_checks: what `explain` and `fullgraph=True` say of the breaks. modes: compilations per mode, where
-    counted. compiled_before: functions that were compiled before recording began, so that their breaks are unknown.
+    for them. modes: compilations per mode, where counted. compiled_before: functions that were compiled before
+    recording began, so that their breaks are unknown.
     lost: results and weights that ended as infinities or NaN, and are finite in eager mode.
     """
 
@@ -135,7 +135,6 @@ class GraphStats:
     state_changes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     changed_by: str = ""
     error: RunError | None = None
-    cross_checks: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
     compiled_before: int = 0
     lost: tuple[str, ...] = ()
