@@ -191,10 +191,41 @@ def test_a_tests_own_assertion_is_reported_apart(pytester: pytest.Pytester) -> N
             "not watched, as they fail without AMP: 1 test",
             *(
                 f"fails under bfloat16 autocast: its own assertion: test_it.py::{error}: *"
-                for error in ("test_dtype (AssertionError", "test_bits (AssertionError", "test_numpy (TypeError")
+                for error in ("test_bits (AssertionError", "test_dtype (AssertionError", "test_numpy (TypeError")
             ),
         ]
     )
+
+
+def test_what_only_assertions_read_is_the_tests_own_comparison(library: pytest.Pytester) -> None:
+    code = """
+        import torch
+
+        def results():
+            torch.manual_seed(1)
+            sparse = torch.tensor([[0.0, 0, 3], [4, 0, 5]]).to_sparse()
+            dense = torch.randn(3, 3)
+            return torch.dsmm(sparse, dense), torch.mm(sparse.to_dense(), dense)
+
+        def test_asserts():
+            first, second = results()
+            assert torch.norm(first - second) < 9
+
+        def test_assigns():
+            first, second = results()
+            difference = first - second
+            largest = difference.abs().max()
+            assert largest < 9, difference
+    """
+    assert problems(watch(library, code=code)[1]) == []
+    code += """
+        def test_uses():
+            first, second = results()
+            rest = first - second
+            scale = 1.0 / rest.norm().item()
+    """
+    found = problems(watch(library, code=code)[1])
+    assert [(check, file) for check, _, file, _ in found] == [("precision-loss", "test_it.py")]
 
 
 def test_only_the_suites_own_failures_leave_the_exit_code_alone(pytester: pytest.Pytester) -> None:
