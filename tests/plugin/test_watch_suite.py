@@ -290,6 +290,21 @@ def test_the_products_of_an_optimizer_are_not_under_our_autocast(pytester: pytes
     assert problems(run) == []
 
 
+def test_a_step_that_raises_leaves_autocast_as_it_is(pytester: pytest.Pytester) -> None:
+    code = """
+        import pytest, torch
+        class Refuses(torch.optim.SGD):
+            def step(self):
+                raise RuntimeError("refused")
+        def test_it():
+            model = torch.nn.Linear(4, 4)
+            model(torch.ones(2, 4)).sum().backward()
+            with pytest.raises(RuntimeError):
+                Refuses(model.parameters(), lr=0.1).step()
+    """
+    assert problems(watch(pytester, code=code)[1]) == []
+
+
 def test_a_fixture_builds_the_model(library: pytest.Pytester) -> None:
     code = """
         import pytest, torch
