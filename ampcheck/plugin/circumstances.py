@@ -58,7 +58,11 @@ class Circumstances:
         with replaced(torch.autograd, "_engine_run_backward", self._without_autocast), ExitStack() as stack:
             if self._half:
                 stack.enter_context(models_in(self._dtype))
-            yield
+            try:
+                yield
+            finally:
+                while self._suspensions:  # of a step that raised
+                    self._resume()
 
     def _without_autocast(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:

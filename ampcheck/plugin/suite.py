@@ -20,6 +20,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.plugin.comparisons import is_compared
 from ampcheck.plugin.outcomes import Account, Outcomes, notes, place_in_library, shortened
 from ampcheck.plugin.settings import Options, WatchOptions
 
@@ -202,7 +203,7 @@ class Suite:
             if isinstance(error, EnoughSteps) or (late and outcome == FAILED):  # the test may have caught it
                 outcome = ENDED
             calls = watch.shadow is not None and watch.shadow.compiled > 0
-            return outcome, _silent_without_values(watch.run), calls
+            return outcome, _silent(watch.run, item), calls
 
     @contextmanager
     def _under_amp(self, random: Any) -> Iterator[Circumstances]:
@@ -234,7 +235,8 @@ class Suite:
         subject = f"{name} {self._watch.label}"
         if outcome != FAILED:
             text = f"not judged to its end: it passes {self._watch.label}, and raised {shortened(error)} when watched"
-            yield REGISTRY["coverage"].incomplete(subject, text, hint="a limit on time may have caused it")
+            hint = "a limit on time may be the cause, or what no dispatch mode can follow, such as torch.jit.trace"
+            yield REGISTRY["coverage"].incomplete(subject, text, hint=hint)
             return
         error = self._error
         if random is not None:
@@ -307,11 +309,15 @@ def _random_state() -> Any:
     return save_random_state()
 
 
-def _silent_without_values(run: Run) -> Run:
-    """The run without skips, and without `coverage` for a test in which nothing floats."""
+def _silent(run: Run, item: pytest.Item) -> Run:
+    """The run without skips, without `coverage` for a test in which nothing floats, and without the digits that the
+    test's own comparisons of two results lose."""
+    from ampcheck.torchtools.source import short_path
 
     def says_something(finding: Finding) -> bool:
-        lacks = finding.check == "coverage" and finding.verdict is not Verdict.PASS
+        where, lacks = finding.where, finding.check == "coverage" and finding.verdict is not Verdict.PASS
+        if finding.check == "precision-loss" and where.line and where.file == short_path(str(item.path)):
+            return not is_compared(item.path, where.line)
         return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
 
     return replace(run, findings=tuple(filter(says_something, run.findings)))

@@ -191,10 +191,41 @@ def test_a_tests_own_assertion_is_reported_apart(pytester: pytest.Pytester) -> N
             "not watched, as they fail without AMP: 1 test",
             *(
                 f"fails under bfloat16 autocast: its own assertion: test_it.py::{error}: *"
-                for error in ("test_dtype (AssertionError", "test_bits (AssertionError", "test_numpy (TypeError")
+                for error in ("test_bits (AssertionError", "test_dtype (AssertionError", "test_numpy (TypeError")
             ),
         ]
     )
+
+
+def test_what_only_assertions_read_is_the_tests_own_comparison(library: pytest.Pytester) -> None:
+    code = """
+        import torch
+
+        def results():
+            torch.manual_seed(1)
+            sparse = torch.tensor([[0.0, 0, 3], [4, 0, 5]]).to_sparse()
+            dense = torch.randn(3, 3)
+            return torch.dsmm(sparse, dense), torch.mm(sparse.to_dense(), dense)
+
+        def test_asserts():
+            first, second = results()
+            assert torch.norm(first - second) < 9
+
+        def test_assigns():
+            first, second = results()
+            difference = first - second
+            largest = difference.abs().max()
+            assert largest < 9, difference
+    """
+    assert problems(watch(library, code=code)[1]) == []
+    code += """
+        def test_uses():
+            first, second = results()
+            rest = first - second
+            scale = 1.0 / rest.norm().item()
+    """
+    found = problems(watch(library, code=code)[1])
+    assert [(check, file) for check, _, file, _ in found] == [("precision-loss", "test_it.py")]
 
 
 def test_only_the_suites_own_failures_leave_the_exit_code_alone(pytester: pytest.Pytester) -> None:
@@ -257,6 +288,21 @@ def test_the_products_of_an_optimizer_are_not_under_our_autocast(pytester: pytes
     result, run = watch(pytester, code=code)
     result.assert_outcomes(passed=2)
     assert problems(run) == []
+
+
+def test_a_step_that_raises_leaves_autocast_as_it_is(pytester: pytest.Pytester) -> None:
+    code = """
+        import pytest, torch
+        class Refuses(torch.optim.SGD):
+            def step(self):
+                raise RuntimeError("refused")
+        def test_it():
+            model = torch.nn.Linear(4, 4)
+            model(torch.ones(2, 4)).sum().backward()
+            with pytest.raises(RuntimeError):
+                Refuses(model.parameters(), lr=0.1).step()
+    """
+    assert problems(watch(pytester, code=code)[1]) == []
 
 
 def test_a_fixture_builds_the_model(library: pytest.Pytester) -> None:
