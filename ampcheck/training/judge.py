@@ -32,11 +32,11 @@ from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
 from ampcheck.training.distributed.measure import measure_distributed
-from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, gather, settled, world_size
+from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
-from ampcheck.training.loop import STEPS, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
