@@ -198,8 +198,8 @@ def table(rows: Iterable[Measured]) -> Iterator[str]:
     yield ""
     yield (
         f"Each mechanism was switched off in the cases in which it acts. It stays if {NEEDED} of them are lost, or become "
-        "false alarms, that were not written for it (own: those that were). Other changes: of findings in cases that are "
-        "found anyway."
+        "false alarms, that were not written for it (own: those that were). Other changes: of findings in cases that "
+        "are found anyway."
     )
 
 
