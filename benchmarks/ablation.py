@@ -197,9 +197,9 @@ def table(rows: Iterable[Measured]) -> Iterator[str]:
         yield f"| {row.name} | {row.purpose} | {' | '.join(map(str, counts))} | {cost} | {row.decision} |"
     yield ""
     yield (
-        f"Each mechanism was switched off in the cases in which it acts. It stays if {NEEDED} of them are lost, or become "
-        "false alarms, that were not written for it (own: those that were). Other changes: of findings in cases that "
-        "are found anyway."
+        f"Each mechanism was switched off in the cases in which it acts. It stays if {NEEDED} of them are lost, or "
+        "become false alarms, that were not written for it (own: those that were). Other changes: of findings in cases "
+        "that are found anyway."
     )
 
 
