@@ -277,7 +277,9 @@ def _parts(options: Mapping[str, Any], prepared: Prepared) -> Sequence[Any]:
     """The blocks, of which each part that has a `forward` is compiled in place."""
     waiting = [block for block in prepared.blocks if isinstance(block, torch.nn.Module)]
     while waiting:
-        for part in waiting.pop().children():
+        for name, part in waiting.pop().named_children():
+            if name == "_orig_mod":  # `torch.compiler.disable(module)` leaves out all of it
+                continue
             if type(part).forward is torch.nn.Module.forward:  # a ModuleList
                 waiting.append(part)
             else:
