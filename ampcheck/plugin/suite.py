@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from time import perf_counter
@@ -72,10 +72,12 @@ class Suite:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a phase of the test ended as it is."""
-        self._plain[report.when or ""] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        self._plain[report.when] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Note the error of a test that runs watched."""
         report = yield
         if self._inside and report.failed and call.excinfo is not None:

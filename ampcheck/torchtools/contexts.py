@@ -33,4 +33,4 @@ def attributes(contexts: Sequence[object]) -> Attributes:
 def set_attributes(contexts: Attributes) -> None:
     """Give contexts the attributes that they had."""
     for context, values in contexts:
-        vars(context).update(values)
+        context.__dict__.update(values)

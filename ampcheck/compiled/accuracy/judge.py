@@ -186,7 +186,9 @@ def run_compiled(
     with measure_graphs() as graphs, _ops_in_16_bits(telemetry) as ops, configured(changed):
         compile = blocks or partial(_compiled, eager, stage)
         outcome = run_plan(eager.plan, prepared, compiled=compile, masked=eager.masked)
-    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error), inside=telemetry and telemetry.read())
+    run = CompiledRun(
+        outcome, graphs, raised=_describe(outcome.ran.error), inside=telemetry.read() if telemetry is not None else None
+    )
     if eager.outcome.ran.error is not None:
         return run
     own = eager.plan.optimizer is not None
