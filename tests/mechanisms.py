@@ -122,14 +122,6 @@ _TRAINING: dict[str, Mechanism] = {
     "refused-calls": Mechanism("calls that GradScaler refuses", {"training.protocol.checks:_refused": Gives(())}),
     "missing-scaler": Mechanism("float16 without a scaler", {"training.protocol.checks:_missing_scaler": NONE}),
     "scheduler-skip": Mechanism("schedulers of skipped steps", {"training.protocol.checks:check_scheduler_skip": NONE}),
-    "rounded-weights": Mechanism(
-        "weights that are rounded between steps",
-        {"training.protocol.rounded:RoundedWeights.before": Gives(()), "training.protocol.rounded:check_rounded": NONE},
-    ),
-    "cut-gradients": Mechanism(
-        "checkpoints that cut gradients", {"training.protocol.recomputed:CutGradients._forward": lambda s, f, *a: f(*a)}
-    ),
-    "skipped-step": Mechanism("what a skipped step leaves", {"training.skipped_step:check_skipped_step": NONE}),
     "checkpoints": Mechanism(
         "checkpoints and when they are loaded", {"training.checkpoints:check_checkpoint_events": NONE}
     ),
@@ -140,30 +132,9 @@ _TRAINING: dict[str, Mechanism] = {
         "parameters with nothing but rounding", {"training.stagnation.stagnation:_is_rounding": NO}
     ),
     "random-rounding": Mechanism("stochastic rounding", {"training.stagnation.updates:rounds_at_random": NO}),
-    "random-bits": Mechanism(
-        "too few random bits in stochastic rounding", {"training.stagnation.noise:check_noise": Gives(())}
-    ),
-    "copied-schedulers": Mechanism(
-        "the planned learning rates, in 16 bits beside float64",
-        {
-            "training.stagnation.schedules:Schedules.rounded": NONE,
-            "training.stagnation.schedules:Schedules.plan": NOTHING,
-        },
-    ),
-    "cures": Mechanism(
-        "what a cure would do",
-        {"training.stagnation.replays:replay_worst": NOTHING},
-        lambda args, kwargs, result: any(getattr(tensor, "cures", ()) for tensor in args[0]),
-    ),
     "running-sums": Mechanism("running sums in 16 bits", {"training.reductions.checks:_sums": Gives(())}),
     "norms": Mechanism("norms in 16 bits", {"training.reductions.checks:_norms": Gives(())}),
     "master-weights": Mechanism("weights without masters", {"training.state_dtypes.checks:_master_weights": NONE}),
-    "overwritten-masters": Mechanism(
-        "weights written beside masters", {"training.state_dtypes.checks:_overwritten": Gives(())}
-    ),
-    "stale-masters": Mechanism(
-        "masters stepped with old gradients", {"training.state_dtypes.checks:_stale": Gives(())}
-    ),
     "optimizer-state": Mechanism("dtypes of optimizer state", {"training.state_dtypes.checks:_optimizer_state": NONE}),
     "vanished-moments": Mechanism(
         "second moments that vanish",

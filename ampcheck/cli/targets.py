@@ -158,9 +158,9 @@ def audits(
     ]
     of_graphs = {GRAPH_BREAK.slug, RECOMPILE.slug, EAGER_FALLBACK.slug, CUDAGRAPH.slug}
     # A mistyped check is reported before an audit that takes minutes.
-    selections = [levels_and_selection(own)[1] if own.select else set() for _, own in settings_by_target]
+    selections = [levels_and_selection(own)[1] for _, own in settings_by_target]
     for (target, own), selected in zip(settings_by_target, selections, strict=True):
-        target = replace(target, graphs=not selected.isdisjoint(of_graphs))
+        target = replace(target, graphs=bool(own.select) and not selected.isdisjoint(of_graphs))
 
         def judge(run: Run, target: Target = target, own: Settings = own) -> Run:
             return with_commands(accept(run, own), partial(command_of, target))

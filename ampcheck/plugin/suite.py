@@ -145,11 +145,13 @@ class Suite:
 
     def _watch_of(self, subject: str, *, compiled: bool = False) -> Watched:
         from ampcheck.autocast.guards.checks import GUARD_CHECKS
-        from ampcheck.catalog.autocast import AUTOCAST_THREAD
+        from ampcheck.catalog.autocast import AUTOCAST_THREAD, POLICY_BANNED
         from ampcheck.watch import OP_CHECKS, watched
 
-        # A thread that loads data is not under the autocast that we put around the test.
-        checks = None if compiled else (*OP_CHECKS, *(c for c in GUARD_CHECKS if c != AUTOCAST_THREAD.slug))
+        # A thread that loads data is not under the autocast that we put around the test; nor is that of CUDA, unless
+        # it is asked for.
+        unasked = {AUTOCAST_THREAD.slug} | ({POLICY_BANNED.slug} if self._options.device == "cpu" else set())
+        checks = None if compiled else (*OP_CHECKS, *(c for c in GUARD_CHECKS if c not in unasked))
         return watched(checks=checks, name=subject, compiled=compiled)
 
     def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run:

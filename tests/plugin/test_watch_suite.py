@@ -389,7 +389,7 @@ def test_the_budget_ends_the_watch_of_a_slow_test_and_names_it(
 
 
 def test_the_baseline_accepts_a_cause_in_whichever_test_it_appears(library: pytest.Pytester) -> None:
-    from ampcheck.__main__ import main
+    from ampcheck.cli.main import main
 
     library.makepyprojecttoml("[tool.ampcheck]\n")
     result, _ = watch(library, "--ampcheck-dtype=float16", "--ampcheck-sarif=run.sarif", code=OVERFLOWS)
