@@ -254,8 +254,9 @@ class Report:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
             summary.append(f"hint: {hint}")
         annotations = annotations_in_job(self._unexpected(run), config.rootpath)
-        for line in (*summary, *failed, *self._locks(), *self.notes, *written, *annotations):
-            terminalreporter.write_line(clean(line))
+        lines = map(clean, (*summary, *failed, *self._locks(), *self.notes, *written))
+        for line in (*lines, *annotations):  # which are commands to GitHub Actions, and clean
+            terminalreporter.write_line(line)
 
     def _run(self) -> Run:
         """The runs of all tests as one, with a table of the tests."""

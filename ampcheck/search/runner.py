@@ -192,12 +192,9 @@ class Runner:
         if result.error is None and not result.outputs:
             self.dropped[f"results without tensors ({result.kind})"] += 1
         for path, tensor in list(result.outputs.items()):
-            if tensor.layout is not torch.strided:
-                self.dropped[f"outputs of layout {str(tensor.layout).removeprefix('torch.')}"] += 1
-            elif not is_plain(tensor):
-                self.dropped["outputs that are quantised, nested or on the device meta"] += 1
-            else:
+            if is_plain(tensor):
                 continue
+            self.dropped["outputs that are quantised, opaque or on the device meta"] += 1
             del result.outputs[path]
 
 

@@ -42,11 +42,11 @@ def one(run: Run, check: str) -> Finding:
     [
         (lambda x: None, "results without tensors (NoneType)"),
         (lambda x: "done", "results without tensors (str)"),
-        (lambda x: x.float().to_sparse(), "outputs of layout sparse_coo"),
+        (lambda x: x.to("meta"), "outputs that are quantised, opaque or on the device meta"),
         (lambda x: x[:0], "no output has an element"),
         (lambda x: x / 0, "elements that are not finite in float64"),
     ],
-    ids="none text sparse empty undefined".split(),
+    ids="none text meta empty undefined".split(),
 )
 def test_where_nothing_could_be_judged_the_search_fails(function: Any, told: str) -> None:
     run = run_of(function, inputs=NARROW)
@@ -60,8 +60,8 @@ def test_inputs_that_are_infinite_already_are_no_evidence() -> None:
 
 
 def test_outputs_beside_those_judged_are_counted() -> None:
-    run = run_of(lambda x: (x, x.float().to_sparse()), inputs=NARROW)
-    assert "outputs of layout sparse_coo" in one(run, "coverage").message
+    run = run_of(lambda x: (x, x.to("meta")), inputs=NARROW)
+    assert "on the device meta" in one(run, "coverage").message
 
 
 @pytest.mark.slow

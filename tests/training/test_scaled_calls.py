@@ -261,7 +261,7 @@ def test_a_callable_that_draws_what_cannot_be_restored_is_not_judged(tmp_path: P
         for number in range(6):
             shape["step"](number)
 
-    assert judged(train).verdict is Verdict.SKIP
+    assert judged(train).verdict is Verdict.INCOMPLETE
 
 
 @pytest.mark.every(2)
@@ -297,7 +297,7 @@ def test_a_callable_that_cannot_run_twice_is_not_judged():
     batches = iter(range(6))
     step = amp_loop()["step"]
     found = judged(lambda: [step(number) for number in batches])
-    assert found.verdict is Verdict.SKIP
+    assert found.verdict is Verdict.INCOMPLETE
     assert "cannot run again" in found.message
 
 
