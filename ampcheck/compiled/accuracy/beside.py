@@ -33,7 +33,6 @@ from ampcheck.compiled.accuracy.checks import (
     module_of,
     not_comparable,
     passed,
-    tables,
     where_of,
     who,
 )
@@ -46,6 +45,7 @@ from ampcheck.compiled.accuracy.judge import (
     with_places,
 )
 from ampcheck.compiled.accuracy.stats import NOISE, AccuracyStats, Exceptions, counted_errors, unknown
+from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits

@@ -26,18 +26,17 @@ from ampcheck.compiled.accuracy.stats import (
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.record import CHANGES
 from ampcheck.shadow.bounds import FLOOR, SLACK
-from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, WITHIN, ResultError
+from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, ResultError
 from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer", "input")
 GRADIENTS = ("gradient",)
 Checks: TypeAlias = Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]]
 LISTED = 4
-ROWS = 60
 _PHASES = {"gradient": "backward", "update": "update"}
 """Of a result, by its kind; forward by default."""
 
@@ -114,11 +113,7 @@ def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, l
 
 
 def check_lowered(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> list[Finding]:
-    """Compiled code computes no op in 16 bits that eager mode computes in float32.
-
-    It says where the results come from that are beyond their limit, and fails where none is: what is rounded to 16 bits
-    elsewhere as well hides it, with these data.
-    """
+    """Compiled code computes no op in 16 bits that eager mode computes in float32; other roundings may hide it."""
     lowered = stats.lowered_in(kinds)
     if not lowered or stats.exceptions.eager or stats.exceptions.compiled:
         return []
@@ -401,18 +396,3 @@ def module_of(error: ResultError) -> str:
     if error.kind in ("output", "loss", "input") or error.name.startswith("input "):
         return ""
     return error.name.rpartition(".")[0]
-
-
-def tables(stats: AccuracyStats) -> tuple[Table, ...]:
-    """Every result with its errors and limit, the nearest to its limit first."""
-    if not stats.errors:
-        return ()
-    rows: list[Sequence[Scalar]] = []
-    for e in sorted(stats.errors, key=lambda e: e.times, reverse=True)[:ROWS]:
-        verdict = "beyond" if e.verdict != WITHIN else "not comparable" if unknown(e) else "within"
-        rows.append((e.kind, e.name, e.step, e.dtype, e.eager_error, e.whole, e.limit, verdict))
-    note = "relative to float64, Euclidean norms"
-    if len(stats.errors) > ROWS:
-        note = f"the {ROWS} nearest to their limit of {len(stats.errors)}; {note}"
-    columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
-    return (Table(f"Eager and compiled: {who(stats)}", columns, rows, "compiled-error", note),)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
-from ampcheck.compiled.accuracy.checks import check_accuracy, tables
+from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.comparison import compare_runs, lowered_ops, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import (
@@ -30,6 +30,7 @@ from ampcheck.compiled.accuracy.stats import (
     Trial,
     counted_errors,
 )
+from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
