@@ -157,11 +157,6 @@ _TRAINING: dict[str, Mechanism] = {
     "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:_loss_scale": NONE}),
     "monitored-updates": Mechanism("updates of a monitor", {"training.monitor.checks:_stagnation": NONE}),
     "monitored-losses": Mechanism("losses of a monitor", {"training.monitor.checks:_losses": Gives(())}),
-    "bare-except": Mechanism(
-        "line tracing against a bare except",
-        {"training.stopping:Stopper._raise_in_lines": NOTHING},
-        lambda args, kwargs, result: True,
-    ),
 }
 
 _COMPILED: dict[str, Mechanism] = {
