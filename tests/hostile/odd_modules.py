@@ -208,7 +208,7 @@ for attribute in ("loss", "device", "dtype", "config", "shape", "_orig_mod", "__
     )
 
 
-@row(refused("pickle|copied"), "a module that holds a generator")
+@row(PASSES, "a module that holds a generator")
 def holds_generator() -> Any:
     odd = Base()
     odd.state = (number for number in range(3))
