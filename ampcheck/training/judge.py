@@ -80,7 +80,7 @@ class Context:
     wanted: frozenset[str]
     steps: int
     device: str
-    seen: Observed = field(init=False)
+    seen: Observed = field(default_factory=lambda: Observed(""))  # where ranks lose each other in the first steps
     overflowed: int | None = None
     scales: InvarianceStats | None = None
     drift: Drift | None = None
