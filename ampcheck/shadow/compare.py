@@ -117,9 +117,10 @@ def with_verdict(error: ResultError, freedom: Freedom, *, casts: bool = False) -
     elif error.dtype in INTEGERS and not error.absent:
         turned = max(freedom.near_ties, freedom.ties)
         verdict = TIE if error.apart * error.seen.numel <= 2 * turned else BEYOND
-    elif not error.absent:
-        kinked = error.kind in WHOLE and _is_kinked(error, freedom.kinks_at(error.step))
-        verdict = TIE if kinked or (freedom.near_ties and _is_turned(error, freedom)) else verdict
+    elif not error.absent and error.kind in WHOLE and _is_kinked(error, freedom.kinks_at(error.step)):
+        verdict = WITHIN
+    elif not error.absent and freedom.near_ties and _is_turned(error, freedom):
+        verdict = TIE
     return replace(error, verdict=verdict)
 
 

@@ -147,11 +147,6 @@ def test_defect_is_found_in_the_compiled_model(name):
     assert failures(judged(module.fixed(), module.RUN, compile=True)) == []
 
 
-@pytest.mark.slow
-def test_compiled_samples_near_pixels_are_no_error():
-    assert failures(judged(case("healthy_deformable_attention").healthy(), "native", compile=True)) == []
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_case_follows_the_protocol(name):
     module = case(name)
