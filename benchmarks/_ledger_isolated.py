@@ -53,6 +53,7 @@ class _Running(Generic[_Item]):
 
 def _child(function: Callable[[], Any], results: Connection, folder: str, seconds: int) -> None:
     faulthandler.disable()  # where pytest enabled it, a crash would be printed
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -97,7 +98,8 @@ def isolated(
                 return
             ready = wait([one.results for one in running], timeout=1.0)
             for one in [*running]:
-                if one.results in ready or time.monotonic() > one.deadline:
+                # a process that outlives the case may hold its pipe open
+                if one.results in ready or one.process.exitcode is not None or time.monotonic() > one.deadline:
                     running.remove(one)
                     yield one.item, _result(one)
     finally:
@@ -106,14 +108,18 @@ def isolated(
 
 
 def _result(one: _Running[Any]) -> Any:
-    result: Any = OutOfTimeError()
-    if one.results.poll():
-        try:
-            result = one.results.recv()
-        except EOFError:
-            one.process.join()
-            code = one.process.exitcode or 0
-            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            result = OutOfTimeError() if name in ("SIGXCPU", "SIGKILL") else EndedError(name)
-    one.end()
-    return result
+    over = one.process.is_alive() and not one.results.poll()
+    try:
+        return OutOfTimeError() if over else one.results.recv() if one.results.poll() else _ending(one)
+    except EOFError:
+        return _ending(one)
+    finally:
+        one.end()
+
+
+def _ending(one: _Running[Any]) -> Exception:
+    """Why a process has no result."""
+    one.process.join()
+    code = one.process.exitcode or 0
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return OutOfTimeError() if name in ("SIGXCPU", "SIGKILL") else EndedError(name)

@@ -19,6 +19,7 @@ import importlib.util
 import os
 import random
 import re
+import signal
 import sys
 import time
 import warnings
@@ -281,16 +282,20 @@ def main(arguments: list[str] | None = None) -> int:
     imported(todo)
     started = saved = time.monotonic()
     order = {case.key: number for number, case in enumerate(cases)}
-    with switched(options.without, options.record) as acted:
-        for number, row in enumerate(rows_of(todo, options.jobs, acted), 1):
-            rows[row.key] = row
-            progress(row, number, len(todo), started)
-            if options.json and time.monotonic() - saved > 20:
-                write(options.json, rows)
-                saved = time.monotonic()
-    rows = dict(sorted(rows.items(), key=lambda item: order[item[0]]))
-    if options.json:
-        write(options.json, rows)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the processes of cases and keeps the rows
+    try:
+        with switched(options.without, options.record) as acted:
+            for number, row in enumerate(rows_of(todo, options.jobs, acted), 1):
+                rows[row.key] = row
+                progress(row, number, len(todo), started)
+                if options.json and time.monotonic() - saved > 20:
+                    write(options.json, rows)
+                    saved = time.monotonic()
+    finally:
+        gc.unfreeze()
+        rows = dict(sorted(rows.items(), key=lambda item: order[item[0]]))
+        if options.json:
+            write(options.json, rows)
     counts = Counter(row.outcome or "nothing expected" for row in rows.values())
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
     return compare(options, rows, left_out) if options.before is not None else 0

@@ -293,3 +293,16 @@ def test_the_cases_of_the_repository_are_listed_under_names_of_their_own(ledger)
     cases = importlib.import_module("_ledger_cases")
     keys = [case.key for case in cases.every_case(("corpus", "training", "docs", "scripts"))]
     assert len(keys) == len(set(keys)) > 300
+
+
+def leaves_a_process() -> Any:
+    if os.fork() == 0:
+        time.sleep(20)
+    os._exit(7)
+
+
+def test_a_process_that_outlives_a_case_is_not_waited_for(ledger):
+    started = time.monotonic()
+    (found,) = ledger.rows_of([of(ledger, leaves_a_process)], 1)
+    assert found.arms[""].findings == [("crash", "exit code 7", "")]
+    assert time.monotonic() - started < 15
