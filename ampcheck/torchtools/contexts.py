@@ -33,4 +33,5 @@ def attributes(contexts: Sequence[object]) -> Attributes:
 def set_attributes(contexts: Attributes) -> None:
     """Give contexts the attributes that they had."""
     for context, values in contexts:
-        context.__dict__.update(values)
+        for name, value in values.items():
+            setattr(context, name, value)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ampcheck.audit import audit
 from ampcheck.core.run import Finding, Run, Verdict
 
+DATA = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
+
 
 def failures(run: Run) -> list[Finding]:
     return [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
@@ -96,19 +98,20 @@ class Orthogonal(nn.Module):
         return x.float()
 
 
-class Centred(nn.Module):
-    """Eager mode gives inf - inf in half of the rows, and rounds a sum to infinity that compiled code keeps."""
+class Rows(nn.Module):
+    """Eager mode makes one row NaN, and the other is compared."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.half()
-        return (x / x.square().sum(-1, keepdim=True).sqrt()).float()
+        x = x / (x.norm(dim=-1, keepdim=True) + 1e-7)
+        return x.float() * torch.linspace(0.5, 1.5, 32)
 
 
 @pytest.mark.parametrize(
     ("model", "data"),
     [
-        (Orthogonal(False), torch.randn(16, 32, generator=torch.Generator().manual_seed(0)) * 3e4),
-        pytest.param(Centred(), torch.tensor([[300.0] * 8, [2.0] * 8]), marks=pytest.mark.slow),
+        (Orthogonal(False), DATA * 3e4),
+        pytest.param(Rows(), DATA * torch.tensor([[1e5], *[[1.0]] * 15]), marks=pytest.mark.slow),
     ],
 )
 def test_what_eager_mode_makes_nan_is_the_affair_of_eager_mode(model: nn.Module, data: Tensor) -> None:
@@ -120,8 +123,7 @@ def test_what_eager_mode_makes_nan_is_the_affair_of_eager_mode(model: nn.Module,
 
 @pytest.mark.slow
 def test_a_gradient_that_is_normalised_before_its_cast_passes() -> None:
-    data = torch.randn(16, 32, generator=torch.Generator().manual_seed(0)) * 3e4
-    assert failures(audit((Orthogonal(True), (data,)), dtype="float16")) == []
+    assert failures(audit((Orthogonal(True), (DATA * 3e4,)), dtype="float16")) == []
 
 
 class Experts(nn.Module):
@@ -164,7 +166,7 @@ def test_the_parts_are_judged_where_dynamo_declines_the_whole(wrong: bool) -> No
     run = audit((Experts(wrong=wrong), (torch.randn(64, 16),)), dtype="bfloat16")
     assert [f.check for f in failures(run)] == (["compiled-gradient"] if wrong else [])
     assert run.coverage.seen["graphs"] >= 1
-    assert any("whose parts were compiled" in reason for reason in run.coverage.unseen)
+    assert wrong or any("whose parts were compiled" in reason for reason in run.coverage.unseen)
 
 
 class Traced(nn.Module):

@@ -124,7 +124,8 @@ def check_lowered(stats: AccuracyStats, check: Check, kinds: Collection[str]) ->
     )
     if failures := [] if stats.incomparable else stats.failures(tuple(kinds)):
         worst = max(failures, key=lambda e: (e.lost, e.times))
-        message += f"; {worst} lies {worst.error:.2g} from float64, {worst.eager_error:.2g} in eager mode"
+        far = f"lies {worst.error:.2g} from float64, {worst.eager_error:.2g} in eager mode"
+        message += f"; {worst} {f'has {worst.lost:,} elements that are inf or NaN' if worst.lost else far}"
     stage, hint = _stage(stats)
     if not stage and lowered[0].phase == "backward":
         hint = f'set {BACKWARD_AUTOCAST} = "off", or enter autocast inside the compiled region (pytorch/pytorch#179804)'

@@ -171,11 +171,13 @@ def run_compiled(
     blocks: Callable[[Prepared], Blocks] | None = None,
     change: Callable[[Prepared], None] | None = None,
     inside: Mapping[str, Any] | None = None,
+    seen: bool = False,
 ) -> CompiledRun:
     """Run the subject at one stage of the compiler, and compare. Dynamo is reset before and after.
 
     settings: more of the compiler. blocks: gives the compiled blocks in place of `torch.compile` at this stage. change:
     done to the prepared copy before. inside: keywords of `Telemetry`, by which values inside the graphs are measured.
+    seen: intercept the graphs, which no cache of AOTAutograd's gives then, and name the ops that they lower.
     """
     changed = {**(settings or {}), **({EMULATE: True} if stage == EMULATED else {})}
     if eager.outcome.random:
@@ -184,12 +186,11 @@ def run_compiled(
     if change is not None:
         change(prepared)
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], **inside) if inside else None
-    with measure_graphs() as graphs, _ops_in_16_bits(telemetry) as ops, configured(changed):
+    with measure_graphs() as graphs, _ops_in_16_bits(telemetry, seen) as ops, configured(changed):
         compile = blocks or partial(_compiled, eager, stage)
         outcome = run_plan(eager.plan, prepared, compiled=compile, masked=eager.masked)
-    run = CompiledRun(
-        outcome, graphs, raised=_describe(outcome.ran.error), inside=telemetry.read() if telemetry is not None else None
-    )
+    read = telemetry.read() if telemetry is not None else None
+    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error), inside=read)
     if eager.outcome.ran.error is not None:
         return run
     own = eager.plan.optimizer is not None
@@ -198,7 +199,7 @@ def run_compiled(
 
 
 @contextmanager
-def _ops_in_16_bits(telemetry: Telemetry | None) -> Iterator[list[Where]]:
+def _ops_in_16_bits(telemetry: Telemetry | None, seen: bool) -> Iterator[list[Where]]:
     """Collects the ops that the graphs of Inductor compute in 16 bits alone."""
     ops: list[Where] = []
 
@@ -210,7 +211,7 @@ def _ops_in_16_bits(telemetry: Telemetry | None) -> Iterator[list[Where]]:
         with telemetry.watching():
             yield telemetry.in_16_bits
     else:
-        with nullcontext() if unsupported() else intercepted(collect):
+        with intercepted(collect) if seen and not unsupported() else nullcontext():
             yield ops
 
 
@@ -227,6 +228,8 @@ def _compiled(eager: EagerRun, stage: str, prepared: Prepared) -> Sequence[Any]:
 
 def _measure(eager: EagerRun) -> AccuracyStats:
     compiled = with_places(eager, run_whole_or_parts(eager))
+    if eager.plan.autocast is not None and not compiled.raised:  # a run of its own: caches of graphs have defects too
+        compiled = replace(compiled, lowered=run_whole_or_parts(eager, seen=True).lowered)
     eager.incomparable = other_streams(eager.outcome, compiled.outcome) or not_repeatable(eager, compiled)
     stats = stats_of(eager, compiled)
     if not stats.incomparable and (stats.failures() or stats.lowered):
@@ -325,11 +328,11 @@ def _trials(eager: EagerRun, stats: AccuracyStats) -> tuple[Trial, ...]:
     trials = []
     in_backward = eager.plan.autocast is not None and (stats.failures(("gradient", "update")) or stats.lowered)
     if in_backward and has_setting(BACKWARD_AUTOCAST):
-        off = _trial(BACKWARD_AUTOCAST, eager, run_compiled(eager, settings={BACKWARD_AUTOCAST: "off"}))
+        off = _trial(BACKWARD_AUTOCAST, eager, run_compiled(eager, settings={BACKWARD_AUTOCAST: "off"}, seen=True))
         if off.passes:
             return (off,)
         trials.append(off)
-    if eager.options.get("backend", "inductor") == "inductor":
+    if stats.failures() and eager.options.get("backend", "inductor") == "inductor":
         trials += [_trial(stage, eager, run_compiled(eager, stage)) for stage in (EMULATED, AOT_EAGER)]
     return tuple(trials)
 
