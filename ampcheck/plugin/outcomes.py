@@ -68,6 +68,11 @@ def shortened(error: BaseException | None) -> str:
     return "an error" if error is None else brief(error).splitlines()[0]
 
 
+def of_tests(path: str) -> bool:
+    """Whether a file lies in a folder of tests or of their helpers."""
+    return not {"test", "tests", "testing"}.isdisjoint(path.replace("\\", "/").split("/")[:-1])
+
+
 def place_in_library(error: BaseException | None) -> Where | None:
     """The line that raised; None where an assertion failed, or the code of the tests raised."""
     from ampcheck.torchtools.source import is_users, short_path
@@ -85,8 +90,7 @@ def place_in_library(error: BaseException | None) -> Where | None:
     frame, line = frames[-1]
     path = frame.f_code.co_filename
     is_rewritten = isinstance(frame.f_globals.get("__loader__"), AssertionRewritingHook)  # a test, a conftest
-    is_helper = not {"test", "tests", "testing"}.isdisjoint(path.replace("\\", "/").split("/"))
-    return None if is_rewritten or is_helper else Where("forward", file=short_path(path), line=line)
+    return None if is_rewritten or of_tests(path) else Where("forward", file=short_path(path), line=line)
 
 
 def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:

@@ -21,7 +21,7 @@ from _pytest.runner import runtestprotocol
 
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.plugin.comparisons import is_compared
-from ampcheck.plugin.outcomes import Account, Outcomes, notes, place_in_library, shortened
+from ampcheck.plugin.outcomes import Account, Outcomes, notes, of_tests, place_in_library, shortened
 from ampcheck.plugin.settings import Options, WatchOptions
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _LEAST = 0.1
 """Seconds below which to begin the watch of a test is in vain."""
+
+_OF_COMPARISONS = ("precision-loss", "policy-unregistered")
+"""What two results of other dtypes cause where a test compares them."""
 
 _MEASURES = ("benchmark", "speed")
 """Fixtures of tests that measure time: under a watch they would measure the watch."""
@@ -314,14 +317,16 @@ def _random_state() -> Any:
 
 
 def _silent(run: Run, item: pytest.Item) -> Run:
-    """The run without skips, without `coverage` for a test in which nothing floats, and without the digits that the
-    test's own comparisons of two results lose."""
+    """The run without skips, without `coverage` for a test in which nothing floats, and without the digits and the
+    dtypes that the test's own comparisons of two results lose."""
     from ampcheck.torchtools.source import short_path
 
     def says_something(finding: Finding) -> bool:
         where, lacks = finding.where, finding.check == "coverage" and finding.verdict is not Verdict.PASS
-        if finding.check == "precision-loss" and where.line and where.file == short_path(str(item.path)):
+        if finding.check in _OF_COMPARISONS and where.line and where.file == short_path(str(item.path)):
             return not is_compared(item.path, where.line)
+        if finding.check == _OF_COMPARISONS[1] and of_tests(where.file):  # a helper that compares, such as allclose
+            return False
         return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
 
     return replace(run, findings=tuple(filter(says_something, run.findings)))

@@ -236,6 +236,22 @@ def test_what_the_code_goes_on_with_is_no_comparison_of_the_test(library: pytest
     assert [(check, file) for check, _, file, _ in found] == [("precision-loss", "test_it.py")]
 
 
+def test_a_helper_that_compares_dtypes_is_an_assertion_of_the_tests(library: pytest.Pytester) -> None:
+    package = library.mkpydir("package")
+    code = "import torch\ndef close(a, b):\n    return torch.allclose(a, b, rtol=1.0)\n"
+    package.joinpath("code.py").write_text(code)
+    package.joinpath("testing").mkdir()
+    package.joinpath("testing", "__init__.py").write_text(code)
+    test = """
+        import torch
+        from package.{module} import close
+        def test_it(): assert close(torch.nn.Linear(2, 2)(torch.ones(1, 2)), torch.ones(1, 2)) in (True, False)
+    """
+    assert problems(watch(library, code=test.format(module="testing"))[1]) == []
+    found = problems(watch(library, code=test.format(module="code"))[1])
+    assert found == [("policy-unregistered", "fail", "code.py", 3)]
+
+
 def test_only_the_suites_own_failures_leave_the_exit_code_alone(pytester: pytest.Pytester) -> None:
     code = "import torch\ndef test_dtype(): assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype is torch.float32"
     assert watch(pytester, code=code)[0].ret == pytest.ExitCode.OK
