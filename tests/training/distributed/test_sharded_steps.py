@@ -37,6 +37,15 @@ def test_a_parameter_without_gradient_on_several_ranks_fails():
     assert "weight has no gradient on 4 ranks" in finding.message
 
 
+def test_shards_that_are_clipped_by_norms_of_their_own_name_the_norm():
+    exact = torch.arange(1.0, 9.0, dtype=torch.float64)
+    clipped = torch.cat((1.2 * exact[:4], 1.9 * exact[4:]))
+    finding = check_whole(Gradients({"weight": clipped}, 2.0**-24), Gradients({"weight": exact}, 2.0**-24), 2, "step")
+    assert finding.verdict is Verdict.FAIL
+    assert "factors of their own: 1.2, 1.9" in finding.message
+    assert "clip by the norm of all shards" in finding.hint
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_steps_pass(name):
