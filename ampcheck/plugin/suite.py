@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _LEAST = 0.1
 """Seconds below which to begin the watch of a test is in vain."""
 
-_OF_COMPARISONS = ("precision-loss", "policy-unregistered")
-"""What two results of other dtypes cause where a test compares them."""
+_OF_DTYPES, _OF_COMPARISONS = "policy-unregistered", ("precision-loss", "policy-unregistered")
+"""What operands of two dtypes cause, and what two results that a test compares may cause."""
 
 _MEASURES = ("benchmark", "speed")
 """Fixtures of tests that measure time: under a watch they would measure the watch."""
@@ -325,7 +325,7 @@ def _silent(run: Run, item: pytest.Item) -> Run:
         where, lacks = finding.where, finding.check == "coverage" and finding.verdict is not Verdict.PASS
         if finding.check in _OF_COMPARISONS and where.line and where.file == short_path(str(item.path)):
             return not is_compared(item.path, where.line)
-        if finding.check == _OF_COMPARISONS[1] and of_tests(where.file):  # a helper that compares, such as allclose
+        if finding.check == _OF_DTYPES and of_tests(where.file):  # a helper that compares, such as allclose
             return False
         return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
 
