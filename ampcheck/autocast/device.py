@@ -8,21 +8,25 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.cuda_stand_in import gpu_of
 from ampcheck.autocast.emulate import emulate
+from ampcheck.autocast.placement import is_open
 from ampcheck.autocast.state import KEYS, registered
 from ampcheck.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`device` holds the tensors; `emulated` is the type of another device whose autocast policy they follow."""
+    """`device` holds the tensors; `emulated` is the type of another device whose autocast policy they follow, `gpu` the
+    name of a GPU of that type."""
 
     device: str
     emulated: str = ""
+    gpu: str = ""
 
     def entered(self) -> AbstractContextManager[Any]:
         """The emulation to run under, or nothing."""
-        return emulate(self.emulated) if self.emulated else nullcontext()
+        return emulate(f"{self.emulated}:{self.gpu}".rstrip(":")) if self.emulated else nullcontext()
 
     def __str__(self) -> str:
         return f"{self.emulated} emulated on {self.device}" if self.emulated else self.device
@@ -30,8 +34,9 @@ class Placement:
 
 def place(device: str) -> Placement:
     """The placement of a device. Raises `UsageError` for one that can be neither used nor emulated."""
+    gpu = "" if is_present("cuda") else gpu_of(device)
     try:
-        kind = torch.device(device).type
+        kind = torch.device("cuda" if gpu else device).type
     except RuntimeError as error:
         raise UsageError(
             f"{device!r} is no device; there are {', '.join(KEYS)}, with an index such as cuda:0"
@@ -39,7 +44,7 @@ def place(device: str) -> Placement:
     if kind == "meta":
         raise UsageError("device 'meta' holds no values to judge: use --device cpu")
     if kind != "cpu" and kind in KEYS and not is_present(kind) and registered(kind):
-        return Placement("cpu", kind)
+        return Placement("cpu", kind, gpu)
     try:
         torch.empty(1, device=device)
     except Exception as error:  # each backend has an exception of its own for a device that is not there
@@ -49,6 +54,8 @@ def place(device: str) -> Placement:
 
 def is_present(kind: str) -> bool:
     """Whether this machine has a device of a type."""
+    if kind == "cuda" and is_open():
+        return False
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     is_available = getattr(backend, "is_available", None)  # a backend of another package may have none
     return is_available is not None and bool(is_available())

@@ -19,7 +19,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ampcheck.autocast.cuda_stand_in import gpu_of
 from ampcheck.autocast.kernels import CallObserver, CastCache, casts_with_grad, make_kernel
+from ampcheck.autocast.placement import placed
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.state import autocast_key, device_type, nesting, registered, short
@@ -44,6 +46,11 @@ def emulate(device: str = "cuda", dtype: DType | None = None, *, release: str | 
     for the device or for the CPU then means the emulated one. release: the PyTorch whose policy is followed, such as
     `2.13`; the installed one by default. Custom ops follow what is registered for the device on entering.
 
+    For `cuda` on a machine without it, code that was written for a GPU runs as it stands: what it places on CUDA stays
+    on the CPU and reports `device(type="cuda")`, `torch.cuda` answers, a `GradScaler` is enabled, and NCCL is Gloo.
+    `cuda:a100`, `cuda:h100`, `cuda:3070`, `cuda:t4` and `cuda:v100` name the GPU whose capability and memory are
+    reported.
+
     Works in eager mode, in backward, under torch.compile (Dynamo is reset on entry and exit), under activation
     checkpointing and in every thread; backward of a checkpoint must run inside, since it computes a forward again.
     Nests, and decorates functions; leaving restores PyTorch's kernels. Dtypes, casts, overflow to infinity and flush
@@ -53,7 +60,8 @@ def emulate(device: str = "cuda", dtype: DType | None = None, *, release: str | 
 
     Raises `UsageError` for an unknown device, dtype or release, and on entering while another thread emulates.
     """
-    return Emulation(emulated_policy(device, dtype, release), low_dtype(dtype) if dtype is not None else None)
+    low = low_dtype(dtype) if dtype is not None else None
+    return Emulation(emulated_policy(device, dtype, release), low, gpu=gpu_of(device))
 
 
 def emulated_policy(device: str, dtype: DType | None = None, release: str | None = None) -> Policy:
@@ -96,9 +104,10 @@ class Emulation:
     """Entered, the CPU follows `policy`.
 
     policy: the device's. dtype: autocast to it inside; None does not change autocast. observe: called for each call of
-    an op that has a rule on either device, or is one of `also`. `unavailable` names the ops of the policy that the
-    installed PyTorch does not have. `made_before` counts the `torch.autocast` regions for the device that were entered,
-    are off, and were made before the emulation: PyTorch does not tell whether that was meant.
+    an op that has a rule on either device, or is one of `also`. gpu: the name of the GPU that `torch.cuda` reports.
+    `unavailable` names the ops of the policy that the installed PyTorch does not have. `made_before` counts the
+    `torch.autocast` regions for the device that were entered, are off, and were made before the emulation: PyTorch
+    does not tell whether that was meant.
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class Emulation:
         *,
         observe: CallObserver | None = None,
         also: Iterable[str] = (),
+        gpu: str = "",
     ) -> None:
         unknown = [name for name, op in policy.ops.items() if op.rule == OTHER]
         if unknown:
@@ -118,6 +128,7 @@ class Emulation:
         self.made_before = 0
         self._observe = observe
         self._also = frozenset(also) if observe is not None else frozenset()
+        self._gpu = gpu
         self._thread = 0
         self._native = policy
         self._cache = CastCache(with_grad=casts_with_grad(policy.torch))
@@ -135,6 +146,8 @@ class Emulation:
             opening.callback(_active.remove, self)
             _active.append(self)
             opening.enter_context(self._redirected())
+            if self.policy.device == "cuda":
+                opening.enter_context(placed(self._gpu))
             opening.enter_context(dynamo.without_autograd_cache())  # its key does not include our kernels
             dynamo.reset()  # compiled code is guarded by autocast's state and not by its kernels
             opening.callback(dynamo.reset)
@@ -153,7 +166,7 @@ class Emulation:
 
         @functools.wraps(function)
         def emulated(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with Emulation(self.policy, self.dtype, observe=self._observe, also=self._also):
+            with Emulation(self.policy, self.dtype, observe=self._observe, also=self._also, gpu=self._gpu):
                 return function(*args, **kwargs)
 
         return emulated
@@ -251,7 +264,11 @@ class Emulation:
             return __exit__
 
         def make_cast(original: Callable[..., object]) -> Callable[..., object]:
-            return lambda value, kind, dtype: original(value, "cpu" if kind == device else kind, dtype)
+            def cast(value: object, kind: str, dtype: torch.dtype) -> object:
+                value = original(value, "cpu" if kind == device else kind, dtype)
+                return original(value, kind, dtype) if kind == device else value  # what was placed there
+
+            return cast
 
         def make_clear(original: Callable[..., object]) -> Callable[..., object]:
             def clear() -> None:

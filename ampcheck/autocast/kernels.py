@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ampcheck.autocast.placement import is_placed
 from ampcheck.autocast.policy import (
     APPEND_DTYPE,
     BANNED,
@@ -73,7 +74,7 @@ def eligible(value: object) -> TypeGuard[torch.Tensor]:
     """Whether autocast may cast it: a floating tensor of the CPU that is not float64."""
     return (
         isinstance(value, torch.Tensor)
-        and value.device.type == "cpu"
+        and (value.device.type == "cpu" or is_placed(value))
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )

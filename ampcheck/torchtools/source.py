@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 AMPCHECK = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _DEMO = os.path.join(AMPCHECK, "demo", "model.py")
+_CALLS_THROUGH = os.path.join(AMPCHECK, "autocast", "placement.py")
+"""Calls the functions of PyTorch for the user's code, which raise there what the user's code is at fault for."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
 _NOT_THE_USERS = (AMPCHECK, _TORCH, _SCRIPTS, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
 _CYTHON = (".pyx", ".pxd", ".pxi")
@@ -280,7 +282,7 @@ def _is_the_users(error: BaseException) -> bool:
     if isinstance(error, (RecursionError, MemoryError)) or not isinstance(error, Exception):
         return True
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    users = [is_users(file) for file in files if is_users(file) or file.startswith(AMPCHECK)]
+    users = [is_users(f) for f in files if is_users(f) or (f.startswith(AMPCHECK) and f != _CALLS_THROUGH)]
     return bool(users) and users[-1]
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls
+from ampcheck.autocast.device import is_present
 from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, subject_of
 from ampcheck.autocast.locks.file import (
     ANY_COMMAND,
@@ -74,7 +75,7 @@ class LockTarget:
         module = str(_search(Path(module), near)) if module.endswith(".py") else module
         loaded = f"{module}:{factory}" if module else target
         with seeded(
-            "cuda" if torch.cuda.is_available() else "cpu"
+            "cuda" if is_present("cuda") else "cpu"
         ):  # weights decide which experts a router calls; the same ones each time
             subject = load_subject(loaded)
         subject = replace(subject, name=target) if subject.name == loaded else subject

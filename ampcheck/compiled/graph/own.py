@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.device import is_present
 from ampcheck.compiled.graph.calls import Called, CallProfiler
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes
@@ -39,7 +40,7 @@ _IN_PLACE = "model.compile() compiles calls of the module, model(x): model.forwa
 
 def accelerator(device: str) -> str:
     """The device of the user's own code: a GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else device
+    return "cuda" if is_present("cuda") else device
 
 
 def reached_of(subject: Subject) -> Reached:

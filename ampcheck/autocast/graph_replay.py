@@ -1,0 +1,80 @@
+"""CUDA graphs on the CPU: the ops of a capture are recorded below autograd and autocast, and run again on replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from ampcheck.torchtools.modes import DispatchMode
+
+
+class CUDAGraph:
+    """`torch.cuda.CUDAGraph`. Unlike CUDA's, ops of a capture also run while they are captured."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._recorder: _Recorder | None = None
+
+    def capture_begin(self, *args: object, **kwargs: object) -> None:
+        """Record from now on."""
+        self._recorder = _Recorder(self._calls)
+        self._recorder.__enter__()
+
+    def capture_end(self) -> None:
+        """End the record."""
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
+
+    def replay(self) -> None:
+        """Run the ops again, with results written to the tensors of the capture."""
+        with torch.no_grad():
+            for op, args, kwargs, results in self._calls:
+                again = op(*args, **kwargs)
+                for old, new in zip(tree_flatten(results)[0], tree_flatten(again)[0], strict=True):
+                    if isinstance(old, torch.Tensor) and old is not new and not _shares(old, new):
+                        old.copy_(new)
+
+    def reset(self) -> None:
+        """Forget the ops."""
+        self._calls.clear()
+
+    def pool(self) -> tuple[int, int]:
+        """The memory pool: there is one."""
+        return (0, 0)
+
+
+class graph:  # noqa: N801
+    """`torch.cuda.graph`: the block whose ops a graph records."""
+
+    def __init__(self, cuda_graph: CUDAGraph, *args: object, **kwargs: object) -> None:
+        self.cuda_graph = cuda_graph
+
+    def __enter__(self) -> None:
+        self.cuda_graph.capture_begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.cuda_graph.capture_end()
+
+
+class _Recorder(DispatchMode):
+    """Records ops with their arguments and results."""
+
+    def __init__(self, calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._calls.append((func, args, kwargs, result))
+        return result
+
+
+def _shares(old: torch.Tensor, new: object) -> bool:
+    """Whether an op returned the memory of the capture: it is a view, or has written it."""
+    return isinstance(new, torch.Tensor) and old.untyped_storage()._cdata == new.untyped_storage()._cdata

@@ -1,0 +1,404 @@
+"""Code written for CUDA runs on the CPU: `.cuda()`, `.to("cuda")` and `device=` place tensors on a CUDA device that is
+not there, and such tensors report that device.
+
+A mode of `__torch_function__` moves the device arguments of each call to the CPU, and records the storages of what was
+placed; results of placed tensors are placed. It is a mode, and neither a backend of its own (`privateuse1`) nor a
+subclass of `torch.Tensor`, since then all tensors stay plain tensors of the CPU: PyTorch's kernels, autograd, saving,
+`__torch_dispatch__` modes and autocast's emulation see what they see on a CPU. Dynamo traces the mode, so that graphs
+are of the CPU without a graph break. While the mode is off, as inside of a function of PyTorch or in a subprocess,
+tensors report the CPU and are moved nowhere: what a tensor reports and where it can be moved never disagree.
+
+Devices are recorded by storage, and not assumed for all tensors, since a move between devices copies:
+`weights = {k: v.cpu() for ...}` must not change with the model. A copy is made exactly where CUDA would make one.
+
+Compiled code sees the CPU (`x.device`, `x.is_cuda`), as Dynamo answers for the tensors of its graphs itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _device
+
+from ampcheck.autocast import cuda_stand_in
+from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.storage import StorageMap
+from ampcheck.torchtools.threads import Function, wrapped_threads
+
+_CUDA = re.compile(r"cuda(?::(\d+))?")
+_CPU = torch.device("cpu")
+_DEFAULT = torch.device("cpu")
+"""The default device of PyTorch while CUDA is the one that was asked for; a CPU, told apart by its identity."""
+
+_UNSAID, _HOST = -2, -1
+"""A call that names no device; one that names another than CUDA. Else the index of the CUDA device."""
+
+_devices: StorageMap[int] = StorageMap()
+"""The index of the CUDA device on which a storage was placed. It outlives a block, as tensors do."""
+
+_open: list[_Placement] = []
+
+
+@contextmanager
+def placed(gpu: str = "") -> Iterator[None]:
+    """CUDA on the CPU inside, in this thread and those that it starts; a second block inside does nothing.
+
+    gpu: the name of the GPU whose capability and memory `torch.cuda` reports, of `cuda_stand_in.GPUS`. On a machine
+    with CUDA nothing is replaced.
+    """
+    if _open or torch.cuda.is_available():
+        yield
+        return
+    with ExitStack() as stack:
+        mode = _Placement()
+        _open.append(mode)
+        stack.callback(_open.remove, mode)
+        for context in _replacements(gpu):
+            stack.enter_context(context)
+        stack.enter_context(wrapped_threads(_in_mode, lambda: bool(_open)))
+        stack.callback(_reset_default_device)
+        stack.enter_context(mode)
+        yield
+
+
+def is_open() -> bool:
+    """Whether CUDA is placed on the CPU now, so that `torch.cuda` tells nothing about this machine."""
+    return bool(_open)
+
+
+def is_placed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was placed on CUDA inside a block of `placed`."""
+    return bool(_devices) and _index(tensor) is not None
+
+
+def _in_mode(function: Function) -> Function:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> object:
+        if not _open:  # the thread began after the block
+            return function(*args, **kwargs)
+        with _Placement():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _reset_default_device() -> None:
+    if _device.CURRENT_DEVICE is _DEFAULT:
+        torch.set_default_device(None)
+
+
+class _Placement(TorchFunctionMode):
+    """Moves device arguments to the CPU; tensors that were placed report CUDA."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # Dynamo traces the mode
+            return _traced(func, args, kwargs)
+        special = _SPECIAL.get(func)
+        return _call(func, args, kwargs) if special is None else special(func, args, kwargs)
+
+
+def _traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call on the CPU, in code that Dynamo can trace."""
+    if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
+        return args[0]
+    if func is torch.device:
+        return func(*args, **kwargs)
+    if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+        args = (args[0], "cpu", *args[2:])
+    moved = {name: _on_cpu(value) for name, value in kwargs.items() if name != "pin_memory"}
+    return func(*[_on_cpu(value) for value in args], **moved)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call on the CPU. What it returns is placed on the device that it names, else on that of its arguments."""
+    said = _device_said(func, args, kwargs)
+    if said != _UNSAID:
+        args = tuple(map(_move, args))
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], _CPU, *args[2:])
+        kwargs = {name: _CPU if name == "device" and said != _HOST else _move(v) for name, v in kwargs.items()}
+    if kwargs.get("pin_memory"):
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    result = func(*args, **kwargs)
+    if said == _UNSAID and not _devices:
+        return result
+    inputs = list(_tensors((args, kwargs)))
+    if said == _UNSAID:
+        said = next((index for tensor in inputs if (index := _index(tensor)) is not None), _HOST)
+        if said != _HOST:
+            _place_new(result, inputs, said)
+        return result
+    if isinstance(result, torch.Tensor):
+        return _moved_to(func, result, inputs, said)
+    _place_new(result, inputs, said)
+    return result
+
+
+def _place_new(result: Any, inputs: list[torch.Tensor], index: int) -> None:
+    """Place results, but for views of arguments and arguments that were written: those stay where they are."""
+    if index == _HOST:
+        return
+    old = {_number(tensor) for tensor in inputs}
+    for tensor in _tensors(result):
+        if _number(tensor) not in old:
+            _devices.put(tensor, index)
+
+
+def _moved_to(func: Any, result: torch.Tensor, inputs: list[torch.Tensor], index: int) -> torch.Tensor:
+    """The result on a device. CUDA copies what comes from another one: also arrays of numpy, which PyTorch shares."""
+    shared = _number(result) in {_number(tensor) for tensor in inputs}
+    before = _index(result) if shared else None
+    comes = shared and (before if before is not None else _HOST) != index
+    if comes or (func in _SHARING and index != _HOST and not shared):
+        result = result.clone()
+    if index != _HOST:
+        _devices.put(result, index)
+    return result
+
+
+def _device_said(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """The index of the CUDA device that a call names, `_HOST` or `_UNSAID`."""
+    device = kwargs.get("device")
+    if device is None:
+        if func is torch.Tensor.to or func is torch.Tensor.type_as:
+            return _device_of_to(args[1:2] or (kwargs.get("other"),))
+        device = next((value for value in args if type(value) is torch.device or _is_cuda_text(value)), None)
+    if device is None:
+        defaults = _device.CURRENT_DEVICE is _DEFAULT and func in _device._device_constructors()
+        device = _DEFAULT if defaults else None
+    if device is _DEFAULT:
+        return cuda_stand_in.current_device()
+    return _UNSAID if device is None else _index_of(device)
+
+
+def _device_of_to(target: tuple[Any, ...]) -> int:
+    """The device that the first argument of `Tensor.to` names: a device, its index, or a tensor on it."""
+    value = target[0] if target else None
+    if isinstance(value, torch.Tensor):
+        index = _index(value)
+        return _HOST if index is None else index
+    return _index_of(value) if isinstance(value, (torch.device, str, int)) else _UNSAID
+
+
+def _index_of(device: Any) -> int:
+    """The index of a CUDA device, `_HOST` for another one."""
+    if isinstance(device, int):
+        return device
+    text = _CUDA.fullmatch(str(device))
+    if text is None:
+        return _HOST
+    return int(text[1]) if text[1] else cuda_stand_in.current_device()
+
+
+def _is_cuda_text(value: Any) -> bool:
+    return type(value) is str and _CUDA.fullmatch(value) is not None
+
+
+def _move(value: Any) -> Any:
+    return _CPU if (type(value) is torch.device and value.type == "cuda") or _is_cuda_text(value) else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if isinstance(item, (torch.Tensor, tuple, list, dict)):
+                yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _number(tensor: torch.Tensor) -> int:
+    """A number that all views of a tensor share."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _index(tensor: torch.Tensor) -> int | None:
+    """The index of the CUDA device of a tensor, None on the CPU.
+
+    Compiled code calls no mode; its results that have a gradient are known by their autograd node, and are on CUDA.
+    """
+    index = _devices.get(tensor)
+    if index is None and type(tensor.grad_fn).__name__ == "CompiledFunctionBackward":
+        index = 0
+        _devices.put(tensor, index)
+    return index
+
+
+def _make_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """`torch.device`: a number alone means a device of CUDA."""
+    return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
+
+
+def _parse_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of `Module.to`, whose tensors are then moved one by one."""
+    if args and type(args[0]) is int:
+        args = (torch.device("cuda", args[0]), *args[1:])
+    return func(*args, **kwargs)
+
+
+Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _read_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(args[0])
+    return func(*args) if index is None else torch.device("cuda", index)
+
+
+def _read_is_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args) or _index(args[0]) is not None
+
+
+def _read_is_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args) and _index(args[0]) is None
+
+
+def _get_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(args[0])
+    return func(*args) if index is None else index
+
+
+def _cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    options = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
+    device = kwargs.get("device", args[1] if len(args) > 1 else None)
+    index = cuda_stand_in.current_device() if device is None else _index_of(device)
+    return _moved_to(func, args[0].to(_CPU, **options), [args[0]], index)
+
+
+def _cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _moved_to(func, func(*args, **kwargs), [args[0]], _HOST)
+
+
+def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Tensor.type`: `torch.cuda.FloatTensor` is the name of a dtype and of a device."""
+    if len(args) == 1 and not kwargs:
+        name = func(*args)
+        return name if _index(args[0]) is None else name.replace("torch.", "torch.cuda.", 1)
+    kind = args[1] if len(args) > 1 else kwargs.get("dtype")
+    text = kind if isinstance(kind, str) else f"{getattr(kind, '__module__', '')}.{getattr(kind, '__name__', '')}"
+    if isinstance(kind, torch.dtype) or "Tensor" not in text:
+        return _call(func, args, kwargs)
+    on_cuda = text.startswith("torch.cuda.")
+    result = func(args[0], text.replace("torch.cuda.", "torch.", 1))
+    return _moved_to(func, result, [args[0]], cuda_stand_in.current_device() if on_cuda else _HOST)
+
+
+def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].clone()
+
+
+_SPECIAL: dict[Any, Special] = {
+    torch.device: _make_device,
+    torch._C._nn._parse_to: _parse_to,
+    torch.Tensor.device.__get__: _read_device,
+    torch.Tensor.is_cuda.__get__: _read_is_cuda,
+    torch.Tensor.is_cpu.__get__: _read_is_cpu,
+    torch.Tensor.get_device: _get_device,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.cpu: _cpu,
+    torch.Tensor.type: _type,
+    torch.Tensor.pin_memory: _pinned,
+}
+_SHARING = frozenset({torch.as_tensor, torch.asarray})
+"""Functions that share the memory of an array of numpy."""
+
+
+def _replacements(gpu: str) -> Iterator[Any]:
+    """The functions that `torch.cuda` and others get inside."""
+    yield cuda_stand_in.stand_in(gpu)
+    yield replaced(_device.DeviceContext, "__init__", _make_default)
+    yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
+    yield once_imported("torch.utils.checkpoint", lambda module: _compared_on_cpu())
+    yield replaced(torch, "load", _make_load)
+    yield replaced(torch.serialization, "load", _make_load)
+    for module in (torch.autograd, torch.autograd.graph):
+        yield replaced(module, "_engine_run_backward", _make_backward)
+    for kind in (torch.UntypedStorage, torch.TypedStorage):
+        yield replaced(kind, "cuda", _make_storage_cuda)
+
+
+def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Backward passes, in which hooks and checkpoints run the user's code: PyTorch calls them with the mode off."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(mode, _Placement) for mode in _get_current_function_mode_stack()):
+            return original(*args, **kwargs)
+        return _in_mode(original)(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def _compared_on_cpu() -> Iterator[None]:
+    """Checkpoints compare the device that a tensor reports inside of an op, where the mode is off, with that outside."""
+    describe = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    original = describe["default"]
+
+    def on_cpu(tensor: torch.Tensor) -> dict[str, Any]:
+        with torch._C.DisableTorchFunction():
+            return original(tensor)
+
+    describe["default"] = on_cpu
+    try:
+        yield
+    finally:
+        describe["default"] = original
+
+
+def _make_default(original: Callable[..., None]) -> Callable[..., None]:
+    """`torch.set_default_device("cuda")` and `with torch.device("cuda")`: it is the mode that places."""
+
+    def __init__(context: Any, device: Any) -> None:  # noqa: N807
+        original(context, device)
+        if context.device.type == "cuda":
+            context.device = _DEFAULT
+
+    return __init__
+
+
+def _make_storage_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cuda(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        _devices.put(getattr(storage, "_untyped_storage", storage), cuda_stand_in.current_device())
+        return storage
+
+    return cuda
+
+
+def _make_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.load`: what a file or `map_location` puts on CUDA is placed there."""
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def locate(storage: Any, location: str) -> Any:
+            if callable(map_location):
+                return map_location(storage, location)
+            wanted = map_location.get(location, location) if isinstance(map_location, Mapping) else map_location
+            index = _index_of(location if wanted is None else wanted)
+            if index == _HOST:
+                restore: Any = torch.serialization._get_restore_location  # untyped
+                return restore(map_location)(storage, location)
+            _devices.put(storage, index)
+            return storage
+
+        return original(f, locate, *args, **kwargs)
+
+    return load
