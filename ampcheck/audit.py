@@ -13,6 +13,8 @@ from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
+from ampcheck.autocast.missing import unimitated
+from ampcheck.autocast.placement import is_open
 from ampcheck.catalog import for_kind
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
@@ -235,6 +237,9 @@ def _audit_unchanged(
     values = judge_running.judge_call(
         call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon, again=subject.shape
     )
+    lack = unimitated(raised[0], name) if raised and is_open() else None
+    if lack is not None:
+        return _without_kernels([*runs, values], lack)
     begun = raised and "steps" in values.coverage.seen  # its exception is a finding
     if subject.trains and not begun and not values.coverage.seen.get("steps"):
         what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"
@@ -245,6 +250,12 @@ def _audit_unchanged(
         message = "not judged: calls of compiled functions ran in eager mode"
         runs[-1] = Run(findings=(CACHE_ARTIFACTS.skip(subject.name, message),))
     return _with_one_coverage(runs, values)
+
+
+def _without_kernels(runs: Sequence[Run], lack: Finding) -> Run:
+    """The runs of code that ended since it needs CUDA itself: that alone is said of its end."""
+    run = merge(list(runs))
+    return replace(run, findings=(lack, *(f for f in run.findings if f.check != COVERAGE.slug)))
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:

@@ -9,10 +9,12 @@ from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import TYPE_CHECKING
 
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 
 if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+    from ampcheck.core.run import Finding
     from ampcheck.core.subject import Subject
 
 
@@ -63,6 +65,16 @@ def _as_script(target: str) -> Iterator[None]:
         sys.argv = own
 
 
+def _needs_cuda(error: UsageError, target: Target) -> Finding | None:
+    """The finding about a target that cannot be loaded since it needs CUDA itself, where CUDA is emulated."""
+    from ampcheck.autocast.device import place
+    from ampcheck.autocast.missing import unimitated
+
+    if error.__cause__ is None or place(target.device).emulated != "cuda":
+        return None
+    return unimitated(error.__cause__, target.target)
+
+
 def audit_target(target: Target) -> Run | None:
     """The run of one target, without one that of the demo; under torchrun that of all ranks, on rank 0.
 
@@ -73,7 +85,12 @@ def audit_target(target: Target) -> Run | None:
     from ampcheck.autocast.device import place
     from ampcheck.torchtools.seeds import seeded
 
-    subject = load_placed(target.target, target.device, trains=True) if target.target else demo.subject()
+    try:
+        subject = load_placed(target.target, target.device, trains=True) if target.target else demo.subject()
+    except UsageError as error:
+        if (lack := _needs_cuda(error, target)) is None:
+            raise
+        return Run(findings=(lack,), title=f"audit of {target.target}")
     with _as_script(target.target), seeded(place(target.device).device):
         run = judge_subject(
             subject,

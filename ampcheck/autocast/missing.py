@@ -13,9 +13,12 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.kernels import float32_of_16_bit, is_16_bit
+from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief, message_of
+from ampcheck.core.run import Finding, Where
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import users_place
 from ampcheck.torchtools.unsupported import machine_error
 
 _NO_KERNEL = re.compile("not (implemented|supported) for '?(Half|BFloat16)")
@@ -74,3 +77,37 @@ class MissingKernels(DispatchMode):
         out = func(*args, **kwargs)
         self.ran[name] += 1
         return map_tensors(lambda t: t.to(low) if t.dtype is torch.float32 else t, out)
+
+
+_CUDA_ALONE = (
+    r"No module named '(flash_attn\w*|bitsandbytes|apex|xformers|transformer_engine|triton|deepspeed|cupy|pycuda)\b",
+    r"No module named '(amp_C|mamba_ssm|causal_conv1d|pynvml)\b",
+    r"Could not run '([\w:.]+)' with arguments from the '(?:CPU|CUDA)' backend",
+    r"(?s)(FlashAttention\w*|flash[_-]attn|bitsandbytes)\b.*(?:install|CUDA|GPU)",
+    r"(libcuda|active drivers|CUDA_HOME|nvcc|NVIDIA driver|Torch not compiled with CUDA|_cuda_\w+|dummy base class)",
+    r"(requires CUDA|support for cuda devices|CUDA error|No (?:viable backend|available kernel))",
+)
+"""Messages of what exists on CUDA alone, with its name: packages, kernels, drivers and compilers."""
+
+NEEDS_CUDA = (
+    "let the code take its way without CUDA's own kernels, such as attn_implementation='sdpa', or audit it on a GPU"
+)
+
+
+def not_imitated(message: str) -> str:
+    """What the emulation of CUDA on a CPU cannot imitate, where an exception with this message says that; else "".
+
+    That is a kernel of CUDA: the code's own, one of a package, or one that Triton would launch.
+    """
+    return next((found[1] for pattern in _CUDA_ALONE if (found := re.search(pattern, message)) is not None), "")
+
+
+def unimitated(error: BaseException, subject: str) -> Finding | None:
+    """The finding about code that raised since it needs CUDA itself, at its line; None where that is not why."""
+    name = not_imitated(message_of(error)) if isinstance(error, Exception) else ""
+    if not name:
+        return None
+    file, line = users_place(error)
+    text = brief(error).partition(". ")[0]
+    message = f"not judged from here on: it needs CUDA itself ({name}), which a CPU cannot imitate: {text}"
+    return COVERAGE.incomplete(subject, message, where=Where(file=file, line=line), hint=NEEDS_CUDA)

@@ -311,8 +311,8 @@ _SPECIAL: dict[Any, Special] = {
     torch.device: _make_device,
     torch._C._nn._parse_to: _parse_to,
     torch.Tensor.device.__get__: _read_device,
-    torch.Tensor.is_cuda.__get__: _read_is_cuda,
-    torch.Tensor.is_cpu.__get__: _read_is_cpu,
+    torch.Tensor.is_cuda.__get__: _read_is_cuda,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: _read_is_cpu,  # type: ignore[attr-defined]
     torch.Tensor.get_device: _get_device,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,
@@ -341,7 +341,8 @@ def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     """Backward passes, in which hooks and checkpoints run the user's code: PyTorch calls them with the mode off."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(mode, _Placement) for mode in _get_current_function_mode_stack()):
+        modes: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if any(isinstance(mode, _Placement) for mode in modes):
             return original(*args, **kwargs)
         return _in_mode(original)(*args, **kwargs)
 
@@ -350,11 +351,11 @@ def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _compared_on_cpu() -> Iterator[None]:
-    """Checkpoints compare the device that a tensor reports inside of an op, where the mode is off, with that outside."""
+    """Checkpoints compare the device that a tensor reports inside of an op, with the mode off, with that outside."""
     describe = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     original = describe["default"]
 
-    def on_cpu(tensor: torch.Tensor) -> dict[str, Any]:
+    def on_cpu(tensor: torch.Tensor) -> object:
         with torch._C.DisableTorchFunction():
             return original(tensor)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ampcheck.autocast.missing import NEEDS_CUDA, not_imitated
+from ampcheck.autocast.placement import is_open
 from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE, NONFINITE_GRADIENT
 from ampcheck.catalog.training import (
     GRADIENT_UNDERFLOW,
@@ -325,7 +327,12 @@ def check_observed(seen: Observed) -> list[Finding]:
         hint = _ITERATOR if stopped.message.startswith("StopIteration") else hint
         where = Where(op=stopped.op, file=stopped.file, line=stopped.line, step=stopped.step)
         message = f"{requirement}; step {stopped.step}: {stopped.message}"
-        findings.append(COVERAGE.fail(subject, message, where=where, hint=hint))
+        lack = not_imitated(stopped.message) if is_open() else ""
+        if lack:
+            message = f"not judged from step {stopped.step} on: it needs CUDA itself ({lack}): {stopped.message}"
+            findings.append(COVERAGE.incomplete(subject, message, where=where, hint=NEEDS_CUDA))
+        else:
+            findings.append(COVERAGE.fail(subject, message, where=where, hint=hint))
     if seen.replaced:
         message = (
             "the parameters of a model must stay the same objects, or its optimizer steps others; replaced were "
