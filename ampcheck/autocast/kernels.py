@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.autocast.placement import is_placed
+from ampcheck.autocast.cuda_devices import is_placed
 from ampcheck.autocast.policy import (
     APPEND_DTYPE,
     BANNED,

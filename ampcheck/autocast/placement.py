@@ -17,7 +17,6 @@ Compiled code sees the CPU (`x.device`, `x.is_cuda`), as Dynamo answers for the 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,21 +25,27 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _device
 
-from ampcheck.autocast import cuda_stand_in
+from ampcheck.autocast import cuda_devices, cuda_stand_in
+from ampcheck.autocast.cuda_devices import (
+    HOST,
+    any_placed,
+    device_index,
+    index_of,
+    is_cuda_text,
+    number,
+    place_storage,
+    tensors,
+)
+from ampcheck.autocast.cuda_stand_in import current_device
 from ampcheck.torchtools.patching import once_imported, replaced
-from ampcheck.torchtools.storage import StorageMap
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
-_CUDA = re.compile(r"cuda(?::(\d+))?")
 _CPU = torch.device("cpu")
 _DEFAULT = torch.device("cpu")
 """The default device of PyTorch while CUDA is the one that was asked for; a CPU, told apart by its identity."""
 
-_UNSAID, _HOST = -2, -1
-"""A call that names no device; one that names another than CUDA. Else the index of the CUDA device."""
-
-_devices: StorageMap[int] = StorageMap()
-"""The index of the CUDA device on which a storage was placed. It outlives a block, as tensors do."""
+_UNSAID = -2
+"""In the place of the index of a CUDA device: a call that names no device."""
 
 _open: list[_Placement] = []
 
@@ -70,11 +75,6 @@ def placed(gpu: str = "") -> Iterator[None]:
 def is_open() -> bool:
     """Whether CUDA is placed on the CPU now, so that `torch.cuda` tells nothing about this machine."""
     return bool(_open)
-
-
-def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was placed on CUDA inside a block of `placed`."""
-    return bool(_devices) and _index(tensor) is not None
 
 
 def _in_mode(function: Function) -> Function:
@@ -131,16 +131,16 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(map(_move, args))
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (args[0], _CPU, *args[2:])
-        kwargs = {name: _CPU if name == "device" and said != _HOST else _move(v) for name, v in kwargs.items()}
+        kwargs = {name: _CPU if name == "device" and said != HOST else _move(v) for name, v in kwargs.items()}
     if kwargs.get("pin_memory"):
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     result = func(*args, **kwargs)
-    if said == _UNSAID and not _devices:
+    if said == _UNSAID and not any_placed():
         return result
-    inputs = list(_tensors((args, kwargs)))
+    inputs = list(tensors((args, kwargs)))
     if said == _UNSAID:
-        said = next((index for tensor in inputs if (index := _index(tensor)) is not None), _HOST)
-        if said != _HOST:
+        said = next((index for tensor in inputs if (index := device_index(tensor)) is not None), HOST)
+        if said != HOST:
             _place_new(result, inputs, said)
         return result
     if isinstance(result, torch.Tensor):
@@ -151,98 +151,52 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _place_new(result: Any, inputs: list[torch.Tensor], index: int) -> None:
     """Place results, but for views of arguments and arguments that were written: those stay where they are."""
-    if index == _HOST:
+    if index == HOST:
         return
-    old = {_number(tensor) for tensor in inputs}
-    for tensor in _tensors(result):
-        if _number(tensor) not in old:
-            _devices.put(tensor, index)
+    old = {number(tensor) for tensor in inputs}
+    for tensor in tensors(result):
+        if number(tensor) not in old:
+            place_storage(tensor, index)
 
 
 def _moved_to(func: Any, result: torch.Tensor, inputs: list[torch.Tensor], index: int) -> torch.Tensor:
     """The result on a device. CUDA copies what comes from another one: also arrays of numpy, which PyTorch shares."""
-    shared = _number(result) in {_number(tensor) for tensor in inputs}
-    before = _index(result) if shared else None
-    comes = shared and (before if before is not None else _HOST) != index
-    if comes or (func in _SHARING and index != _HOST and not shared):
+    shared = number(result) in {number(tensor) for tensor in inputs}
+    before = device_index(result) if shared else None
+    comes = shared and (before if before is not None else HOST) != index
+    if comes or (func in _SHARING and index != HOST and not shared):
         result = result.clone()
-    if index != _HOST:
-        _devices.put(result, index)
+    if index != HOST:
+        place_storage(result, index)
     return result
 
 
 def _device_said(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The index of the CUDA device that a call names, `_HOST` or `_UNSAID`."""
+    """The index of the CUDA device that a call names, `HOST` or `_UNSAID`."""
     device = kwargs.get("device")
     if device is None:
         if func is torch.Tensor.to or func is torch.Tensor.type_as:
             return _device_of_to(args[1:2] or (kwargs.get("other"),))
-        device = next((value for value in args if type(value) is torch.device or _is_cuda_text(value)), None)
+        device = next((value for value in args if type(value) is torch.device or is_cuda_text(value)), None)
     if device is None:
         defaults = _device.CURRENT_DEVICE is _DEFAULT and func in _device._device_constructors()
         device = _DEFAULT if defaults else None
     if device is _DEFAULT:
-        return cuda_stand_in.current_device()
-    return _UNSAID if device is None else _index_of(device)
+        return current_device()
+    return _UNSAID if device is None else index_of(device)
 
 
 def _device_of_to(target: tuple[Any, ...]) -> int:
     """The device that the first argument of `Tensor.to` names: a device, its index, or a tensor on it."""
     value = target[0] if target else None
     if isinstance(value, torch.Tensor):
-        index = _index(value)
-        return _HOST if index is None else index
-    return _index_of(value) if isinstance(value, (torch.device, str, int)) else _UNSAID
-
-
-def _index_of(device: Any) -> int:
-    """The index of a CUDA device, `_HOST` for another one."""
-    if isinstance(device, int):
-        return device
-    text = _CUDA.fullmatch(str(device))
-    if text is None:
-        return _HOST
-    return int(text[1]) if text[1] else cuda_stand_in.current_device()
-
-
-def _is_cuda_text(value: Any) -> bool:
-    return type(value) is str and _CUDA.fullmatch(value) is not None
+        index = device_index(value)
+        return HOST if index is None else index
+    return index_of(value) if isinstance(value, (torch.device, str, int)) else _UNSAID
 
 
 def _move(value: Any) -> Any:
-    return _CPU if (type(value) is torch.device and value.type == "cuda") or _is_cuda_text(value) else value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            if isinstance(item, (torch.Tensor, tuple, list, dict)):
-                yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-def _number(tensor: torch.Tensor) -> int:
-    """A number that all views of a tensor share."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
-
-
-def _index(tensor: torch.Tensor) -> int | None:
-    """The index of the CUDA device of a tensor, None on the CPU.
-
-    Compiled code calls no mode; its results that have a gradient are known by their autograd node, and are on CUDA.
-    """
-    index = _devices.get(tensor)
-    if index is None and type(tensor.grad_fn).__name__ == "CompiledFunctionBackward":
-        index = 0
-        _devices.put(tensor, index)
-    return index
+    return _CPU if (type(value) is torch.device and value.type == "cuda") or is_cuda_text(value) else value
 
 
 def _make_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
@@ -261,46 +215,46 @@ Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _read_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index = _index(args[0])
+    index = device_index(args[0])
     return func(*args) if index is None else torch.device("cuda", index)
 
 
 def _read_is_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args) or _index(args[0]) is not None
+    return func(*args) or device_index(args[0]) is not None
 
 
 def _read_is_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args) and _index(args[0]) is None
+    return func(*args) and device_index(args[0]) is None
 
 
 def _get_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index = _index(args[0])
+    index = device_index(args[0])
     return func(*args) if index is None else index
 
 
 def _cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
     device = kwargs.get("device", args[1] if len(args) > 1 else None)
-    index = cuda_stand_in.current_device() if device is None else _index_of(device)
+    index = current_device() if device is None else index_of(device)
     return _moved_to(func, args[0].to(_CPU, **options), [args[0]], index)
 
 
 def _cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _moved_to(func, func(*args, **kwargs), [args[0]], _HOST)
+    return _moved_to(func, func(*args, **kwargs), [args[0]], HOST)
 
 
 def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`Tensor.type`: `torch.cuda.FloatTensor` is the name of a dtype and of a device."""
     if len(args) == 1 and not kwargs:
         name = func(*args)
-        return name if _index(args[0]) is None else name.replace("torch.", "torch.cuda.", 1)
+        return name if device_index(args[0]) is None else name.replace("torch.", "torch.cuda.", 1)
     kind = args[1] if len(args) > 1 else kwargs.get("dtype")
     text = kind if isinstance(kind, str) else f"{getattr(kind, '__module__', '')}.{getattr(kind, '__name__', '')}"
     if isinstance(kind, torch.dtype) or "Tensor" not in text:
         return _call(func, args, kwargs)
     on_cuda = text.startswith("torch.cuda.")
     result = func(args[0], text.replace("torch.cuda.", "torch.", 1))
-    return _moved_to(func, result, [args[0]], cuda_stand_in.current_device() if on_cuda else _HOST)
+    return _moved_to(func, result, [args[0]], current_device() if on_cuda else HOST)
 
 
 def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,12 +283,9 @@ def _replacements(gpu: str) -> Iterator[Any]:
     yield replaced(_device.DeviceContext, "__init__", _make_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield once_imported("torch.utils.checkpoint", lambda module: _compared_on_cpu())
-    yield replaced(torch, "load", _make_load)
-    yield replaced(torch.serialization, "load", _make_load)
+    yield from cuda_devices.replaced_storages()
     for module in (torch.autograd, torch.autograd.graph):
         yield replaced(module, "_engine_run_backward", _make_backward)
-    for kind in (torch.UntypedStorage, torch.TypedStorage):
-        yield replaced(kind, "cuda", _make_storage_cuda)
 
 
 def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -375,31 +326,3 @@ def _make_default(original: Callable[..., None]) -> Callable[..., None]:
             context.device = _DEFAULT
 
     return __init__
-
-
-def _make_storage_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    def cuda(storage: Any, *args: Any, **kwargs: Any) -> Any:
-        _devices.put(getattr(storage, "_untyped_storage", storage), cuda_stand_in.current_device())
-        return storage
-
-    return cuda
-
-
-def _make_load(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load`: what a file or `map_location` puts on CUDA is placed there."""
-
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        def locate(storage: Any, location: str) -> Any:
-            if callable(map_location):
-                return map_location(storage, location)
-            wanted = map_location.get(location, location) if isinstance(map_location, Mapping) else map_location
-            index = _index_of(location if wanted is None else wanted)
-            if index == _HOST:
-                restore: Any = torch.serialization._get_restore_location  # untyped
-                return restore(map_location)(storage, location)
-            _devices.put(storage, index)
-            return storage
-
-        return original(f, locate, *args, **kwargs)
-
-    return load
