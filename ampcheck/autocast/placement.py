@@ -134,10 +134,10 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs = {name: _CPU if name == "device" and said != HOST else _move(v) for name, v in kwargs.items()}
     if kwargs.get("pin_memory"):
         kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-    result = func(*args, **kwargs)
     if said == _UNSAID and not any_placed():
-        return result
-    inputs = list(tensors((args, kwargs)))
+        return func(*args, **kwargs)
+    inputs = list(tensors((args, kwargs)))  # before the call: `copy.deepcopy` notes its result in an argument
+    result = func(*args, **kwargs)
     if said == _UNSAID:
         said = next((index for tensor in inputs if (index := device_index(tensor)) is not None), HOST)
         if said != HOST:
