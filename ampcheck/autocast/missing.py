@@ -5,7 +5,9 @@ The substitute is for ops without a 16-bit kernel on the CPU while another devic
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -18,7 +20,7 @@ from ampcheck.core.errors import brief, message_of
 from ampcheck.core.run import Finding, Where
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors, tensors
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import is_users, short_path, users_place
 from ampcheck.torchtools.unsupported import machine_error
 
 _NO_KERNEL = re.compile("not (implemented|supported) for '?(Half|BFloat16)")
@@ -84,7 +86,8 @@ _CUDA_ALONE = (
     r"No module named '(amp_C|mamba_ssm|causal_conv1d|pynvml)\b",
     r"Could not run '([\w:.]+)' with arguments from the '(?:CPU|CUDA)' backend",
     r"(?s)(FlashAttention\w*|flash[_-]attn|bitsandbytes)\b.*(?:install|CUDA|GPU)",
-    r"(libcuda|active drivers|CUDA_HOME|nvcc|NVIDIA driver|Torch not compiled with CUDA|_cuda_\w+|dummy base class)",
+    r"(libcuda|active drivers|CUDA_HOME|nvcc|NVIDIA driver|Torch not compiled with CUDA|dummy base class)",
+    r"has no attribute '(_cuda_\w+)'",
     r"(requires CUDA|support for cuda devices|CUDA error|No (?:viable backend|available kernel))",
 )
 """Messages of what exists on CUDA alone, with its name: packages, kernels, drivers and compilers."""
@@ -107,7 +110,14 @@ def unimitated(error: BaseException, subject: str) -> Finding | None:
     name = not_imitated(message_of(error)) if isinstance(error, Exception) else ""
     if not name:
         return None
-    file, line = users_place(error)
+    file, line = _place(error)
     text = brief(error).partition(". ")[0]
     message = f"not judged from here on: it needs CUDA itself ({name}), which a CPU cannot imitate: {text}"
     return COVERAGE.incomplete(subject, message, where=Where(file=file, line=line), hint=NEEDS_CUDA)
+
+
+def _place(error: BaseException) -> tuple[str, int | None]:
+    """The innermost line of the code that is no installed package, such as Triton; of one where there is no other."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if is_users(file) and f"{os.sep}site-packages{os.sep}" not in file]
+    return (short_path(own[-1][0]), own[-1][1]) if own else users_place(error)
