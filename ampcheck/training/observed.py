@@ -314,6 +314,17 @@ def _check_left_out(seen: Observed) -> Iterator[Finding]:
         yield COVERAGE.warn(seen.subject, message, hint=hint)
 
 
+def _check_stopped(subject: str, stopped: StepError) -> Finding:
+    """`coverage`: a step did not come to its end, by the code's own fault or since it needs CUDA itself."""
+    where = Where(op=stopped.op, file=stopped.file, line=stopped.line, step=stopped.step)
+    if is_open() and (lack := not_imitated(stopped.message)):
+        message = f"not judged from step {stopped.step} on: it needs CUDA itself ({lack}): {stopped.message}"
+        return COVERAGE.incomplete(subject, message, where=where, hint=NEEDS_CUDA)
+    requirement, hint = _STOPPED[stopped.kind]
+    hint = _ITERATOR if stopped.message.startswith("StopIteration") else hint
+    return COVERAGE.fail(subject, f"{requirement}; step {stopped.step}: {stopped.message}", where=where, hint=hint)
+
+
 def check_observed(seen: Observed) -> list[Finding]:
     """`coverage`: the steps came to their end, returned a loss, changed weights, and did something in 16 bits."""
     subject, steps, stopped = seen.subject, seen.steps, seen.stopped
@@ -323,16 +334,7 @@ def check_observed(seen: Observed) -> list[Finding]:
         return [COVERAGE.fail(subject, message, hint=hint)]
     findings: list[Finding] = []
     if stopped is not None:
-        requirement, hint = _STOPPED[stopped.kind]
-        hint = _ITERATOR if stopped.message.startswith("StopIteration") else hint
-        where = Where(op=stopped.op, file=stopped.file, line=stopped.line, step=stopped.step)
-        message = f"{requirement}; step {stopped.step}: {stopped.message}"
-        lack = not_imitated(stopped.message) if is_open() else ""
-        if lack:
-            message = f"not judged from step {stopped.step} on: it needs CUDA itself ({lack}): {stopped.message}"
-            findings.append(COVERAGE.incomplete(subject, message, where=where, hint=NEEDS_CUDA))
-        else:
-            findings.append(COVERAGE.fail(subject, message, where=where, hint=hint))
+        findings.append(_check_stopped(subject, stopped))
     if seen.replaced:
         message = (
             "the parameters of a model must stay the same objects, or its optimizer steps others; replaced were "
