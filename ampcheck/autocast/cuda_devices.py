@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.cuda_stand_in import current_device
 from ampcheck.torchtools.patching import replaced
-from ampcheck.torchtools.storage import StorageMap
+from ampcheck.torchtools.storage import StorageMap, unwrapped
 
 _CUDA = re.compile(r"cuda(?::(\d+))?")
 
@@ -23,7 +23,7 @@ _devices: StorageMap[int] = StorageMap()
 
 def place_storage(tensor: torch.Tensor, index: int) -> None:
     """Record the CUDA device of a tensor, and of all views of it."""
-    _devices.put(tensor, index)
+    _devices.put(unwrapped(tensor), index)
 
 
 def any_placed() -> bool:
@@ -41,6 +41,7 @@ def device_index(tensor: torch.Tensor) -> int | None:
 
     Compiled code calls no mode; its results that have a gradient are known by their autograd node, and are on CUDA.
     """
+    tensor = unwrapped(tensor)
     index = _devices.get(tensor)
     if index is None and type(tensor.grad_fn).__name__ == "CompiledFunctionBackward":
         index = 0
@@ -51,7 +52,7 @@ def device_index(tensor: torch.Tensor) -> int | None:
 def number(tensor: torch.Tensor) -> int:
     """A number that all views of a tensor share."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(unwrapped(tensor).untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return id(tensor)
 

@@ -154,6 +154,17 @@ class Stream:
         """Leave the stream."""
 
 
+class _TensorType(type):
+    """`torch.cuda.FloatTensor` and its like: constructors of placed tensors of one dtype."""
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        made: torch.Tensor = getattr(torch, cls.__name__)(*args)
+        return made.cuda()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.type() == f"torch.cuda.{cls.__name__}"
+
+
 class _Anything:
     """The libraries of markers and profilers, whose functions do nothing."""
 
@@ -299,6 +310,9 @@ def stand_in(gpu: str = "") -> Iterator[None]:
         stack.enter_context(_attribute(torch.cuda, "default_generators", (torch.default_generator,)))
         stack.enter_context(_attribute(torch.cuda.nvtx, "_nvtx", _Anything()))
         stack.enter_context(_attribute(torch, "Generator", _Generator))
+        for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
+            kind = _TensorType(name, (), {"__module__": "torch.cuda"})
+            stack.enter_context(_attribute(torch.cuda, name, kind))
         _replace_parallel(stack)
         yield
 

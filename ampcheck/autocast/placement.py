@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _device
 
@@ -261,6 +262,13 @@ def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].clone()
 
 
+def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The data of a packed sequence are where they were; its batch sizes stay on the CPU."""
+    data, sizes = func(*args, **kwargs)
+    _place_new(data, [], HOST if (index := device_index(args[0])) is None else index)
+    return data, sizes
+
+
 _SPECIAL: dict[Any, Special] = {
     torch.device: _make_device,
     torch._C._nn._parse_to: _parse_to,
@@ -272,6 +280,7 @@ _SPECIAL: dict[Any, Special] = {
     torch.Tensor.cpu: _cpu,
     torch.Tensor.type: _type,
     torch.Tensor.pin_memory: _pinned,
+    torch._VF._pack_padded_sequence: _packed,  # type: ignore[attr-defined]
 }
 _SHARING = frozenset({torch.as_tensor, torch.asarray})
 """Functions that share the memory of an array of numpy."""
@@ -282,6 +291,7 @@ def _replacements(gpu: str) -> Iterator[Any]:
     yield cuda_stand_in.stand_in(gpu)
     yield replaced(_device.DeviceContext, "__init__", _make_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
+    yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
     yield once_imported("torch.utils.checkpoint", lambda module: _compared_on_cpu())
     yield from cuda_devices.replaced_storages()
     for module in (torch.autograd, torch.autograd.graph):
@@ -300,17 +310,23 @@ def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _make_true(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that sees where tensors really are, such as `torch.export`, which makes fake ones of them."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return original(*args, **kwargs)
+
+    return run
+
+
 @contextmanager
 def _compared_on_cpu() -> Iterator[None]:
     """Checkpoints compare the device that a tensor reports inside of an op, with the mode off, with that outside."""
     describe = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     original = describe["default"]
 
-    def on_cpu(tensor: torch.Tensor) -> object:
-        with torch._C.DisableTorchFunction():
-            return original(tensor)
-
-    describe["default"] = on_cpu
+    describe["default"] = _make_true(original)
     try:
         yield
     finally:

@@ -20,12 +20,19 @@ RIGHT_LOSS = "nn.functional.cross_entropy(self.net(x), y)"
 WRONG_LOSS = "nn.functional.binary_cross_entropy(self.net(x).sigmoid(), nn.functional.one_hot(y, 4).half())"
 PROTOCOL, BANNED = "scaler-protocol", "policy-banned"
 
-HEALTHY = [("classify", "cuda"), ("nano_gpt", "cuda:a100"), ("nano_gpt", "cuda:t4"), ("lightning_fit", "cuda")]
+HEALTHY = [
+    ("classify", "cuda"),
+    ("nano_gpt", "cuda:a100"),
+    ("nano_gpt", "cuda:t4"),
+    ("lightning_fit", "cuda"),
+    ("accelerated", "cuda"),
+]
 
 MISTAKES = [
     # script, device, the right line and the wrong one, the check, a part of the line where it is found
     ("classify", "cuda", "scaler.unscale_(optimizer)", "pass", PROTOCOL, CLIPS),
     ("nano_gpt", "cuda:t4", "scaler.unscale_(optimizer)", "pass", PROTOCOL, CLIPS),
+    ("accelerated", "cuda", "accelerator.clip_grad_norm_(", "nn.utils.clip_grad_norm_(", PROTOCOL, CLIPS),
     ("lightning_fit", "cuda", RIGHT_LOSS, WRONG_LOSS, BANNED, "binary_cross_entropy"),
 ]
 
@@ -39,6 +46,11 @@ def _as_alone(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder)
         name for name, module in sys.modules.items() if "cuda_scripts" in str(getattr(module, "__file__", ""))
     ]:
         del sys.modules[name]
+    if "accelerate" in sys.modules:  # which remembers the device for the whole process
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 def findings(path: Path, device: str, function: str = "main") -> list[Finding]:

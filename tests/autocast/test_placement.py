@@ -173,6 +173,30 @@ def test_a_thread_that_is_started_inside_places_too() -> None:
     assert seen == [True]
 
 
+@pytest.mark.usefixtures("cuda")
+def test_legacy_types_place_and_tell_what_is_placed() -> None:
+    made = torch.cuda.FloatTensor(2, 3).fill_(1.0)
+    assert (made.device, made.dtype) == (CUDA, torch.float32)
+    assert torch.ones(2).type(torch.cuda.HalfTensor).device == CUDA
+    assert isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(made.cpu(), torch.cuda.FloatTensor)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_packed_sequences_keep_their_batch_sizes_on_the_cpu() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 2, 3, device="cuda"), torch.tensor([2, 1]))
+    assert (packed.data.is_cuda, packed.batch_sizes.is_cuda) == (True, False)
+    assert nn.LSTM(3, 3).cuda()(packed)[1][0].is_cuda
+
+
+@pytest.mark.usefixtures("cuda")
+def test_transforms_place_and_exports_are_of_the_cpu() -> None:
+    x, layer = torch.ones(2, 3, device="cuda"), nn.Linear(3, 3).cuda()
+    assert torch.func.vmap(lambda row: row + torch.ones(3, device="cuda"))(x).is_cuda
+    assert torch.func.grad(lambda values: (values * torch.ones(3, device="cuda")).sum())(x).is_cuda
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
+
+
 OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     "fused AdamW": lambda parameters: torch.optim.AdamW(parameters, fused=True),
     "fused SGD": lambda parameters: torch.optim.SGD(parameters, fused=True),
