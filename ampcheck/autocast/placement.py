@@ -280,7 +280,7 @@ _SPECIAL: dict[Any, Special] = {
     torch.Tensor.cpu: _cpu,
     torch.Tensor.type: _type,
     torch.Tensor.pin_memory: _pinned,
-    torch._VF._pack_padded_sequence: _packed,  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence: _packed,
 }
 _SHARING = frozenset({torch.as_tensor, torch.asarray})
 """Functions that share the memory of an array of numpy."""
@@ -292,7 +292,7 @@ def _replacements(gpu: str) -> Iterator[Any]:
     yield replaced(_device.DeviceContext, "__init__", _make_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
-    yield once_imported("torch.utils.checkpoint", lambda module: _compared_on_cpu())
+    yield once_imported("torch.utils.checkpoint", _checkpoints)
     yield from cuda_devices.replaced_storages()
     for module in (torch.autograd, torch.autograd.graph):
         yield replaced(module, "_engine_run_backward", _make_backward)
@@ -321,16 +321,19 @@ def _make_true(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _compared_on_cpu() -> Iterator[None]:
-    """Checkpoints compare the device that a tensor reports inside of an op, with the mode off, with that outside."""
-    describe = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    original = describe["default"]
+def _checkpoints(module: Any) -> Iterator[None]:
+    """`torch.utils.checkpoint` as without CUDA where no tensor is placed: it remembers a device type for the process.
 
+    It compares the device that a tensor reports inside of an op, with the mode off, with that outside.
+    """
+    describe, chosen = module._allowed_determinism_checks_to_fns, module.DefaultDeviceType
+    original, device_type = describe["default"], chosen._default_device_type
     describe["default"] = _make_true(original)
+    chosen._default_device_type = device_type or "cpu"
     try:
         yield
     finally:
-        describe["default"] = original
+        describe["default"], chosen._default_device_type = original, device_type
 
 
 def _make_default(original: Callable[..., None]) -> Callable[..., None]:

@@ -342,6 +342,7 @@ def test_all_that_was_replaced_is_restored_also_after_an_exception() -> None:
     def fail() -> None:
         nonlocal placed
         placed = torch.ones(1).cuda()
+        checkpoint(torch.relu, torch.ones(1, requires_grad=True), use_reentrant=False)
         torch.cuda.set_device(1)
         assert torch.cuda.current_device() == 1
         raise ZeroDivisionError
