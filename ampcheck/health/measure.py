@@ -98,15 +98,16 @@ def read_all(pending: Iterable[PendingHealth | Unmeasured]) -> list[TensorHealth
 
 
 def _implementation(values: torch.Tensor) -> Pack | Unmeasured:
-    if values.device.type == "cpu":
+    kind = values.untyped_storage().device.type  # a tensor may report a device that is emulated on the CPU
+    if kind == "cpu":
         reason = cpu.unavailable()
         if reason is None:
             return cpu.pack
         if flushed_here():
             return Unmeasured(f"this thread flushes subnormals (torch.set_flush_denormal) and {reason}")
-    elif values.device.type == "cuda":
+    elif kind == "cuda":
         return _triton() or oracle.pack
-    elif values.device.type == "mps":
+    elif kind == "mps":
         return Unmeasured("mps has no float64; measure a copy on the CPU")
     return oracle.pack
 

@@ -18,6 +18,7 @@ from ampcheck.core.subject import Call, Kind, Subject
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.closures import rebound, walk
 from ampcheck.torchtools.pytree import map_tensors
+from ampcheck.torchtools.storage import device_of
 
 NO_SCRIPT = "torch.compile takes no TorchScript"
 """Why nothing of a scripted subject is compiled."""
@@ -61,7 +62,8 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
     copies = modules_of(model)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device=device, dtype=_cast_dtype(tensor, to))
+        moved: dict[str, Any] = {} if device_of(tensor) == torch.device(device) else {"device": device}
+        return tensor.to(dtype=_cast_dtype(tensor, to), **moved)
 
     try:
         for module in copies:

@@ -45,6 +45,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor's memory, also where the emulation of another device lets the tensor report that one."""
+    strided = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.untyped_storage().device if strided and has_memory(tensor) else tensor.device
+
+
 def storage_number(tensor: torch.Tensor) -> int | None:
     """A number that all views of a tensor share while their storage lives; None without one (sparse, functional)."""
     try:

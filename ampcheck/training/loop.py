@@ -24,7 +24,7 @@ from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
-from ampcheck.torchtools.storage import local, storage_number
+from ampcheck.torchtools.storage import device_of, local, storage_number
 
 STEPS = 24
 """How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
@@ -147,7 +147,7 @@ class TrainingLoop:
     @property
     def device_type(self) -> str:
         """Where the parameters are; `cpu` without any."""
-        return next((p.device.type for _, p in self.parameters()), "cpu")
+        return next((device_of(p).type for _, p in self.parameters()), "cpu")
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter of the modules, and others that the optimizers step, each once by its path.

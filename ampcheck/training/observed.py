@@ -208,6 +208,7 @@ class Observation:
                 "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
             }
+        present = (loop.device_type, *(["cuda"] if is_open() else []))
         return Observed(
             loop.name,
             tuple(losses),
@@ -218,7 +219,7 @@ class Observation:
             stepped=stepped,
             changed=bool(replaced) or after != before or (stepped and (loop.sharded or not before)),
             narrow=True if low else None if loop.reached.compiled else False,
-            absent=tuple(path for path, scaler in disabled.items() if scaler._device != loop.device_type),
+            absent=tuple(path for path, scaler in disabled.items() if scaler._device not in present),
             idle=without_gradients(events) if still else None,
             unused=() if self.recorder.scaled else tuple(scalers),
             empty=loop.empty,

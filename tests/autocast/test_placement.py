@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from ampcheck import UsageError, emulate
+from ampcheck import UsageError, Verdict, audit, emulate, watch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 CUDA = torch.device("cuda", 0)
@@ -379,3 +379,51 @@ def test_compiled_code_is_traced_for_the_cpu_without_a_graph_break() -> None:
     torch.testing.assert_close(loss, net(x, y)[1])
     loss.backward()
     assert net.layer.weight.grad is not None
+
+
+class Branching(nn.Module):
+    """Refuses to run on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.is_cuda and self.layer.weight.device == x.device):
+            raise RuntimeError("this model runs on CUDA alone")
+        y: Tensor = self.layer(x) + torch.zeros(8, device="cuda")
+        return y
+
+
+def test_a_model_that_was_placed_is_audited_where_it_was() -> None:
+    with emulate("cuda"):
+        subject = Branching().cuda(), (torch.randn(4, 8, device="cuda"),)
+    run = audit(subject, device="cuda", compile=False)
+    assert not run.failed
+    assert not run.of(Verdict.INCOMPLETE)
+
+
+def test_a_loop_that_was_placed_is_audited_and_watched() -> None:
+    with emulate("cuda"):
+        model = Branching().cuda()
+        optimizer, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cuda")
+
+    def step(number: int) -> float:
+        x = torch.randn(4, 8, device="cuda")
+        with torch.autocast("cuda", torch.float16):
+            loss = model(x).float().pow(2).mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    run = audit({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}, device="cuda", steps=3)
+    assert not run.failed
+    assert run.coverage.seen["16-bit ops"]
+    assert str(run.environment["device"]).startswith("cpu"), "a GPU that is not there is no fact about the machine"
+    with emulate("cuda"), watch(model, optimizer, scaler, fail_on="never") as seen:
+        for number in range(3):
+            seen.step(step(number))
+    assert not seen.run.failed

@@ -21,6 +21,7 @@ from ampcheck.torchtools.dynamo import counters, in_eager_mode, reset
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.seeds import seeded
+from ampcheck.torchtools.storage import device_of
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Global state that changed, before and after."""
@@ -186,14 +187,16 @@ def own_device(subject: Subject, device: str) -> str:
         return device
     owned = [t for module in modules_of(subject.model) for t in (*module.parameters(), *module.buffers())]
     owned += [t for call in subject.calls for _, t in tensors((call.args, dict(call.kwargs)))]
-    return str(owned[0].device) if owned else device
+    return str(device_of(owned[0])) if owned else device
 
 
 def _fresh(call: Call, device: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call as new tensors, on `device` if given, with what the user marked for Dynamo."""
 
     def duplicate(tensor: torch.Tensor) -> torch.Tensor:
-        copied = tensor.detach().clone().to(device or tensor.device)
+        copied = tensor.detach().clone()
+        if device is not None and device_of(tensor) != torch.device(device):
+            copied = copied.to(device)
         copied.requires_grad_(tensor.requires_grad)
         for name, value in vars(tensor).items():
             if name.startswith("_"):  # where torch._dynamo.mark_dynamic and mark_static write
