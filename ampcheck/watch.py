@@ -44,6 +44,7 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.torchtools.storage import device_of
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import STEPS, LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
@@ -325,7 +326,7 @@ def watched(
         shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
     eager = eager_modules(model) if compiled and model is not None else 0
-    device = torch.device(next((str(p.device) for root in modules for p in root.parameters()), "cpu")).type
+    device = torch.device(next((str(device_of(p)) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
     bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file
     monitors: dict[str, _Monitor] = {}

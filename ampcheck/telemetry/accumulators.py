@@ -16,6 +16,7 @@ from ampcheck.telemetry.owners import Owner, path_of
 from ampcheck.telemetry.sites import Site
 from ampcheck.telemetry.statistics import Layout, thresholds
 from ampcheck.telemetry.stats import SiteStats
+from ampcheck.torchtools.storage import device_of
 
 _SUMMED_AT = 64
 """Calls whose vectors are kept before they are summed: few enough to be small, many enough that sums are rare."""
@@ -171,10 +172,11 @@ class Accumulator:
     def is_incomplete(self, packed: torch.Tensor) -> bool:
         """Whether lean statistics are incomplete. On CUDA the answer is that of earlier calls, so that nothing waits
         for the device; on other devices the answer is no."""
-        self.tables.upload(packed.device)
+        device = device_of(packed)
+        self.tables.upload(device)
         answer = self.tables.is_incomplete(packed)
-        if packed.device.type != "cuda":
-            return packed.device.type == "cpu" and bool(answer)
+        if device.type != "cuda":
+            return device.type == "cpu" and bool(answer)
         with torch.cuda.device(answer.device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copy = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu").copy_(answer, non_blocking=True)
@@ -191,8 +193,8 @@ class Accumulator:
             return
         packed = torch.stack([vector for _, vector in waiting])
         tables = self.tables
-        tables.upload(packed.device)
-        calls = _upload([call for call, _ in waiting], packed.device)
+        tables.upload(device_of(packed))
+        calls = _upload([call for call, _ in waiting], device_of(packed))
         counts = tables.decoders[full](packed)
         over, inf, nan = counts["overflowed"] > 0, counts["infs"] > 0, counts["nans"] > 0
         bad = over | inf | nan

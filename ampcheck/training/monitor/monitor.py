@@ -16,7 +16,7 @@ from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.patching import replaced
-from ampcheck.torchtools.storage import local
+from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
 from ampcheck.training.monitor.sums import (
@@ -224,7 +224,7 @@ class TrainingMonitor:
             if isinstance(health, Unmeasured):
                 self._unseen[f"gradients that were {health}"] += 1
                 continue
-            keys, pending = groups.setdefault((local(gradient).device, health.dtype, health.plan), ([], []))
+            keys, pending = groups.setdefault((device_of(local(gradient)), health.dtype, health.plan), ([], []))
             keys.append(entry.key)
             pending.append(health)
         for group, (keys, pending) in groups.items():

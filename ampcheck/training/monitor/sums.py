@@ -17,6 +17,7 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
+from ampcheck.torchtools.storage import device_of
 from ampcheck.training.protocol.events import ProtocolStats
 
 _FINITE, _AMAX = 2, 4
@@ -237,7 +238,7 @@ class Series:
 
     def append(self, value: torch.Tensor | float) -> None:
         """Append a number, or a copy of a tensor of one element. All values of a series are of one kind."""
-        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        if not isinstance(value, torch.Tensor) or device_of(value).type == "cpu":
             self._known.append(float(value))
             return
         self._waiting.append(value.detach().reshape(()).to(torch.float32, copy=True))
@@ -293,7 +294,7 @@ class GradientSums:
     ) -> None:
         """Gradients of one step. keys: of their parameters; scale: the loss scale that they were divided by."""
         sizes = tuple((health.numel, health.unstored) for health in pending)
-        known = float(scale) if not isinstance(scale, torch.Tensor) or scale.device.type == "cpu" else None
+        known = float(scale) if not isinstance(scale, torch.Tensor) or device_of(scale).type == "cpu" else None
         alike = tuple(keys), sizes, known
         if alike != self._alike:
             self._add_up()

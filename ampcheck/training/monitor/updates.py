@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.torchtools.spacing import spacing
-from ampcheck.torchtools.storage import local
+from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.monitor.sums import Rows, UpdateSum
 
 _SAMPLE = 4096
@@ -144,8 +144,8 @@ class Updates:
             before, after = entry.before, local(entry.parameter)
             if before is None or entry.gradient is None:
                 continue
-            if (after.shape, after.dtype, after.device) == (before.shape, before.dtype, before.device):
-                devices[after.device].append((entry, before, after))
+            if (after.shape, after.dtype, device_of(after)) == (before.shape, before.dtype, device_of(before)):
+                devices[device_of(after)].append((entry, before, after))
             else:
                 self._unseen["updates that gave a parameter another shape, dtype or device"] += 1
         for device, changed in devices.items():
@@ -191,7 +191,7 @@ class Updates:
         gradient = local(entry.gradient)
         if gradient.layout is not torch.strided:
             self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
-            return torch.zeros(_COUNTS, dtype=torch.float64, device=after.device)
+            return torch.zeros(_COUNTS, dtype=torch.float64, device=device_of(after))
         if entry.key not in self._first:
             self._first[entry.key] = before, torch.zeros_like(before, dtype=torch.bool)
         counts = []
@@ -266,7 +266,7 @@ def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     narrow = {number: list(_pieces(*pair)) for number, pair in enumerate(pairs) if number not in norms}
     # One memory for all: an allocator that allocates and frees pieces in turn may retain many of them.
     most = max((new.numel() for pieces in narrow.values() for _, new in pieces), default=0)
-    scratch = torch.empty(2, most, dtype=torch.float32, device=pairs[0][1].device)
+    scratch = torch.empty(2, most, dtype=torch.float32, device=device_of(pairs[0][1]))
     for number, pieces in narrow.items():
         parts = []
         for piece in pieces:
