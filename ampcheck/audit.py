@@ -93,6 +93,8 @@ def audit(
     compile options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
+    Code that was written for CUDA then runs as it stands, see `emulate`; `cuda:3070` names a GPU; what needs CUDA
+    itself, such as its own kernels, is `incomplete`.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
     16-bit weights or inputs runs without autocast, in its own dtype. compile: also run under `torch.compile`, which
     resets Dynamo. checks: names of checks, all by default; `coverage`, `nonfinite-reference` and whether the subject

@@ -40,7 +40,9 @@ def add_targets(command: argparse.ArgumentParser) -> None:
 
 def add_audit_options(command: argparse.ArgumentParser) -> None:
     """Add the options of an audit."""
-    command.add_argument("--device", help="device to run on (default: cpu); one that this machine lacks is emulated")
+    command.add_argument(
+        "--device", help="device to run on (default: cpu); one that this machine lacks is emulated: cuda, cuda:3070"
+    )
     command.add_argument(
         "--dtype",
         metavar="DTYPES",

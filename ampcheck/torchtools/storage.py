@@ -47,8 +47,10 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def device_of(tensor: torch.Tensor) -> torch.device:
     """The device of a tensor's memory, also where the emulation of another device lets the tensor report that one."""
-    strided = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return tensor.untyped_storage().device if strided and has_memory(tensor) else tensor.device
+    if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
+        return tensor.device
+    tensor = unwrapped(tensor)
+    return tensor.untyped_storage().device if has_memory(tensor) else tensor.device
 
 
 def storage_number(tensor: torch.Tensor) -> int | None:
