@@ -26,6 +26,7 @@ HEALTHY = [
     ("nano_gpt", "cuda:t4"),
     ("lightning_fit", "cuda"),
     ("accelerated", "cuda"),
+    ("gan", "cuda"),
 ]
 
 MISTAKES = [
@@ -33,6 +34,7 @@ MISTAKES = [
     ("classify", "cuda", "scaler.unscale_(optimizer)", "pass", PROTOCOL, CLIPS),
     ("nano_gpt", "cuda:t4", "scaler.unscale_(optimizer)", "pass", PROTOCOL, CLIPS),
     ("accelerated", "cuda", "accelerator.clip_grad_norm_(", "nn.utils.clip_grad_norm_(", PROTOCOL, CLIPS),
+    ("gan", "cuda", "sd.step(od)", "od.step()", PROTOCOL, "od.step()"),
     ("lightning_fit", "cuda", RIGHT_LOSS, WRONG_LOSS, BANNED, "binary_cross_entropy"),
 ]
 

@@ -298,6 +298,28 @@ def test_a_graph_computes_again_on_replay_into_the_tensors_of_its_capture() -> N
 
 
 @pytest.mark.usefixtures("cuda")
+def test_a_graph_of_a_whole_step_trains_as_the_step_does() -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).cuda(), torch.randn(4, 8, device="cuda")
+    twin, graph = copy.deepcopy(model), torch.cuda.CUDAGraph()
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(twin.parameters(), lr=0.1)
+    with torch.cuda.graph(graph):
+        captured = step(model, optimizer, x)
+    step(twin, other, x)
+    for _ in range(3):
+        x.copy_(torch.randn(4, 8))
+        graph.replay()
+        other.zero_grad()
+        assert torch.equal(captured, step(twin, other, x))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.usefixtures("cuda")
 def test_random_numbers_repeat_by_the_seed_and_the_state_of_cuda() -> None:
     torch.cuda.manual_seed_all(3)
     first, state = torch.rand(2, device="cuda"), torch.cuda.get_rng_state()
