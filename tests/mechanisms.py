@@ -207,10 +207,6 @@ _GUARDS: dict[str, Mechanism] = {
         ("function", "autograd functions of two states", "checks:check_function"),
         ("unregistered", "custom ops that no policy names", "checks:check_unregistered"),
         ("banned", "banned ops", "checks:check_banned"),
-        ("lent", "regions that are shared", "region_checks:lent"),
-        ("repaired", "states that are repaired", "region_checks:repaired"),
-        ("decorates", "decorated generators", "region_checks:decorates"),
-        ("idle", "regions with nothing inside", "region_checks:idle"),
     )
 }
 

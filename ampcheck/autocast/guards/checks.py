@@ -10,7 +10,6 @@ from types import MappingProxyType
 import torch
 
 from ampcheck.autocast.guards.recasts import calls_of, names, recast, rule_of
-from ampcheck.autocast.guards.region_checks import decorates, idle, lent, repaired
 from ampcheck.autocast.guards.stats import Crossing, CutCast, GuardStats, StaleCast
 from ampcheck.autocast.policy import BANNED, Policy
 from ampcheck.autocast.state import short
@@ -40,13 +39,10 @@ _CUT_OWN = (
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-state`: every setting is what it was at the end, where a region ends, and where a generator yields."""
-    in_regions = [*lent(stats), *repaired(stats)]
-    yield from in_regions
+    """`autocast-state`: every setting is at the end what it was at the start."""
     if not stats.changed:
         message = f"{stats.settings} switches are as they were"
-        if not in_regions:
-            yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
+        yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
         return
     items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
     message = f"code must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
@@ -61,9 +57,18 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-scope`: a region has forward code of its device inside, no backward pass and no optimizer step."""
-    empty = [*decorates(stats), *idle(stats)]
-    yield from empty
+    """`autocast-scope`: no backward pass and no optimizer step inside a region, which is for a device that is there."""
+    idle = {} if stats.regions else stats.idle
+    for where, device in idle.items():
+        message = (
+            f"a region must be for the device of its ops, but torch.autocast({device!r}) cast nothing, since this "
+            f"machine has no {device}"
+        )
+        hint = (
+            "pass the device of the inputs: torch.autocast(x.device.type, ...); or run this under "
+            f"ampcheck.emulate({device!r})"
+        )
+        yield AUTOCAST_SCOPE.incomplete(stats.subject, message, where=where, hint=hint)
     sites: dict[tuple[str, bool, Where], list[tuple[Crossing, int]]] = defaultdict(list)
     for crossing, count in stats.crossings.items():
         sites[crossing.what, crossing.differentiable, crossing.where].append((crossing, count))
@@ -89,7 +94,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
         yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
-    if sites or empty:
+    if sites or idle:
         return
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
     if not passes + steps:

@@ -18,8 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path, function_context, in_optimizer
 from ampcheck.autocast.guards.casts import CachedCasts
-from ampcheck.autocast.guards.open_regions import OpenRegion
-from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State, Unkept
+from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State
 from ampcheck.autocast.policy import BANNED, Policy, nearest
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
@@ -46,12 +45,12 @@ class _Rerun:
 
 
 class _Thread(threading.local):
-    """parent: the autocast states of the thread that started it. regions: those it is in, the innermost last."""
+    """parent: the autocast states of the thread that started it. regions: those it is in."""
 
     def __init__(self) -> None:
         self.followed = False
         self.parent: dict[str, State] = {}
-        self.regions: list[OpenRegion] = []
+        self.regions: list[torch.autocast] = []
         self.rerun = _Rerun()
 
 
@@ -93,7 +92,7 @@ class Recorder:
         self.counts: Counter[str] = Counter()
         self.unseen: Counter[str] = Counter()
         self.calls: Counter[Call] = Counter()
-        self.unkept: Counter[Unkept] = Counter()
+        self.idle: dict[Where, str] = {}
         self.crossings: Counter[Crossing] = Counter()
         self.recomputed: Counter[Recompute] = Counter()
         self.raising: list[tuple[Call, BaseException]] = []
@@ -127,12 +126,11 @@ class Recorder:
             self.autocast_devices.add(device)
         self.casts.before(op, args, inputs, state, site)
         (self._in_backward if backward else self._in_forward)(running)
-        if self.thread.regions and not backward:
-            self._in_regions(running)
         parent = self.thread.parent.get(state.device)
         if parent is not None:
             self.counts["thread ops"] += 1
-            explicit = any(r.explicit for r in self.thread.regions if r.state.device == state.device)
+            own = (region for region in self.thread.regions if region.device == state.device)
+            explicit = any(getattr(region, "_ampcheck_explicit", True) for region in own)
             if state != parent and not explicit:
                 self.calls[self._call("thread", running, state=parent, now=state)] += 1
         return running
@@ -193,31 +191,6 @@ class Recorder:
                     self._function_states.setdefault(code, set()).add(state)
             else:
                 vars(context).setdefault(_STATES, set()).add(state)
-
-    def _in_regions(self, running: _Running) -> None:
-        """An op of the forward, in a region that may be another's, or in regions that are not for its device."""
-        state, regions = running.state, self.thread.regions
-        own = [opened for opened in regions if opened.state.device == state.device]
-        for opened in own:
-            opened.ops += 1
-        if not own and state.dtype is None:
-            for opened in regions:
-                if opened.asked and not opened.ops:
-                    on = _state(state.device, opened.region.fast_dtype, "")
-                    opened.others[self._call("idle", running, state=on, region=opened.place)] = None
-        # Inside a kernel of autocast its key is excluded: this op is the cast that the kernel makes.
-        casts = running.op is torch.ops.aten._to_copy.default and running.kwargs.get("dtype") is state.dtype
-        if not (own and casts and own[-1].suspended and own[-1].state == state):
-            return
-        if not torch.is_autocast_enabled(state.device) and own[-1].suspended.lets_in(sys._getframe(3)):
-            self.calls[self._call("lent", running, region=own[-1].place)] += 1
-
-    def left(self, opened: OpenRegion, now: State, *, raises: bool) -> None:
-        """A region is about to be left, with its device in this state. raises: by an exception."""
-        if now != opened.state and not raises:
-            self.unkept[Unkept("repaired", opened.place, opened.state, now)] += 1
-        if not opened.ops:
-            self.calls.update(opened.others)
 
     def _in_backward(self, running: _Running) -> None:
         """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
