@@ -96,16 +96,13 @@ AUTOCAST_CACHE = Check(
     "autocast-cache",
     "autocast",
     "A cast of a weight that autocast caches is used only while the weight is unchanged and the region has the "
-    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from. The "
-    "last holds for a 16-bit copy that the code keeps itself, too, where an optimizer steps its weight without ever "
-    "having a gradient of it.",
+    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from.",
     "Casts of float32 leaves inside a region are followed. When one is used in a forward after its weight was "
     "written to, also through .data, it is compared with the present weight. What a forward with gradients computes "
     "from a cast without history is followed to the tensors at which backward starts.",
     "An optimizer step, load_state_dict or weight averaging inside a region, or after autocast was switched by "
     "torch.set_autocast_enabled; a float16 region inside a bfloat16 one that share a weight. Before PyTorch 2.11, a "
-    "pass under no_grad and one with gradients in one region: a target, a validation, samples, recycling. A "
-    "layer that keeps the cast of its weight by the version of the weight alone.",
+    "pass under no_grad and one with gradients in one region: a target, a validation, samples, recycling.",
     "Use `with torch.autocast(...)`, which drops the casts at its end, and change weights outside; or call "
     "torch.clear_autocast_cache() after the change or the pass under no_grad, or pass cache_enabled=False.",
     unit="uses",

@@ -33,9 +33,6 @@ _CUT = (
     "call torch.clear_autocast_cache() after the part without gradients, give it a region of its own, or pass "
     "cache_enabled=False; PyTorch 2.11 and later keep the history"
 )
-_CUT_OWN = (
-    "cast again where gradients are on (torch.is_grad_enabled() belongs to what the copy is kept by), or freeze them"
-)
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
@@ -131,23 +128,22 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
-    cut: dict[tuple[str, str, bool], list[CutCast]] = defaultdict(list)
+    cut: dict[tuple[str, str], list[CutCast]] = defaultdict(list)
     for use in stats.cut:
-        cut[use.made_at, use.where.place, use.own].append(use)
-    for (made_at, _, own), casts in cut.items():
+        cut[use.made_at, use.where.place].append(use)
+    for (made_at, _), casts in cut.items():
         first_cut = casts[0]
         weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in casts))
         message = (
-            "backward must reach the weights of a forward that ran with gradients, but "
-            f"{'the code' if own else 'autocast'} kept the {short(first_cut.cast)} cast of {weights} from {made_at}, "
-            "where gradients were off, and this forward used it: it gives them no gradient"
+            "backward must reach the weights of a forward that ran with gradients, but autocast kept the "
+            f"{short(first_cut.cast)} cast of {weights} from {made_at}, where gradients were off, and this forward "
+            "used it: it gives them no gradient"
         )
-        message += ", and the steps of the optimizer that has them change nothing" if own else ""
-        where, hint = first_cut.where, _CUT_OWN if own else _CUT
+        where = first_cut.where
         if len({use.where.module for use in casts}) > 1:
             where = replace(where, module="")
         times = sum(stats.cut[use] for use in casts)
-        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=hint)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=_CUT)
     if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)

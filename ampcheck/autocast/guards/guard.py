@@ -101,7 +101,7 @@ class AutocastObservation:
             calls=calls,
             crossings=recorder.crossings.copy(),
             stale=recorder.casts.stale.copy(),
-            cut=recorder.casts.cut,
+            cut=recorder.casts.cut.copy(),
             recomputed=recomputed,
             policies=self._policies(calls, recorder.recomputed),
             banned_on_cuda=recorder.banned_on_cuda() if str(POLICY_BANNED) in self.checks else (),

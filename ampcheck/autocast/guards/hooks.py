@@ -45,11 +45,6 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             where = site.where("backward" if what == "backward calls" else "update")
             recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
-    def step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        record("optimizer steps")
-        if recorder.active:
-            recorder.casts.stepped(optimizer)
-
     def make(run: Function) -> Function:
         def backward(*args: object, **kwargs: object) -> object:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
@@ -62,7 +57,7 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
 
     # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
     with replaced(torch.autograd, "_engine_run_backward", make):
-        handle = register_optimizer_step_pre_hook(step)
+        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
         try:
             yield
         finally:

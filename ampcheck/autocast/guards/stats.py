@@ -81,15 +81,13 @@ class StaleCast:
 @dataclass(frozen=True, slots=True)
 class CutCast:
     """A cached cast without history, made at `made_at` while gradients were off, and used while they were on in a
-    forward from which a backward pass started. weight: its name, empty where no module has it. own: the code keeps the
-    cast, not autocast."""
+    forward from which a backward pass started. weight: its name, empty where no module has it."""
 
     weight: str
     shape: tuple[int, ...]
     cast: torch.dtype
     made_at: str
     where: Where
-    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
