@@ -199,7 +199,7 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-checkpoint`: a forward that backward computes again runs under the same state.
 
     Backward computes a forward again under PyTorch's checkpoint, and where the backward of a Function enables gradients
-    or enters a module of the forward; in a hook, where two lines of the forward run again in its order.
+    or enters a module of the forward; what a hook calls is none.
     """
     ops = list(stats.recomputed)
     if not ops:

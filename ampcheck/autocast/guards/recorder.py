@@ -34,16 +34,6 @@ _STATES, _CASTS = "_ampcheck_states", "_ampcheck_casts"
 """Attributes of a Function's context: autocast's states in its forward, and whether its backward casts by itself."""
 
 
-@dataclass(slots=True)
-class _Rerun:
-    """Ops of the forward that a hook runs again: a recomputation once a second call site follows in forward order."""
-
-    call: Hashable = None
-    order: int = -1
-    recomputes: bool = False
-    pending: list[Recompute | None] = field(default_factory=list)
-
-
 class _Thread(threading.local):
     """parent: the autocast states of the thread that started it. regions: those it is in."""
 
@@ -51,15 +41,13 @@ class _Thread(threading.local):
         self.followed = False
         self.parent: dict[str, State] = {}
         self.regions: list[torch.autocast] = []
-        self.rerun = _Rerun()
 
 
 @dataclass(slots=True)
 class _ForwardOp:
-    """An op, or a call site, of the forward: its number in the order of call sites, and each state with the dtypes."""
+    """An op, or a call site, of the forward, and each state with the dtypes."""
 
     site: CallSite
-    order: int
     ran: dict[State, set[Dtypes]] = field(default_factory=dict)
 
 
@@ -181,8 +169,7 @@ class Recorder:
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state
         for name in ("", op_name(running.op)):
-            new = _ForwardOp(site, len(self._forward))
-            ran = self._forward.setdefault((name, site.key), new).ran
+            ran = self._forward.setdefault((name, site.key), _ForwardOp(site)).ran
             ran.setdefault(state, set()).add(running.dtypes)
         if not torch.is_grad_enabled():
             context = function_context(sys._getframe(3))
@@ -201,18 +188,18 @@ class Recorder:
             recompute = Recompute("", next(iter(known_site.ran)), state, (), (), where)
             self.changed_sites.setdefault(site.key, recompute)
         known = self._forward.get((name, site.key))
-        if known is not None and known_site is not None and torch.is_grad_enabled():
+        if known is not None and torch.is_grad_enabled():
             changed = None
             if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
                 forward_state, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
                 where = known.site.where("backward", name)
                 changed = Recompute(name, forward_state, state, dtypes, running.dtypes, where)
             path = engine_path(sys._getframe(2))
-            if path.checkpoint or (path.function and (path.module or not path.differentiable)):
-                self._count_recomputed([changed])
-                return
-            if not path.function:
-                self._in_hook(path.top, known_site.order, changed)
+            again = path.checkpoint or (path.function and (path.module or not path.differentiable))
+            if again:
+                self.counts["recomputed ops"] += 1
+                self.recomputed.update([changed] if changed is not None else [])
+            if again or not path.function:
                 return
         node: Any = torch._C._current_autograd_node()
         if not isinstance(node, BackwardCFunction):
@@ -229,23 +216,6 @@ class Recorder:
         if state.dtype is None:
             casts = vars(node).get(_CASTS, False)
             self.calls[self._call("function", running, state=forward, now=state, casts=casts)] += 1
-
-    def _count_recomputed(self, changed: Sequence[Recompute | None]) -> None:
-        """Count ops of a forward that ran again, each with its change or None."""
-        self.counts["recomputed ops"] += len(changed)
-        self.recomputed.update(op for op in changed if op is not None)
-
-    def _in_hook(self, call: int, order: int, changed: Recompute | None) -> None:
-        """A hook runs a line of the forward: by chance, unless another line of the forward follows in its order."""
-        task, rerun = torch._C._current_graph_task_id(), self.thread.rerun
-        if rerun.call != (task, call) or (order < rerun.order and not rerun.recomputes):
-            rerun = self.thread.rerun = _Rerun((task, call), order)
-        rerun.recomputes = rerun.recomputes or order > rerun.order
-        rerun.order = order
-        rerun.pending.append(changed)
-        if rerun.recomputes:
-            self._count_recomputed(rerun.pending)
-            rerun.pending = []
 
 
 class OpsMode(DispatchMode):
