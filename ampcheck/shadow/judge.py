@@ -281,6 +281,7 @@ class Judge:
             return
         if inherited:
             companions.faults = inherited
+            self._recurrence.note_return(where, tuple(tensor.shape), inherited)
             earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return
