@@ -119,7 +119,6 @@ _TRAINING: dict[str, Mechanism] = {
     ),
     "stepped-first": Mechanism("schedulers that step first", {"training.protocol.order:stepped_first": NOTHING}),
     "without-gradients": Mechanism("steps without gradients", {"training.protocol.order:without_gradients": NOTHING}),
-    "left-behind": Mechanism("schedulers of old optimizers", {"training.protocol.schedules:left_behind": Gives(())}),
     "refused-calls": Mechanism("calls that GradScaler refuses", {"training.protocol.checks:_refused": Gives(())}),
     "missing-scaler": Mechanism("float16 without a scaler", {"training.protocol.checks:_missing_scaler": NONE}),
     "scheduler-skip": Mechanism("schedulers of skipped steps", {"training.protocol.checks:check_scheduler_skip": NONE}),

@@ -77,8 +77,7 @@ SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
-    "skipped the optimizer, and when another optimizer has taken the place of its own; warns when a new one steps "
-    "before its optimizer did for the first time.",
+    "skipped the optimizer; warns when a new one steps before its optimizer did for the first time.",
     "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",

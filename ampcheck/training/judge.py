@@ -193,7 +193,7 @@ def _protocol(context: Context) -> Run:
         if direct and trial.overflowed is not None:
             stats = replace(stats, applied=of_calls.applied_nonfinite(trial.events), injected=trial.overflowed)
     findings = of_calls.check_protocol(stats, context.limits)
-    return _run([*findings, *(of_calls.check_scheduler_skip(skipping, seen.events) if of_schedulers else ())])
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:

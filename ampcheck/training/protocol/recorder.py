@@ -266,17 +266,9 @@ class Recorder:
         nested = caller is not None and caller.f_code.co_filename == lr_scheduler.__file__
         nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
         if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
-            facts = {"optimizers": (self._path(optimizer, "optimizer"),), "rates": tuple(self._rates(optimizer))}
-            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, **facts)
+            of = (self._path(optimizer, "optimizer"),)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, optimizers=of)
         return result
-
-    def _rates(self, optimizer: _Optimizer) -> Iterator[tuple[str, tuple[float, ...]]]:
-        """The learning rates of all optimizers that step a parameter of this one."""
-        own = set(map(id, parameters_of(optimizer)))
-        with torch.no_grad(), _disable_current_modes():
-            for name, other in self._optimizers.items():
-                if not own.isdisjoint(map(id, parameters_of(other))):
-                    yield name, tuple(float(group.get("lr", 0.0)) for group in other.param_groups)
 
     def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
         if is_transformed():  # its values may not be looked at
