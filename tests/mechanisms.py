@@ -110,9 +110,7 @@ _TRAINING: dict[str, Mechanism] = {
     "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),
     "vanished-guards": Mechanism("an eps that vanishes", {"training.gradients.checks:vanished_guards": Gives(())}),
     "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
-    "replaced-gradients": Mechanism("infinities that code replaces", {"training.scale.checks:_replaced": NONE}),
     "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
-    "oscillation": Mechanism("scales that oscillate", {"training.scale.settling:oscillation": NONE}),
     "call-order": Mechanism("the order of scaler calls", {"training.protocol.checks:_Order.breaches": Gives(())}),
     "never-cleared": Mechanism(
         "gradients that are never cleared", {"training.protocol.order:never_cleared": Gives(())}

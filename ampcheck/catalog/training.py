@@ -32,11 +32,9 @@ LOSS_SCALE = Check(
     "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
     "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
     "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
-    "skipped at scales that should do, or the scale fell below 1. Fails when it grows so often that more than a third "
-    "of the steps are skipped after the first that was made, and where a gradient overflowed and the optimizer "
-    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an "
-    "overflow and temporarily exceeding the window are normal for a GradScaler and are not reported. So they are for a "
-    "loss scale that the code has of its own.",
+    "skipped at scales that should do, or the scale fell below 1. Backing off after an overflow and temporarily "
+    "exceeding the window are normal for a GradScaler and are not reported. So they are for a loss scale that the code "
+    "has of its own.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "

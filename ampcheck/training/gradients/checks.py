@@ -298,7 +298,7 @@ def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:
         return stats
     last = stats.later[-1]
     earlier = (attempt for attempt in stats.attempts if attempt[0] != last.scale)
-    return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)), replaced=stats.replaced)
+    return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)))
 
 
 def _lossy(stats: GradientStats, limits: Limits) -> set[str]:

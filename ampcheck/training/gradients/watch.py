@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.capture import captured
-from ampcheck.training.loop import TrainingLoop, parameters_of, plain_values
+from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
@@ -134,9 +134,8 @@ class GradientStats:
     without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
     name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow: what
     another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up to
-    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. replaced: by
-    parameter, the first step in which its gradient overflowed and an optimizer was given a finite one. skipped: why the
-    loop leaves nothing to judge; hint: what to change about that.
+    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. skipped: why
+    the loop leaves nothing to judge; hint: what to change about that.
     """
 
     subject: str
@@ -151,7 +150,6 @@ class GradientStats:
     attempts: tuple[tuple[float, float, bool], ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     later: tuple[GradientStats, ...] = ()
-    replaced: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
     hint: str = ""
 
@@ -176,7 +174,6 @@ class GradientWatch:
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
-        self._replaced: dict[str, int] = {}
         self._settled = self._skipped_by_code = False
 
     @contextmanager
@@ -190,13 +187,9 @@ class GradientWatch:
         overflowed: set[str] = set()
         made = False
 
-        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def stepped(*_: object) -> None:
             nonlocal made
             made = True
-            owned = set(map(id, parameters_of(optimizer)))
-            for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
-                if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
-                    self._replaced.setdefault(name, number)
 
         def seen(kind: str, name: str, grad: torch.Tensor | None) -> None:
             if kind == "parameter":
@@ -257,7 +250,7 @@ class GradientWatch:
             functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, hint=hint)
-        return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
+        return replace(self.stats, later=tuple(self._later))
 
     def _scale(self, since: int) -> float:
         events = self._recorder.events[since:]

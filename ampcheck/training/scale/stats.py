@@ -85,8 +85,7 @@ class LossScaleStats(ScalerStats):
     became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
     passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
     them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
-    `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
-    had overflowed.
+    `real_scale`.
     """
 
     subject: str
@@ -97,7 +96,6 @@ class LossScaleStats(ScalerStats):
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
-    replaced: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -219,9 +217,8 @@ def measure_loss_scale(
             damage=damage,
             real_scale=gradients.scale,
             real_lost=lost,
-            replaced={} if number else gradients.replaced,
         )
-        for number, scaler in enumerate(scalers or (ScalerStats(False, ()),))
+        for scaler in scalers or (ScalerStats(False, ()),)
     ]
 
 
