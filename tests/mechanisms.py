@@ -126,9 +126,6 @@ _TRAINING: dict[str, Mechanism] = {
     "resume": Mechanism("runs that do not resume", {"training.resume:check_resume": NONE}),
     "stagnation": Mechanism("updates that are lost", {"training.stagnation.stagnation:_of_role": Gives(())}),
     "forecast": Mechanism("where averages and sums stop", {"training.stagnation.forecast:stops": Gives({})}),
-    "rounding-gradients": Mechanism(
-        "parameters with nothing but rounding", {"training.stagnation.stagnation:_is_rounding": NO}
-    ),
     "random-rounding": Mechanism("stochastic rounding", {"training.stagnation.updates:rounds_at_random": NO}),
     "running-sums": Mechanism("running sums in 16 bits", {"training.reductions.checks:_sums": Gives(())}),
     "norms": Mechanism("norms in 16 bits", {"training.reductions.checks:_norms": Gives(())}),
@@ -148,7 +145,6 @@ _TRAINING: dict[str, Mechanism] = {
     "sharding-policies": Mechanism(
         "mixed-precision policies of FSDP", {"training.distributed.policies:FollowedPolicies.findings": Gives(())}
     ),
-    "left-out": Mechanism("parameters that are left out", {"training.observed:_check_left_out": Gives(())}),
     "monitored-gradients": Mechanism("gradients of a monitor", {"training.monitor.checks:_nonfinite_gradient": NONE}),
     "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.checks:_underflow": NONE}),
     "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:_loss_scale": NONE}),

@@ -17,16 +17,15 @@ from ampcheck.training.loop import TrainingLoop
 
 
 @contextmanager
-def captured(
-    loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor | None], None], *, outputs: bool
-) -> Iterator[None]:
+def captured(loop: TrainingLoop, seen: Callable[[str, str, torch.Tensor], None], *, outputs: bool) -> Iterator[None]:
     """Give `seen` every gradient of the backward passes inside, with its kind (`parameter`, or `output` of a module)
     and name, as autograd makes it: scaled, before it is added up. What it keeps it must copy. Of a sharded parameter it
-    gets the reduced gradient, after it was added up. It gets None where a Function's backward returns None."""
+    gets the reduced gradient, after it was added up."""
 
     def note(kind: str, name: str, grad: torch.Tensor | None) -> None:
         with torch.no_grad(), _disable_current_modes():
-            seen(kind, name, None if grad is None else grad.detach())
+            if grad is not None:  # as where a Function's backward returns None
+                seen(kind, name, grad.detach())
 
     with ExitStack() as stack:
         for name, parameter in loop.parameters():

@@ -164,13 +164,11 @@ class GradientWatch:
 
     Those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes hooks on
     modules, and is left out where code is compiled, which would be compiled again. stats: the gradients of that step;
-    of the first one where every step was skipped. reached: by the id of each parameter that backward has reached,
-    whether it got a gradient.
+    of the first one where every step was skipped.
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
         self.stats: GradientStats | None = None
-        self.reached: dict[int, bool] = {}
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
@@ -191,12 +189,7 @@ class GradientWatch:
             nonlocal made
             made = True
 
-        def seen(kind: str, name: str, grad: torch.Tensor | None) -> None:
-            if kind == "parameter":
-                key = id(parameters[name])
-                self.reached[key] = self.reached.get(key, False) or grad is not None
-            if grad is None:
-                return
+        def seen(kind: str, name: str, grad: torch.Tensor) -> None:
             values = _parts(grad, shadow)
             if values is None:
                 return

@@ -48,7 +48,6 @@ class Recorder:
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
-    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     on_look: is called with the number of the step where a backward pass begins or ends, and a scaler or a step begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
@@ -60,7 +59,6 @@ class Recorder:
         self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
-        self.stepped: dict[int, bool] = {}
         self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
         self.on_look: Callable[..., None] | None = None
@@ -241,8 +239,6 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
         self._look(optimizer)
-        for parameter in parameters_of(optimizer):
-            self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
