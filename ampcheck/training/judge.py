@@ -88,8 +88,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it runs
-    steps again; the others judge what was observed."""
+    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it measures
+    something of its own, steps that run again or the machine; the others judge what was observed."""
 
     name: str
     checks: tuple[Check, ...]
@@ -259,10 +259,7 @@ def _state_dtypes(context: Context) -> Run:
 
 
 def _confounders(context: Context) -> Run:
-    loop = context.loop
     stats = of_settings.measure_confounders(torch.device(context.device))
-    if context.seen.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
-        stats = replace(stats, nondeterministic=of_settings.measure_nondeterminism(lambda: loop.take(0)))
     return _run(of_settings.check_tf32(stats, context.limits), tables=(of_settings.confounders_table(stats),))
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from ampcheck.training.tf32.settings import (
     check_tf32,
     confounders_table,
     measure_confounders,
-    measure_nondeterminism,
 )
 
 LIMITS = Limits()
@@ -135,26 +132,6 @@ def test_a_product_passes_up_to_what_its_roundings_explain_and_not_beyond(error:
 
 
 def test_the_table_holds_every_flag_and_every_error() -> None:
-    stats = replace(measure_confounders(), nondeterministic={"put_": 2})
+    stats = measure_confounders()
     rows = dict(confounders_table(stats).rows)  # type: ignore[arg-type]
     assert set(stats.flags) < set(rows)
-    assert rows["  put_"] == "2x"
-
-
-def test_ops_without_a_deterministic_kernel_are_counted_and_the_mode_is_put_back() -> None:
-    def step() -> None:
-        for _ in range(2):
-            torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
-
-    before = torch.are_deterministic_algorithms_enabled()
-    assert measure_nondeterminism(step) == {"put_": 2}
-    assert measure_nondeterminism(lambda: torch.ones(2) + 1) == {}
-    assert torch.are_deterministic_algorithms_enabled() is before
-    with pytest.raises(ZeroDivisionError):
-        measure_nondeterminism(lambda: 1 / 0)
-    assert torch.are_deterministic_algorithms_enabled() is before
-
-
-def test_a_warning_of_the_step_is_still_heard() -> None:
-    with pytest.warns(UserWarning, match="mine"):
-        measure_nondeterminism(lambda: warnings.warn("mine", UserWarning, stacklevel=1))
