@@ -30,7 +30,7 @@ from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
+from ampcheck.training.distributed.checks import check_distributed, check_replicas, sums_table
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
@@ -88,8 +88,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it measures
-    something of its own, steps that run again or the machine; the others judge what was observed."""
+    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it runs
+    steps again, or measures the machine; the others judge what was observed."""
 
     name: str
     checks: tuple[Check, ...]
@@ -226,13 +226,13 @@ def _reductions(context: Context) -> Run:
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        findings = check_distributed(ranks, context.limits, context.drift)
-        return _run(findings, tuple(distributed_tables(ranks)), ranks.coverage)
+        findings, table = check_distributed(ranks, context.limits, context.drift), sums_table(ranks)
+        return _run(findings, (table,) if table else (), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
     table = reduction_table(stats)
-    return _run(check_reductions(stats, context.limits), tables=(table,) if table else ())
+    return _run(check_reductions(stats, context.limits), (table,) if table else ())
 
 
 def _state_dtypes(context: Context) -> Run:
