@@ -9,11 +9,10 @@ GRADIENT_UNDERFLOW = Check(
     "gradient-underflow",
     "training",
     "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
-    "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
-    "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
+    "gradient to zero.",
     "Float64 is carried along with every tensor of the step, and each gradient of the first step that the scaler "
-    "does not skip is compared element by element; those of parameters in the later steps too, of which the last two "
-    "are judged. Only elements that the data determine are counted: moving the "
+    "does not skip is compared element by element; those of the later steps too, of which the last two are judged. "
+    "Only elements that the data determine are counted: moving the "
     "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
     "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
     "zeros and the rest ends abruptly at the smallest number of float16 at the loss scale in use, and where a gradient "

@@ -8,7 +8,7 @@ out. Elements that are zero in exact and not here (a ReLU that falls otherwise) 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -41,17 +41,14 @@ _CURED = 4.0
 class GradientLoss:
     """One gradient compared with exact, all its passes in the step together. Counts are of elements.
 
-    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where
-    a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in exact, and determined by the
-    data; of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in exact
-    and not here. nonfinite: infinite or NaN here. Sums of squares of the known elements: lost_squares of those that
-    became zero, squares of all, in exact, off_squares of what they differ by, and flushed_squares of that in gradients
-    that a flush on the way has reached.
+    dtype: in which the gradient came; made_in: the same, or float16 where a float32 gradient of autocast's holds
+    nothing but values of float16. known: nonzero in exact, and determined by the data; of these zero: zero here, and
+    subnormal: subnormal here in the format it was made in. reverse: zero in exact and not here. nonfinite: infinite or
+    NaN here. Sums of squares of the known elements: lost_squares of those that became zero, squares of all, in exact,
+    off_squares of what they differ by, and flushed_squares of that in gradients that a flush on the way has reached.
     """
 
-    kind: str
     name: str
-    module: str
     dtype: str = ""
     made_in: str = ""
     numel: int = 0
@@ -131,11 +128,11 @@ class GradientStats:
     """The gradients of one step beside exact.
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
-    without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
-    name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow: what
-    another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up to
-    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. skipped: why
-    the loop leaves nothing to judge; hint: what to change about that.
+    without a scaler. gradients: of parameters, the worst first. histograms: of exact, unscaled, those that were made in
+    float16, by name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow:
+    what another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up
+    to this one. later: those of the last two steps after it in which every optimizer was stepped. skipped: why the loop
+    leaves nothing to judge; hint: what to change about that.
     """
 
     subject: str
@@ -156,15 +153,13 @@ class GradientStats:
     @property
     def lost(self) -> float | None:
         """The largest share that a parameter lost; None where nothing was measured."""
-        return max((loss.share for loss in self.gradients if loss.kind == "parameter"), default=None)
+        return max((loss.share for loss in self.gradients), default=None)
 
 
 class GradientWatch:
-    """Compares the gradients of each step with exact.
+    """Compares the gradients of parameters with exact, in each step.
 
-    Those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes hooks on
-    modules, and is left out where code is compiled, which would be compiled again. stats: the gradients of that step;
-    of the first one where every step was skipped.
+    stats: those of the first step in which every optimizer was stepped; of the first one where every step was skipped.
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
@@ -177,7 +172,7 @@ class GradientWatch:
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
         """Compare the gradients of the step that runs inside."""
-        losses: dict[tuple[str, str], GradientLoss] = {}
+        losses: dict[str, GradientLoss] = {}
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
         events = len(self._recorder.events)
         start = shadow.ops
@@ -189,7 +184,7 @@ class GradientWatch:
             nonlocal made
             made = True
 
-        def seen(kind: str, name: str, grad: torch.Tensor) -> None:
+        def seen(name: str, grad: torch.Tensor) -> None:
             values = _parts(grad, shadow)
             if values is None:
                 return
@@ -200,20 +195,16 @@ class GradientWatch:
                 start = shadow.ops
                 for record in (overflowed, losses, histograms):
                     record.clear()
-            if kind == "parameter" and bool((~value.isfinite() & exact.isfinite()).any()):
+            if bool((~value.isfinite() & exact.isfinite()).any()):
                 overflowed.add(name)
-            module = name.rpartition(".")[0] if kind == "parameter" else name.partition("[")[0]
-            loss = losses.setdefault((kind, name), GradientLoss(kind, name, module))
+            loss = losses.setdefault(name, GradientLoss(name))
             half = "float16" in self._recorder.low
             loss.add(value, exact, known, half=half, flushed=flushed)
             scale = self._scale(events)
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with (
-            captured(self._loop, seen, outputs=not (self._settled or self._loop.reached.compiled)),
-            self._recorder.before_step(stepped),
-        ):
+        with captured(self._loop, seen), self._recorder.before_step(stepped):
             yield
         own = self._recorder.events[events:]
         if not losses and not any(event.act is Act.BACKWARD for event in own):
@@ -254,7 +245,7 @@ class GradientWatch:
         self,
         number: int,
         scale: float,
-        losses: dict[tuple[str, str], GradientLoss],
+        losses: dict[str, GradientLoss],
         histograms: dict[str, GradientHistogram],
         shadow: Shadow,
         start: int,
@@ -265,11 +256,10 @@ class GradientWatch:
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
             hint = "give the scaler a positive finite scale: see loss-scale"
             return GradientStats(name, number, skipped=why, hint=hint)
-        gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
-        halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
+        gradients = sorted(losses.values(), key=lambda loss: -loss.lost)
+        halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in)}
         low = [dtype for event in events for dtype in event.low]
         low += [loss.dtype for loss in gradients if loss.dtype in ("float16", "bfloat16")]
-        seen = Counter(f"{loss.kind} gradients" for loss in gradients)
         largest, at = _largest(shadow, start)
         return GradientStats(
             name,
@@ -282,7 +272,7 @@ class GradientWatch:
             at,
             _underflow(gradients, scale, largest) if halves else None,
             tuple(self._attempts),
-            Coverage(dict(seen)),
+            Coverage({"parameter gradients": len(gradients)}),
         )
 
 
@@ -316,7 +306,7 @@ def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
 
 def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) -> Underflow | None:
     """What the step would save at a larger loss scale; None where gradients are exact enough, or as bad there."""
-    weights = [loss for loss in gradients if loss.kind == "parameter"]
+    weights = list(gradients)
     size = math.sqrt(sum(loss.squares for loss in weights))
     off, flushed = (sum(getattr(loss, name) for loss in weights) for name in ("off_squares", "flushed_squares"))
     room = math.floor(math.log2(format_of("float16").max / largest)) if largest > 0 else 0
@@ -332,7 +322,7 @@ def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) 
 def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
     """The worst share that a parameter lost, and whether any gradient overflowed."""
     losses = list(losses)
-    weights = [loss for loss in losses if loss.kind == "parameter" and loss.known]
+    weights = [loss for loss in losses if loss.known]
     known = sum(loss.known for loss in weights)
     pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
     worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])

@@ -199,16 +199,14 @@ def measure_loss_scale(
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None
     if gradients.histograms and gradients.format == "float16":
-        outputs = {loss.name for loss in gradients.gradients if loss.kind == "output"}
-        weights = gradients.histograms.keys() - outputs
-        window = scale_window(gradients.histograms, share=limits.underflow, binding=weights)
+        window = scale_window(gradients.histograms, share=limits.underflow)
         allowed = largest_scale(gradients.largest)
         if allowed < window.allowed:
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     attempts = gradients.attempts
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
-    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
+    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.known}
     damage = damage_text(gradients, limits)
     return [
         LossScaleStats(
