@@ -65,7 +65,8 @@ class GradientLoss:
     def add(
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
     ) -> None:
-        """One more pass. half: under autocast to float16. flushed: values on the way became zero or subnormal."""
+        """One more pass. half: made in float16, by its history or under autocast. flushed: values on the way became
+        zero or subnormal."""
         self.dtype = made_in = dtype_name(grad.dtype)
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
@@ -188,7 +189,7 @@ class GradientWatch:
             values = _parts(grad, shadow)
             if values is None:
                 return
-            value, exact, known, flushed = values
+            value, exact, known, half, flushed = values
             of_overflowed = (parameters[other].grad for other in overflowed)
             if overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):  # cleared
                 nonlocal start
@@ -198,7 +199,7 @@ class GradientWatch:
             if bool((~value.isfinite() & exact.isfinite()).any()):
                 overflowed.add(name)
             loss = losses.setdefault(name, GradientLoss(name))
-            half = "float16" in self._recorder.low
+            half = half or "float16" in self._recorder.low
             loss.add(value, exact, known, half=half, flushed=flushed)
             scale = self._scale(events)
             if (half or grad.dtype is torch.float16) and is_usable(scale):
@@ -259,7 +260,7 @@ class GradientWatch:
         gradients = sorted(losses.values(), key=lambda loss: -loss.lost)
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in)}
         low = [dtype for event in events for dtype in event.low]
-        low += [loss.dtype for loss in gradients if loss.dtype in ("float16", "bfloat16")]
+        low += [loss.made_in for loss in gradients if loss.made_in in ("float16", "bfloat16")]
         largest, at = _largest(shadow, start)
         return GradientStats(
             name,
@@ -276,8 +277,8 @@ class GradientWatch:
         )
 
 
-def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:
-    """The values of a gradient, the exact ones, which of them are known, and whether a flush reached it."""
+def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, bool] | None:
+    """The values of a gradient, the exact ones, which are known, whether float16 made them, whether a flush did."""
     grad = local(grad)
     companions = shadow.store.known(grad) if has_companions(grad) else None
     if companions is None:
@@ -290,7 +291,7 @@ def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tens
     if companions.unit < JUDGED_UNIT:  # where terms cancel, float64 sees how float32 rounded them: that is no underflow
         known &= (grad != 0) | (exact.abs() < torch.finfo(torch.float32).tiny)
     flushed = any(isinstance(key, tuple) and key[0] in (FLUSH, ZERO) for key in companions.faults)
-    return grad, exact, known, flushed
+    return grad, exact, known, companions.unit == MOVE, flushed
 
 
 def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
