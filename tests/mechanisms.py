@@ -140,6 +140,7 @@ _TRAINING: dict[str, Mechanism] = {
     ),
     "buffers": Mechanism("dtypes of buffers", {"training.state_dtypes.checks:_buffers": NONE}),
     "tf32": Mechanism("precision flags", {"training.tf32.settings:check_tf32": NONE}),
+    "cut-operands": Mechanism("float32 operands whose bits are cut", {"training.tf32.operands:check_operands": NONE}),
     "rank-sums": Mechanism("sums over ranks in 16 bits", {"training.distributed.checks:_collectives": NONE}),
     "rank-states": Mechanism("ranks that differ", {"training.distributed.checks:_states": Gives(())}),
     "sharding-policies": Mechanism(

@@ -218,15 +218,17 @@ REDUCE_PRECISION = Check(
 TF32 = Check(
     "tf32",
     "training",
-    "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or bfloat16.",
+    "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or "
+    "bfloat16; fails when the program multiplies float32 tensors whose last mantissa bits it has cut off itself.",
     "A matmul, a convolution and a linear layer's gradient are computed in float32 on the device and compared with "
     "float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
     "float32. The flags (allow_tf32, fp32_precision, float32_matmul_precision, reduced-precision reductions, "
-    "deterministic algorithms) are listed; their effect on another device is reported.",
+    "deterministic algorithms) are listed; their effect on another device is reported. In a function, float32 "
+    "tensors are followed through integer views of their bits.",
     "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or 'medium' "
-    "in the program or a library.",
+    "in the program or a library; an emulation of TF32 by bit tricks that was left in.",
     "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
     "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
     unit="unit roundoffs of float32",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )
