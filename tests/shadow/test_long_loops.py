@@ -173,8 +173,8 @@ def test_an_error_that_a_value_keeps_is_no_accident_of_one_execution() -> None:
     def average() -> float:  # a distance of which rounding leaves more than its bound, once: the average keeps it
         weight = torch.ones(4, dtype=torch.bfloat16)
         mean = weight.clone()
-        for step in range(1200):
-            weight.fill_(1.0 if step < 600 else 1.25)
+        for step in range(600):
+            weight.fill_(1.0 if step < 400 else 1.25)
             mean.sub_((1 - min((1 + step) / (10 + step), 0.9999)) * (mean - weight))
         return float(mean.mean())
 
