@@ -49,10 +49,11 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--steps", type=int, metavar="N", help="steps of a training loop to observe")
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
-    command.add_argument(
+    thorough = command.add_mutually_exclusive_group()
+    thorough.add_argument(
         *("--no-compile", "--fast"), action="store_true", help="seconds: eager alone, torch.compile is not run"
     )
-    command.add_argument(
+    thorough.add_argument(
         "--full",
         action="store_true",
         help="minutes: models also compiled with dynamic shapes and with max-autotune, over three updates of the "

@@ -519,3 +519,10 @@ def test_a_baseline_of_nothing_is_a_usage_error(
 ) -> None:
     assert is_usage_error(command(capfd, *arguments.split()))
     assert not (folder / "ampcheck.baseline.json").exists()
+
+
+def test_a_run_is_fast_or_full_and_not_both(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "--fast", "--full"])
+    assert ended.value.code == 2
+    assert "--full: not allowed with" in capsys.readouterr().err

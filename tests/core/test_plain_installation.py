@@ -11,15 +11,15 @@ import pytest
 
 import ampcheck
 
-MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "packaging", "pytest", "rich", "tomli", "torch", "triton"}
+MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "packaging", "pytest", "rich", "tomli", "torch"}
 """What the required packages install; jinja2 brings markupsafe."""
 
 OWN = {
-    "huggingface_hub", "lightning", "pytorch_lightning", "tensorboard", "transformers", "wandb",
+    "huggingface_hub", "lightning", "pytorch_lightning", "tensorboard", "transformers", "triton", "wandb",
 }  # fmt: skip
-"""What a repository has that uses their callbacks, writers or models."""
+"""What a repository has that uses their callbacks, writers, models or kernels."""
 
-PLACES = {"callbacks", "lab"}
+PLACES = {"callbacks", "health", "lab"}
 """The packages that may import these."""
 
 
