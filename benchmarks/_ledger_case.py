@@ -164,5 +164,6 @@ def subject_of(file: Source, form: str) -> Any:
     return made if called else made()
 
 
-def in_module(check: str, module: str, op: str | None = None) -> Expected:
-    return Expected((check,), lambda f: f.where.module == module and op in (None, f.where.op))
+def in_module(check: str | tuple[str, ...], module: str, op: str | None = None) -> Expected:
+    checks = (check,) if isinstance(check, str) else check
+    return Expected(checks, lambda f: f.where.module == module and op in (None, f.where.op))

@@ -271,11 +271,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.chdir(ROOT)
     cases, left_out = chosen(options)
     kept = read(options.json) if options.resume and options.json and options.json.is_file() else {}
-    rows = {case.key: kept[case.key] for case in cases if case.key in kept}
-    for row in rows.values():
-        row.mechanisms = row.mechanisms if options.record else None
-    todo = [case for case in cases if case.key not in rows]
-    print(f"{len(todo)} cases, {len(rows)} kept, {len(left_out)} not at hand", file=sys.stderr)
+    rows = dict(kept)  # also those of other sources
+    todo = [case for case in cases if case.key not in kept]
+    print(f"{len(todo)} cases, {len(kept)} kept, {len(left_out)} not at hand", file=sys.stderr)
     if options.list:
         print("\n".join(" | ".join((case.source, *case.key)) for case in todo))
         return 0
@@ -293,7 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
                     saved = time.monotonic()
     finally:
         gc.unfreeze()
-        rows = dict(sorted(rows.items(), key=lambda item: order[item[0]]))
+        rows = dict(sorted(rows.items(), key=lambda item: order.get(item[0], len(order))))
         if options.json:
             write(options.json, rows)
     counts = Counter(row.outcome or "nothing expected" for row in rows.values())

@@ -60,6 +60,7 @@ _SHADOW: dict[str, Mechanism] = {
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
     "restarts": Mechanism("values that float64 alone makes infinite", {"shadow.comparisons:restarts": NO}),
+    "missing-terms": Mechanism("terms of sums that are zero throughout", {"shadow.suspects:missing_terms": NONE}),
     "spread": Mechanism("honest errors that one sample does not show", {"shadow.spread:widened": NO}),
     "recurrence": Mechanism(
         "errors that must recur in long runs", {"shadow.recurrence:Recurrence.recurs": Gives(True)}
@@ -109,16 +110,13 @@ _TRAINING: dict[str, Mechanism] = {
     "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),
     "vanished-guards": Mechanism("an eps that vanishes", {"training.gradients.checks:vanished_guards": Gives(())}),
     "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
-    "replaced-gradients": Mechanism("infinities that code replaces", {"training.scale.checks:_replaced": NONE}),
     "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
-    "oscillation": Mechanism("scales that oscillate", {"training.scale.settling:oscillation": NONE}),
     "call-order": Mechanism("the order of scaler calls", {"training.protocol.checks:_Order.breaches": Gives(())}),
     "never-cleared": Mechanism(
         "gradients that are never cleared", {"training.protocol.order:never_cleared": Gives(())}
     ),
     "stepped-first": Mechanism("schedulers that step first", {"training.protocol.order:stepped_first": NOTHING}),
     "without-gradients": Mechanism("steps without gradients", {"training.protocol.order:without_gradients": NOTHING}),
-    "left-behind": Mechanism("schedulers of old optimizers", {"training.protocol.schedules:left_behind": Gives(())}),
     "refused-calls": Mechanism("calls that GradScaler refuses", {"training.protocol.checks:_refused": Gives(())}),
     "missing-scaler": Mechanism("float16 without a scaler", {"training.protocol.checks:_missing_scaler": NONE}),
     "scheduler-skip": Mechanism("schedulers of skipped steps", {"training.protocol.checks:check_scheduler_skip": NONE}),
@@ -128,9 +126,6 @@ _TRAINING: dict[str, Mechanism] = {
     "resume": Mechanism("runs that do not resume", {"training.resume:check_resume": NONE}),
     "stagnation": Mechanism("updates that are lost", {"training.stagnation.stagnation:_of_role": Gives(())}),
     "forecast": Mechanism("where averages and sums stop", {"training.stagnation.forecast:stops": Gives({})}),
-    "rounding-gradients": Mechanism(
-        "parameters with nothing but rounding", {"training.stagnation.stagnation:_is_rounding": NO}
-    ),
     "random-rounding": Mechanism("stochastic rounding", {"training.stagnation.updates:rounds_at_random": NO}),
     "running-sums": Mechanism("running sums in 16 bits", {"training.reductions.checks:_sums": Gives(())}),
     "norms": Mechanism("norms in 16 bits", {"training.reductions.checks:_norms": Gives(())}),
@@ -145,12 +140,12 @@ _TRAINING: dict[str, Mechanism] = {
     ),
     "buffers": Mechanism("dtypes of buffers", {"training.state_dtypes.checks:_buffers": NONE}),
     "tf32": Mechanism("precision flags", {"training.tf32.settings:check_tf32": NONE}),
+    "cut-operands": Mechanism("float32 operands whose bits are cut", {"training.tf32.operands:check_operands": NONE}),
     "rank-sums": Mechanism("sums over ranks in 16 bits", {"training.distributed.checks:_collectives": NONE}),
     "rank-states": Mechanism("ranks that differ", {"training.distributed.checks:_states": Gives(())}),
     "sharding-policies": Mechanism(
         "mixed-precision policies of FSDP", {"training.distributed.policies:FollowedPolicies.findings": Gives(())}
     ),
-    "left-out": Mechanism("parameters that are left out", {"training.observed:_check_left_out": Gives(())}),
     "monitored-gradients": Mechanism("gradients of a monitor", {"training.monitor.checks:_nonfinite_gradient": NONE}),
     "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.checks:_underflow": NONE}),
     "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:_loss_scale": NONE}),
@@ -207,10 +202,6 @@ _GUARDS: dict[str, Mechanism] = {
         ("function", "autograd functions of two states", "checks:check_function"),
         ("unregistered", "custom ops that no policy names", "checks:check_unregistered"),
         ("banned", "banned ops", "checks:check_banned"),
-        ("lent", "regions that are shared", "region_checks:lent"),
-        ("repaired", "states that are repaired", "region_checks:repaired"),
-        ("decorates", "decorated generators", "region_checks:decorates"),
-        ("idle", "regions with nothing inside", "region_checks:idle"),
     )
 }
 

@@ -43,7 +43,7 @@ def pooled(scale: float) -> Callable[[], torch.Tensor]:
     return compute
 
 
-@pytest.mark.parametrize("checks", [None, ["overflow", "silent-zero"], ["reduce-precision"]])
+@pytest.mark.parametrize("checks", [None, ["overflow", "silent-zero"], ["tf32"]])
 @pytest.mark.parametrize(("scale", "verdict"), [(300.0, Verdict.WARN), (3.0, Verdict.INCOMPLETE)])
 def test_a_callable_that_computes_in_other_threads_is_no_full_pass(
     checks: Collection[str] | None, scale: float, verdict: Verdict
@@ -192,6 +192,6 @@ def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> N
 
 def test_every_check_that_judges_a_callable_can_be_selected_for_it() -> None:
     of_compiled_code = {*GRAPH_CHECKS, *ACCURACY_CHECKS}
-    judged = {*GUARD_CHECKS, *OBSERVABLE, *CHECKS, *of_compiled_code} - {"tf32"}  # of the device, which a loop asks
+    judged = {*GUARD_CHECKS, *OBSERVABLE, *CHECKS, *of_compiled_code}
     assert judged == set(for_kind(Kind.CALL))
     assert set(GUARD_CHECKS) <= set(for_kind(Kind.TRAINING))

@@ -63,20 +63,16 @@ POLICY_BANNED = Check(
 AUTOCAST_STATE = Check(
     "autocast-state",
     "autocast",
-    "A block leaves autocast and the precision switches as it found them, code inside a region too, and a generator "
-    "or coroutine where it is suspended; in a training loop over several ranks each module runs under the same "
-    "autocast on all. A model must also restore grad mode. Fails with each switch, region and module that differs.",
+    "A block leaves autocast and the precision switches as it found them; in a training loop over several ranks each "
+    "module runs under the same autocast on all. A model must also restore grad mode. Fails with each switch and "
+    "module that differs.",
     "Autocast on or off, its dtype, cache and nesting depth for every device, float32 matmul precision, TF32, "
     "reduced-precision reductions, fp32_precision, default dtype, default device and determinism are read before "
     "and after: around a block, and around each forward, loss and backward of a model. Changed settings are "
-    "restored. A region's device is read when it is entered and left: both must agree unless an exception ends it. "
-    "No op is hooked for that: it costs a fraction of a millisecond. Where ops are followed, autocast's casts count "
-    "that run while the generator or coroutine that entered the region is suspended: in the loop over the generator, "
-    "or in another task. A @contextmanager and a fixture may yield inside a region.",
+    "restored. Nothing is hooked for that: it costs a fraction of a millisecond.",
     "A torch.set_autocast_enabled or a precision flag that is never restored, autocast entered by hand, an exception "
-    "inside a region of a torch.compile'd function, which leaves the region open; a yield or await inside a region, "
-    "for its state belongs to the thread.",
-    "Use `with torch.autocast(...)`; restore flags in a finally block or a fixture; leave the region before a yield.",
+    "inside a region of a torch.compile'd function, which leaves the region open.",
+    "Use `with torch.autocast(...)`; restore flags in a finally block or a fixture.",
     unit="switches",
     subjects=EVERY,
 )
@@ -84,16 +80,13 @@ AUTOCAST_STATE = Check(
 AUTOCAST_SCOPE = Check(
     "autocast-scope",
     "autocast",
-    "Backward passes and optimizer steps run outside autocast regions, and the code that a region is for inside. "
-    "Fails for each line where one does not, and where a region decorates a generator or coroutine function; warns "
-    "where the gradient is differentiable itself (create_graph) and so belongs to a forward, and where all ops of a "
-    "region are on another device; incomplete where this machine lacks the device of the region.",
+    "Backward passes and optimizer steps run outside autocast regions. Fails for each line where one does not; warns "
+    "where the gradient is differentiable itself (create_graph) and so belongs to a forward; incomplete where this "
+    "machine lacks the device of all regions.",
     "Each entry into the autograd engine and each optimizer step is hooked, and autocast's state is read there. A "
-    "backward that runs inside another one, as checkpoints do, does not count. Of a region without ops of its device, "
-    "the ops count that autocast to its dtype would have cast on theirs, unless a region for their device is open.",
-    "A region around the whole step or the whole loop. Then weights keep their first cast: no training. A decorated "
-    "generator or coroutine only starts inside: its code runs later. A device that is written out, such as "
-    "autocast('cuda') on the CPU, which PyTorch switches off with a warning.",
+    "backward that runs inside another one, as checkpoints do, does not count.",
+    "A region around the whole step or the whole loop. Then weights keep their first cast: no training. A device that "
+    "is written out, such as autocast('cuda') on the CPU, which PyTorch switches off with a warning.",
     "Put the forward and the loss in the region, and nothing else.",
     unit="times",
     subjects=(Kind.TRAINING, Kind.CALL),
@@ -103,16 +96,13 @@ AUTOCAST_CACHE = Check(
     "autocast-cache",
     "autocast",
     "A cast of a weight that autocast caches is used only while the weight is unchanged and the region has the "
-    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from. The "
-    "last holds for a 16-bit copy that the code keeps itself, too, where an optimizer steps its weight without ever "
-    "having a gradient of it.",
+    "dtype of the cast; one that was made while gradients were off serves no forward that backward starts from.",
     "Casts of float32 leaves inside a region are followed. When one is used in a forward after its weight was "
     "written to, also through .data, it is compared with the present weight. What a forward with gradients computes "
     "from a cast without history is followed to the tensors at which backward starts.",
     "An optimizer step, load_state_dict or weight averaging inside a region, or after autocast was switched by "
     "torch.set_autocast_enabled; a float16 region inside a bfloat16 one that share a weight. Before PyTorch 2.11, a "
-    "pass under no_grad and one with gradients in one region: a target, a validation, samples, recycling. A "
-    "layer that keeps the cast of its weight by the version of the weight alone.",
+    "pass under no_grad and one with gradients in one region: a target, a validation, samples, recycling.",
     "Use `with torch.autocast(...)`, which drops the casts at its end, and change weights outside; or call "
     "torch.clear_autocast_cache() after the change or the pass under no_grad, or pass cache_enabled=False.",
     unit="uses",

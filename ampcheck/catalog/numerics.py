@@ -99,8 +99,8 @@ SILENT_ZERO = Check(
     "silent-zero",
     "range",
     "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
-    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, or a "
-    "buffer.",
+    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, a "
+    "buffer or a sum that lacks them.",
     "Elements that are zero here and not in float64, and that are too small for the format; a later op that gives inf "
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",
@@ -173,7 +173,7 @@ COVERAGE = Check(
     "always",
     "The audit examined something. Fails when it examined nothing, and for a compiled run without a graph, unless "
     "Dynamo gives a reason (a skip), and where an optimizer steps parameters that were replaced in the model since. "
-    "Warns if no op computed in 16 bits, and of parameters that get gradients and that no optimizer trains.",
+    "Warns if no op computed in 16 bits.",
     "Counts of ops, tensors, modules, outputs, gradients and graphs, and of items that could not be measured, with "
     "the reason.",
     "Inputs with which nothing is computed, a model that torch._dynamo.disable excludes.",

@@ -9,11 +9,10 @@ GRADIENT_UNDERFLOW = Check(
     "gradient-underflow",
     "training",
     "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
-    "gradient to zero, and no module's output more than that of its gradient's norm. An output that loses elements "
-    "but little of its norm warns, as the tiny gradients of a softmax over many classes do.",
+    "gradient to zero.",
     "Float64 is carried along with every tensor of the step, and each gradient of the first step that the scaler "
-    "does not skip is compared element by element; those of parameters in the later steps too, of which the last two "
-    "are judged. Only elements that the data determine are counted: moving the "
+    "does not skip is compared element by element; those of the later steps too, of which the last two are judged. "
+    "Only elements that the data determine are counted: moving the "
     "data by one rounding must leave half of them. Elements that are zero in float64 but not in low precision "
     "estimate the noise, which is subtracted. ampcheck.watch has no reference: it warns where a gradient has many "
     "zeros and the rest ends abruptly at the smallest number of float16 at the loss scale in use, and where a gradient "
@@ -32,11 +31,9 @@ LOSS_SCALE = Check(
     "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
     "elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), "
     "when the scale in use is too small, and when the scaler collapsed: the last 8 steps or more were all "
-    "skipped at scales that should do, or the scale fell below 1. Fails when it grows so often that more than a third "
-    "of the steps are skipped after the first that was made, and where a gradient overflowed and the optimizer "
-    "was given finite values in its place, which hides the overflow from the scaler. Backing off after an "
-    "overflow and temporarily exceeding the window are normal for a GradScaler and are not reported. So they are for a "
-    "loss scale that the code has of its own.",
+    "skipped at scales that should do, or the scale fell below 1. Backing off after an overflow and temporarily "
+    "exceeding the window are normal for a GradScaler and are not reported. So they are for a loss scale that the code "
+    "has of its own.",
     "The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole "
     "binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the "
     "smallest subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. "
@@ -77,8 +74,7 @@ SCHEDULER_SKIP = Check(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
-    "skipped the optimizer, and when another optimizer has taken the place of its own; warns when a new one steps "
-    "before its optimizer did for the first time.",
+    "skipped the optimizer; warns when a new one steps before its optimizer did for the first time.",
     "Optimizer steps, skipped ones and scheduler steps are compared. If the scaler skips none by itself, one "
     "gradient is made infinite in a run of its own.",
     "A call of scheduler.step() after scaler.step(optimizer), whose return value does not show whether it stepped.",
@@ -222,15 +218,17 @@ REDUCE_PRECISION = Check(
 TF32 = Check(
     "tf32",
     "training",
-    "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or bfloat16.",
+    "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or "
+    "bfloat16; fails when the program multiplies float32 tensors whose last mantissa bits it has cut off itself.",
     "A matmul, a convolution and a linear layer's gradient are computed in float32 on the device and compared with "
     "float64: the relative error in the Euclidean norm may be 2 * precision * sqrt(terms) unit roundoffs of "
     "float32. The flags (allow_tf32, fp32_precision, float32_matmul_precision, reduced-precision reductions, "
-    "deterministic algorithms) are listed; their effect on another device is reported.",
+    "deterministic algorithms) are listed; their effect on another device is reported. In a function, float32 "
+    "tensors are followed through integer views of their bits.",
     "PyTorch sets torch.backends.cudnn.allow_tf32 by default; torch.set_float32_matmul_precision('high') or 'medium' "
-    "in the program or a library.",
+    "in the program or a library; an emulation of TF32 by bit tricks that was left in.",
     "Set torch.set_float32_matmul_precision('highest') and torch.backends.cudnn.allow_tf32 = False for a "
     "baseline; torch.backends.cudnn.conv.fp32_precision = 'ieee' in newer versions.",
     unit="unit roundoffs of float32",
-    subjects=(Kind.TRAINING,),
+    subjects=(Kind.TRAINING, Kind.CALL),
 )

@@ -46,6 +46,7 @@ from ampcheck.shadow.suspects import (
     Suspects,
     drop,
     emptied_rows,
+    missing_terms,
     pass_on,
     rescues,
     vanished,
@@ -122,6 +123,10 @@ class Judge:
             return
         if is_own_cast(call):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
+        if where.phase != "backward" and (missing := missing_terms(call, results, self._store)):
+            self.reach_values(missing, "a sum that lacks it")
+            for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
+                self._accuse(suspect, "a sum that lacks it")
         if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
             self._update(call)
         after = [self._store.of(tensor) for tensor in results]
@@ -281,6 +286,7 @@ class Judge:
             return
         if inherited:
             companions.faults = inherited
+            self._recurrence.note_return(where, tuple(tensor.shape), inherited)
             earlier = next((c.trail for c in before if c.faults and c.trail is not None), None)
             companions.trail = extended(where, torch.inf if seen.lost else seen.error, earlier)
             return

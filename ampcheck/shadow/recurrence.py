@@ -6,6 +6,8 @@ now and then far too small: of thousands of executions of one sound op a few exc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import Key
 from ampcheck.shadow.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
@@ -49,11 +51,20 @@ class Recurrence:
         if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
             self._recurrent.add(fault.key)
             return
-        weight, last = self._rates.get(fault.key, (0.0, 0))
+        self._count(fault.key, runs)
+
+    def note_return(self, where: Where, shape: tuple[int, ...], inherited: Iterable[Key]) -> None:
+        """An op at this place met errors: its own earlier ones are in a value that lives on, and are no accident."""
+        for key in inherited:
+            if key[1] == where and key in self._rates:
+                self._count(key, self._runs.get((where, shape), 0))
+
+    def _count(self, key: Key, runs: int) -> None:
+        weight, last = self._rates.get(key, (0.0, 0))
         weight = weight * (1.0 - 1.0 / _WINDOW) ** (runs - last) + 1.0
-        self._rates[fault.key] = weight, runs
+        self._rates[key] = weight, runs
         if weight >= _RECURS:
-            self._recurrent.add(fault.key)
+            self._recurrent.add(key)
 
     def recurs(self, key: Key) -> bool:
         """Whether the errors of a fault are more than an accident."""

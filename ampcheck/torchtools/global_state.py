@@ -86,18 +86,6 @@ def preserved_state(changes: dict[str, tuple[object, object]] | None = None) -> 
             changes.update((name, pair) for name, pair in differing.items() if name not in changes)
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Deterministic mode with warnings inside, Inductor's own included."""
-    mode, inductor = _deterministic(), _inductor_deterministic()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)  # which leaves Inductor's unchanged
-        _set_inductor_deterministic(inductor)
-
-
 def nesting() -> int:
     """How many autocast regions this thread is in; at 0 the cached casts are dropped."""
     depth: int = torch.autocast_increment_nesting() - 1

@@ -79,22 +79,6 @@ def is_pending(tensor: torch.Tensor) -> bool:
     return any(part.is_partial() for part in placements(tensor))
 
 
-def holds_first_copy(tensor: torch.Tensor) -> bool:
-    """Whether this process is the one that counts its elements of a tensor.
-
-    Along each dimension of the mesh over which the tensor is replicated, that is the first process. A tensor without
-    placements is replicated over all processes, as under DDP: the first of them counts it.
-    """
-    parts = placements(tensor)
-    if not parts:
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return not ready or torch.distributed.get_rank() == 0
-    position = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
-    if position is None:  # this process is not part of the mesh
-        return False
-    return all(not part.is_replicate() or position[dim] == 0 for dim, part in enumerate(parts))
-
-
 class StorageMap(Generic[Value]):
     """Values by the storage of tensors: all views of one memory have the same. A value goes with its storage.
 

@@ -30,7 +30,7 @@ from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.distributed.checks import check_distributed, check_replicas, distributed_tables
+from ampcheck.training.distributed.checks import check_distributed, check_replicas, sums_table
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
@@ -89,7 +89,7 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it runs
-    steps again; the others judge what was observed."""
+    steps again, or measures the machine; the others judge what was observed."""
 
     name: str
     checks: tuple[Check, ...]
@@ -193,7 +193,7 @@ def _protocol(context: Context) -> Run:
         if direct and trial.overflowed is not None:
             stats = replace(stats, applied=of_calls.applied_nonfinite(trial.events), injected=trial.overflowed)
     findings = of_calls.check_protocol(stats, context.limits)
-    return _run([*findings, *(of_calls.check_scheduler_skip(skipping, seen.events) if of_schedulers else ())])
+    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
@@ -226,13 +226,13 @@ def _reductions(context: Context) -> Run:
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        findings = check_distributed(ranks, context.limits, context.drift)
-        return _run(findings, tuple(distributed_tables(ranks)), ranks.coverage)
+        findings, table = check_distributed(ranks, context.limits, context.drift), sums_table(ranks)
+        return _run(findings, (table,) if table else (), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
     table = reduction_table(stats)
-    return _run(check_reductions(stats, context.limits), tables=(table,) if table else ())
+    return _run(check_reductions(stats, context.limits), (table,) if table else ())
 
 
 def _state_dtypes(context: Context) -> Run:
@@ -259,10 +259,7 @@ def _state_dtypes(context: Context) -> Run:
 
 
 def _confounders(context: Context) -> Run:
-    loop = context.loop
     stats = of_settings.measure_confounders(torch.device(context.device))
-    if context.seen.steps and not loop.reached.compiled:  # a compiled step would be compiled once more
-        stats = replace(stats, nondeterministic=of_settings.measure_nondeterminism(lambda: loop.take(0)))
     return _run(of_settings.check_tf32(stats, context.limits), tables=(of_settings.confounders_table(stats),))
 
 

@@ -1,4 +1,4 @@
-"""The judge of code that runs: its values, its sums, and the training loop that was found in it."""
+"""The judge of code that runs: its values, its sums and products, and the training loop that was found in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL, TF32
-from ampcheck.core.errors import as_result, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE
@@ -26,6 +25,7 @@ from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
 from ampcheck.training.scaled_calls import measure_scaled_call
+from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
 
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
@@ -93,7 +93,7 @@ def judge_call(
     horizon: int | None,
     again: Callable[[], object],
 ) -> Run:
-    """Call `function(run)` once, and judge its values, its sums and norms, and the training in it.
+    """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
     `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
@@ -111,12 +111,9 @@ def judge_call(
         return result
 
     with training.watching():
-        try:
-            require_ran(function(run), subject)
-        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; `training` has it
-            as_result(error)
+        products = measure_operands(lambda: function(run), subject)
     sums = reduction_stats(training.following.sums, training.following.lineage, subject)
-    judged = check_reductions(sums, limits)
+    judged = [*check_reductions(sums, limits), *check_operands(products, limits)]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
     if shadow.judge is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -97,15 +97,14 @@ class AtScale:
 class ScaleWindow:
     """The loss scales, as powers of two, at which no tensor loses more than `share` and none overflows.
 
-    histograms: the unscaled gradients. binding: the tensors whose share counts; the others can only overflow. needed:
-    log2 of the smallest scale at which every share is at most `share`; allowed: log2 of the largest at which nothing
-    overflows. needed_by, allowed_by: the tensors that bind these ends. The window is empty where needed > allowed. Real
-    runs may move the ends (`dataclasses.replace`); `at` still follows the histograms.
+    histograms: the unscaled gradients. needed: log2 of the smallest scale at which every share is at most `share`;
+    allowed: log2 of the largest at which nothing overflows. needed_by, allowed_by: the tensors that bind these ends.
+    The window is empty where needed > allowed. Real runs may move the ends (`dataclasses.replace`); `at` still follows
+    the histograms.
     """
 
     share: float
     histograms: Mapping[str, GradientHistogram]
-    binding: tuple[str, ...]
     needed: int
     allowed: int
     needed_by: str
@@ -147,9 +146,8 @@ class ScaleWindow:
             raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
         mantissa, exponent = math.frexp(scale)
         exponent = exponent if at_least and mantissa > 0.5 else exponent - 1  # of a power of two on this side of it
-        pooled = _pool(self.histograms, self.binding).lost(exponent)
-        binding = {name: histogram for name in self.binding if (histogram := self.histograms[name]).nonzero >= FEW}
-        shares = {name: histogram.lost(exponent) for name, histogram in binding.items()}
+        pooled = _pool(self.histograms).lost(exponent)
+        shares = {name: h.lost(exponent) for name, h in self.histograms.items() if h.nonzero >= FEW}
         tensor = max(shares, key=shares.__getitem__, default=POOL)
         worst = shares.get(tensor, 0.0)
         if pooled > worst or not worst:
@@ -158,22 +156,19 @@ class ScaleWindow:
         return AtScale(worst, tensor, pooled, tuple(over))
 
 
-def scale_window(
-    histograms: Mapping[str, GradientHistogram], *, share: float, binding: Collection[str] | None = None
-) -> ScaleWindow:
+def scale_window(histograms: Mapping[str, GradientHistogram], *, share: float) -> ScaleWindow:
     """The window of loss scales for gradients that are rounded to float16 once they are scaled.
 
-    histograms: unscaled gradients by name. share: the part of the nonzero elements that may round to zero, of every
-    tensor with `FEW` of them or more, and of all tensors together. binding: the tensors whose share counts, all by
-    default; the rest must not overflow only. Parameters should bind, and the gradients of activations not: those of a
-    softmax hold many elements too small to matter, while Adam takes each element of a parameter's by its own size.
+    histograms: unscaled gradients of parameters by name; those of activations do not belong here: those of a softmax
+    hold many elements too small to matter, while Adam takes each element of a parameter's by its own size. share: the
+    part of the nonzero elements that may round to zero, of every tensor with `FEW` of them or more, and of all tensors
+    together.
 
     Without a nonzero element the window is as wide as float64.
     """
-    names = tuple(name for name in histograms if binding is None or name in binding)
     needed, needed_by = _LOWEST, POOL
-    candidates = [(POOL, _pool(histograms, names))]
-    candidates += [(name, histograms[name]) for name in names if histograms[name].nonzero >= FEW]
+    candidates = [(POOL, _pool(histograms))]
+    candidates += [(name, histogram) for name, histogram in histograms.items() if histogram.nonzero >= FEW]
     for name, histogram in candidates:
         exponent = _needed(histogram, share)
         if exponent > needed or (exponent == needed and needed_by == POOL):
@@ -183,7 +178,7 @@ def scale_window(
         exponent = largest_scale(histogram.largest)
         if exponent < allowed:
             allowed, allowed_by = exponent, name
-    return ScaleWindow(share, histograms, names, needed, allowed, needed_by, allowed_by)
+    return ScaleWindow(share, histograms, needed, allowed, needed_by, allowed_by)
 
 
 def largest_scale(magnitude: float) -> int:
@@ -202,8 +197,8 @@ def is_usable(scale: float) -> bool:
     return 0 < scale < math.inf and 1 / scale <= format_of("float32").max
 
 
-def _pool(histograms: Mapping[str, GradientHistogram], names: Iterable[str]) -> GradientHistogram:
-    return sum((histograms[name] for name in names), GradientHistogram())
+def _pool(histograms: Mapping[str, GradientHistogram]) -> GradientHistogram:
+    return sum(histograms.values(), GradientHistogram())
 
 
 def _needed(histogram: GradientHistogram, share: float) -> int:

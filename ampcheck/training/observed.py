@@ -26,7 +26,6 @@ from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.left_out import LeftOut, left_out
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
 from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
@@ -92,10 +91,9 @@ class Observed:
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
     whether backward ran in 16 bits; None where compiled code hides it. absent: scalers that do nothing, as those for a
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
-    gradients and no parameter changed. empty: whether there is nothing that a step could change. left_out: parameters
-    that no optimizer trains. unfollowed: compiled code and other threads, which were not judged. values: what the
-    shadow saw of the ops, where it followed the steps. undefined: as in `Following`. replicas: what this rank held,
-    where several work together.
+    gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
+    code and other threads, which were not judged. values: what the shadow saw of the ops, where it followed the steps.
+    undefined: as in `Following`. replicas: what this rank held, where several work together.
     """
 
     subject: str
@@ -111,7 +109,6 @@ class Observed:
     idle: Event | None = None
     unused: tuple[str, ...] = ()
     empty: bool = False
-    left_out: LeftOut | None = None
     gradients: GradientStats | None = None
     updates: StagnationStats | None = None
     sums: ReductionStats | None = None
@@ -193,13 +190,9 @@ class Observation:
         still = {k: v for k, v in after.items() if k[0] is Role.PARAMETER}.items() <= before.items()
         compared: dict[str, Any] = {}
         if (following := self.following) is not None:
-            if following.gradients is not None and losses:
-                unchanged = {name for (role, name), bits in after.items() if before.get((role, name)) == bits}
-                reached, recorder = following.gradients.reached, self.recorder
-                compared["left_out"] = left_out(loop, reached, recorder.stepped, unchanged)
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
             residency = replace(residency, vanished=following.moments.vanished)
-            compared |= {
+            compared = {
                 "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
                 "updates": stagnation_stats(loop, following.updates, error),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
@@ -288,33 +281,6 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
     return "", ""
 
 
-def _check_left_out(seen: Observed) -> Iterator[Finding]:
-    if (left := seen.left_out) is None:
-        return
-    step = "an optimizer must step the parameters of the model that runs"
-    if left.replaced and not seen.replaced and seen.idle is None:
-        message = (
-            f"{step}; those of {listed(left.replaced, _LISTED)} get gradients and no optimizer has them: in their "
-            "place it steps parameters of their shapes that are in no module and get no gradient"
-        )
-        hint = "build the optimizer after the last parameter is replaced, or write into it (parameter.data = ...)"
-        yield COVERAGE.fail(seen.subject, message, hint=hint)
-    if left.narrow:
-        message = (
-            f"{step}; those in float32 are stepped, and {listed(left.narrow, _LISTED)}, in 16 bits, get gradients and "
-            "no optimizer has them, while others are frozen"
-        )
-        hint = "cast what is trained to float32 before the optimizer is built, or freeze it (requires_grad_(False))"
-        yield COVERAGE.warn(seen.subject, message, hint=hint)
-    if left.without:
-        message = (
-            f"{step} with gradients; backward returns None for {listed(left.without, _LISTED)} in each of {seen.steps} "
-            "steps, and they never change"
-        )
-        hint = "return a gradient from the backward of the autograd.Function that uses them, or freeze them"
-        yield COVERAGE.warn(seen.subject, message, hint=hint)
-
-
 def _check_stopped(subject: str, stopped: StepError) -> Finding:
     """`coverage`: a step did not come to its end, by the code's own fault or since it needs CUDA itself."""
     where = Where(op=stopped.op, file=stopped.file, line=stopped.line, step=stopped.step)
@@ -345,7 +311,6 @@ def check_observed(seen: Observed) -> list[Finding]:
         findings.append(COVERAGE.fail(subject, message, hint=hint))
     if not steps:
         return findings
-    findings += _check_left_out(seen)
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
         if seen.functional:

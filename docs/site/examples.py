@@ -28,7 +28,6 @@ SIDES = ("failing", "mended")
 _STARTS = "it starts fresh processes for minutes"
 WITHOUT = {
     "cudagraph": "it needs a CUDA device",
-    "tf32": "it needs a device that computes float32 in fewer bits, such as a GPU with TF32",
     "speedup": "its verdict is a time of one machine; the guide to speed runs one",
     "regression": "it needs two commits; the guide to speed runs one",
     "start-up": _STARTS,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,25 +155,6 @@ def test_a_tensor_hook_that_calls_a_module_of_the_forward_is_no_recomputation() 
         y.float().sum().backward()
 
     assert bad(judged(run)) == []
-
-
-def test_a_hook_that_runs_several_places_of_the_forward_again_in_order_is_a_recomputation() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), torch.randn(2, 4, requires_grad=True)
-
-    def run(restore: bool) -> None:
-        def hook(grad: torch.Tensor) -> None:
-            with torch.enable_grad(), region(enabled=restore):
-                model(x)
-
-        with region():
-            y = model(x)
-        y.register_hook(hook)
-        y.float().sum().backward()
-
-    assert bad(judged(lambda: run(False))) == [("autocast-checkpoint", "fail")]
-    healthy = judged(lambda: run(True))
-    assert bad(healthy) == []
-    assert healthy.coverage.seen["recomputed ops"] > 0
 
 
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -454,3 +437,37 @@ def test_equal_code_in_two_files_is_named_by_its_own_file(tmp_path, monkeypatch)
         with ampcheck.watch(checks=["autocast-scope"], fail_on="never") as seen:
             namespace["run"]()
         assert [f.where.file for f in seen.run.of(Verdict.FAIL)] == [name]
+
+
+# --- a region for a device that this machine lacks
+
+ABSENT = "cuda" if not torch.cuda.is_available() else "xpu"
+
+
+def step_in_region_of(device: str, *, enabled: bool = True) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, that it switches the region off
+        with torch.autocast(device, BF16, enabled=enabled):  # for a device
+            loss = nn.Linear(4, 1)(torch.ones(2, 4)).float().sum()
+    loss.backward()
+
+
+def test_a_step_in_a_region_for_a_device_that_is_not_there_is_incomplete_and_names_its_line() -> None:
+    found = of(judged(lambda: step_in_region_of(ABSENT)), "autocast-scope")
+    assert found.verdict is Verdict.INCOMPLETE
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert lines[(found.where.line or 0) - 1].endswith("# for a device")
+    assert f"this machine has no {ABSENT}" in found.message
+
+
+def test_such_a_region_is_no_defect_where_it_is_off_or_another_is_on() -> None:
+    for run in (lambda: step_in_region_of(ABSENT, enabled=False), lambda: [*map(step_in_region_of, (ABSENT, "cpu"))]):
+        assert of(judged(run), "autocast-scope").verdict is Verdict.PASS
+
+
+def test_under_emulation_such_a_region_acts() -> None:
+    def run() -> None:
+        with ampcheck.emulate("cuda"):
+            step_in_region_of("cuda")
+
+    assert of(judged(run), "autocast-scope").verdict is Verdict.PASS

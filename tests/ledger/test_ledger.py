@@ -280,6 +280,8 @@ def test_rows_that_are_there_are_kept_when_a_ledger_is_resumed(ledger, planted, 
     ledger.main(["--resume", "--json", str(path)])
     assert "1 cases, 1 kept" in capsys.readouterr().err
     assert [one["outcome"] for one in json.loads(path.read_text(encoding="utf-8"))["rows"]] == ["at", "silent"]
+    ledger.main(["--resume", "--only", "control", "--json", str(path)])  # rows of what is not chosen stay
+    assert len(json.loads(path.read_text(encoding="utf-8"))["rows"]) == 2
 
 
 def test_mechanisms_need_the_module_that_names_them(ledger, planted, monkeypatch, capsys):

@@ -169,6 +169,19 @@ def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -
     assert not [f for f in watched.run.findings if f.verdict is Verdict.FAIL]
 
 
+def test_an_error_that_a_value_keeps_is_no_accident_of_one_execution() -> None:
+    def average() -> float:  # a distance of which rounding leaves more than its bound, once: the average keeps it
+        weight = torch.ones(4, dtype=torch.bfloat16)
+        mean = weight.clone()
+        for step in range(600):
+            weight.fill_(1.0 if step < 400 else 1.25)
+            mean.sub_((1 - min((1 + step) / (10 + step), 0.9999)) * (mean - weight))
+        return float(mean.mean())
+
+    run = ampcheck.audit(average, checks=["precision-loss"])
+    assert [f.verdict for f in run.findings if f.check == "precision-loss"] == [Verdict.FAIL]
+
+
 def test_an_error_of_one_execution_in_a_thousand_is_an_accident_and_one_that_recurs_is_not() -> None:
     def faulty(often: int, runs: int, error: float = 1.0) -> bool:
         recurrence, where = Recurrence(), Where("forward", op="aten::sum")

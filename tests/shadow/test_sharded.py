@@ -37,9 +37,8 @@ def test_shards_are_followed_and_unchanged(ranks: list[dict[str, Any]], case: st
 @FSDP
 def test_a_fault_inside_a_sharded_module_is_found_at_its_line(ranks: list[dict[str, Any]]) -> None:
     for seen in (rank["fsdp_overflows"] for rank in ranks):
-        failure, *others = seen["failures"]
+        (failure,) = seen["failures"]
         assert failure[:2] == ["overflow", seen["line"]]
-        assert [check for check, *_ in others] == ["gradient-underflow"]  # float16 gradients without a scaler
         assert "weight" in failure[2]  # a sharded parameter
 
 

@@ -93,7 +93,7 @@ def test_our_own_hooks_neither_go_nor_come_back(inside):
         model(torch.ones(1, model[0].in_features)).sum().backward()
 
     outer = Snapshot(loop.reached)
-    with captured(loop, lambda kind, name, grad: seen.append(name), outputs=True):
+    with captured(loop, lambda name, grad: seen.append(name)):
         snapshot = Snapshot(loop.reached) if inside else outer
         step()
         first, seen[:] = list(seen), []

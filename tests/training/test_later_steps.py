@@ -1,4 +1,4 @@
-"""Promise: gradients are judged to the last step, and a step that overflowed cannot be hidden from the scaler."""
+"""Promise: gradients are judged to the last step, and those that are cleared before they are used do not count."""
 
 from __future__ import annotations
 
@@ -67,65 +67,6 @@ def test_a_loss_that_is_large_enough_or_vanishes_now_and_then_does_not_fail(weig
     assert "up to step 9" in next(f.message for f in run.findings if f.check == "gradient-underflow")
 
 
-def zeros(gradient):
-    return torch.where(gradient.isfinite(), gradient, 0.0)
-
-
-def numbers(gradient):
-    return torch.nan_to_num_(gradient)
-
-
-def clamped(gradient):
-    return gradient.nan_to_num_(0.0).clamp_(-1e3, 1e3)
-
-
-def unchanged(gradient):
-    return gradient
-
-
-def guarded(guard, scale, *, factor=20.0, scaled=True):
-    """A scaled step whose gradients pass through a guard before the optimizer sees them."""
-    model, (x, y) = net(F32), data(F32)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
-
-    def step(i):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            out = model(x)
-        loss = (out.float() - y).square().mean() * factor
-        scaler.scale(loss).backward() if scaled else (loss * scale).backward()
-        for parameter in model.parameters():
-            parameter.grad = guard(parameter.grad)
-        if scaled:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            for parameter in model.parameters():
-                parameter.grad.div_(scale)
-            optimizer.step()
-        return loss.item()
-
-    return {"model": model, "optimizer": optimizer, "scaler": scaler if scaled else None, "step": step}
-
-
-@pytest.mark.every(4)
-@pytest.mark.parametrize("guard", [zeros, numbers, clamped])
-@pytest.mark.parametrize("scaled", [True, False])
-def test_gradients_that_overflowed_and_were_replaced_are_found(guard, scaled):
-    (found,) = failures(judged(guarded(guard, 2.0**24, scaled=scaled), 4), "loss-scale")
-    assert "the optimizer was given finite values in its place" in found.message
-    assert found.where.step == 0
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("guard", [zeros, numbers, clamped, unchanged])
-def test_a_guard_that_replaces_nothing_and_a_step_that_is_skipped_pass(guard):
-    scale = 2.0**24 if guard is unchanged else 2.0**6
-    run = judged(guarded(guard, scale), 16)
-    assert not [f for f in run.findings if f.verdict is Verdict.FAIL], str(run)
-
-
 def test_gradients_that_overflow_and_are_cleared_before_they_are_used_pass():
     """The generator's loss gives the discriminator gradients that nobody uses."""
     torch.manual_seed(0)
@@ -147,7 +88,7 @@ def test_gradients_that_overflow_and_are_cleared_before_they_are_used_pass():
         return loss.item()
 
     run = judged({"first": first, "second": second, "optimizers": optimizers, "step": step}, 3)
-    assert not [f for f in failures(run, "loss-scale") if "finite values in its place" in f.message], str(run)
+    assert not failures(run, "loss-scale"), str(run)
 
 
 def idle(rate=0.1, zero=False, dtype=torch.float32):

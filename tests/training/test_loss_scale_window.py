@@ -204,16 +204,6 @@ def test_overflow_begins_at_the_tie_beyond_the_largest_value() -> None:
     assert scale_window({"a": at}, share=0.1).high == 0.5
 
 
-def test_tensors_that_do_not_bind_can_only_overflow() -> None:
-    tensors = {"weight": GradientHistogram({0: 10}, 1.0), "scores": GradientHistogram({-60: 90, 7: 10}, 128.0)}
-    everything = scale_window(tensors, share=0.1)
-    assert everything.empty
-    assert everything.needed_by == "scores"
-    window = scale_window(tensors, share=0.1, binding=["weight"])
-    assert (window.low, window.high, window.allowed_by) == (2.0**-24, 2.0**8, "scores")
-    assert window.at(1.0).lost == 0.0
-
-
 def test_nonfinite_elements_are_told_apart_from_what_a_scale_can_mend() -> None:
     window = scale_window({"a": histogram_of(torch.tensor([1.0] * 8 + [math.inf, math.nan]))}, share=0.1)
     assert window.nonfinite == {"a": 2}

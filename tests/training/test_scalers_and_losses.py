@@ -92,7 +92,7 @@ def test_a_loss_in_half_that_overflows_fails_and_in_float32_does_not():
 
 
 def gradient(known, zero, norm):
-    return GradientLoss("parameter", "bias", "", "bfloat16", "bfloat16", known, known, zero, 0, 0, 0, norm**2, 1.0)
+    return GradientLoss("bias", "bfloat16", "bfloat16", known, known, zero, 0, 0, 0, norm**2, 1.0)
 
 
 @pytest.mark.parametrize(

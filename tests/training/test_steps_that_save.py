@@ -91,7 +91,7 @@ def test_a_step_may_save_and_copy_the_whole_model_while_its_gradients_are_captur
         return 0.0
 
     loop = loop_of(model, step)
-    with preserved(loop.reached), captured(loop, lambda kind, name, grad: seen.append(name), outputs=True):
+    with preserved(loop.reached), captured(loop, lambda name, grad: seen.append(name)):
         taken = loop.take(0)
         assert taken == 0.0, taken
         heard = len(seen)

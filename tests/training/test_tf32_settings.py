@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
+from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.tf32.settings import (
     ConfounderStats,
     ProductError,
@@ -19,10 +18,23 @@ from ampcheck.training.tf32.settings import (
     check_tf32,
     confounders_table,
     measure_confounders,
-    measure_nondeterminism,
 )
 
 LIMITS = Limits()
+
+
+def cut(x: torch.Tensor, bits: int) -> torch.Tensor:
+    integers = x.contiguous().view(torch.int32)
+    return ((integers + (1 << (bits - 1))) & ~((1 << bits) - 1)).view(torch.float32)
+
+
+def verdict_of(function: Callable[[], Any]) -> Verdict:
+    return check_operands(measure_operands(function), LIMITS)[0].verdict
+
+
+def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(*shape), torch.randn(*shape)
 
 
 def test_float32_on_the_cpu_is_float32_and_nothing_is_changed_by_measuring() -> None:
@@ -48,10 +60,6 @@ def test_products_whose_operands_are_rounded_are_beyond_what_float32_explains(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = torch.Tensor.__matmul__
-
-    def cut(x: torch.Tensor, bits: int) -> torch.Tensor:
-        integers = x.contiguous().view(torch.int32)
-        return ((integers + (1 << (bits - 1))) & ~((1 << bits) - 1)).view(torch.float32)
 
     def low(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return real(cut(a, bits), cut(b, bits)) if a.dtype is torch.float32 else real(a, b)
@@ -135,26 +143,163 @@ def test_a_product_passes_up_to_what_its_roundings_explain_and_not_beyond(error:
 
 
 def test_the_table_holds_every_flag_and_every_error() -> None:
-    stats = replace(measure_confounders(), nondeterministic={"put_": 2})
+    stats = measure_confounders()
     rows = dict(confounders_table(stats).rows)  # type: ignore[arg-type]
     assert set(stats.flags) < set(rows)
-    assert rows["  put_"] == "2x"
 
 
-def test_ops_without_a_deterministic_kernel_are_counted_and_the_mode_is_put_back() -> None:
+@pytest.mark.parametrize("bits", [13, 14, 16])
+def test_a_matmul_of_operands_that_lost_bits_is_found_with_its_place(bits: int) -> None:
+    a, b = pair(16, 16)
+    stats = measure_operands(lambda: cut(a, bits) @ cut(b, bits))
+    (finding,) = check_operands(stats, LIMITS)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.where.op == "aten::mm"
+    assert finding.where.file.endswith("test_tf32_settings.py")
+    exact = a.double() @ b.double()
+    error = float(((cut(a, bits) @ cut(b, bits)).double() - exact).norm() / exact.norm()) * 2**24
+    assert finding.observed == pytest.approx(error)
+
+
+def test_one_rounded_operand_is_enough() -> None:
+    a, b = pair(16, 16)
+    assert verdict_of(lambda: a @ cut(b, 13)) is Verdict.FAIL
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(cut(x, 13), cut(w, 13), torch.ones(8))
+
+
+def convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.conv2d(cut(x, 13).reshape(2, 2, 4, 4), cut(w, 13).reshape(2, 2, 4, 4)[..., :3, :3])
+
+
+def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return cut(x, 13).reshape(2, 4, 8) @ cut(w, 13).reshape(2, 8, 4).contiguous()
+
+
+def einsum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ij,kj->ik", cut(x, 13), cut(w, 13))
+
+
+def in_place(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.clone(), w.clone()
+    x.view(torch.int32).bitwise_and_(-(1 << 13))
+    w.view(torch.int32).bitwise_and_(-(1 << 13))
+    return x @ w.T
+
+
+def by_shifts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (((x.view(torch.int32) >> 13) << 13).view(torch.float32)) @ w.T
+
+
+def by_wider_integers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = x.view(torch.int32).long() & ~((1 << 16) - 1)
+    return wide.int().view(torch.float32) @ w.T
+
+
+def by_half_words(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.view(torch.int16)[..., ::2] = 0
+    return x @ w.T
+
+
+def with_infinities_kept(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.isfinite(), cut(x, 13), x) @ cut(w, 13).T
+
+
+WAYS = [linear, convolution, batched, einsum, in_place, by_shifts, by_wider_integers, by_half_words]
+
+
+@pytest.mark.parametrize("way", [*WAYS, with_infinities_kept])
+def test_bits_are_followed_into_every_product(way: Callable[..., torch.Tensor]) -> None:
+    x, w = pair(8, 8)
+    assert verdict_of(lambda: way(x, w)) is Verdict.FAIL
+
+
+def test_a_backward_product_of_rounded_operands_is_found() -> None:
+    x, w = pair(8, 8)
+    rounded = cut(x, 13)
+
     def step() -> None:
-        for _ in range(2):
-            torch.zeros(4).put_(torch.tensor([0]), torch.ones(1))
+        again = cut(x, 13)
+        held = w.clone().requires_grad_()
+        (again @ held).sum().backward()
 
-    before = torch.are_deterministic_algorithms_enabled()
-    assert measure_nondeterminism(step) == {"put_": 2}
-    assert measure_nondeterminism(lambda: torch.ones(2) + 1) == {}
-    assert torch.are_deterministic_algorithms_enabled() is before
-    with pytest.raises(ZeroDivisionError):
-        measure_nondeterminism(lambda: 1 / 0)
-    assert torch.are_deterministic_algorithms_enabled() is before
+    assert measure_operands(step).reduced[0].calls == 2
+    assert rounded.shape == x.shape
 
 
-def test_a_warning_of_the_step_is_still_heard() -> None:
-    with pytest.warns(UserWarning, match="mine"):
-        measure_nondeterminism(lambda: warnings.warn("mine", UserWarning, stacklevel=1))
+def upcast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float() @ w.half().float().T
+
+
+def upcast_through_bits(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.bfloat16().float(), w.bfloat16().float()
+    return cut(x, 13) @ cut(w, 13)
+
+
+def bits_looked_at(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    assert int(x.view(torch.int32).sum()) != 0
+    return x @ w.T
+
+
+def bits_put_back(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x.view(torch.int32) & -1).view(torch.float32) @ w.T
+
+
+def split_in_three(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    top, upper = cut(x, 13), cut(w, 13)
+    rest, lower = x - top, w - upper
+    return top @ upper + top @ lower + rest @ upper
+
+
+def exponents(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x.view(torch.int32) & (0xFF << 23)).view(torch.float32) @ w.T
+
+
+def random_bits(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    hashed = ((x.view(torch.int32) * 747796405) & 0x7FE000) | 0x3F800000
+    return hashed.view(torch.float32) @ w.T
+
+
+def rounded_for_bfloat16(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return cut(x, 16).bfloat16().float() @ w.T
+
+
+def whole_numbers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return cut((x * 4).round(), 13) @ w.T
+
+
+HEALTHY = [upcast, upcast_through_bits, bits_looked_at, bits_put_back, split_in_three, random_bits, whole_numbers]
+
+
+@pytest.mark.parametrize("way", [*HEALTHY, rounded_for_bfloat16])
+def test_values_that_lost_nothing_on_the_way_pass(way: Callable[..., torch.Tensor]) -> None:
+    x, w = pair(8, 8)
+    assert verdict_of(lambda: way(x, w)) is Verdict.PASS
+
+
+def test_what_keeps_only_exponents_does_not_fail() -> None:
+    x, w = pair(8, 8)
+    assert verdict_of(lambda: exponents(x, w)) is not Verdict.FAIL
+
+
+def test_nothing_multiplied_and_a_function_that_raises_are_skipped() -> None:
+    assert verdict_of(lambda: torch.ones(3) + 1) is Verdict.SKIP
+    assert verdict_of(lambda: 1 / 0) is Verdict.SKIP
+
+
+@given(st.integers(1, 12), st.integers(0, 2**31))
+def test_fewer_lost_bits_than_those_of_tf32_are_left_alone(bits: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(8, 8, generator=generator)
+    assert verdict_of(lambda: cut(a, bits) @ a) is Verdict.PASS
+
+
+def test_watching_changes_no_result() -> None:
+    x, w = pair(8, 8)
+    alone = [way(x, w) for way in WAYS]
+    seen: list[torch.Tensor] = []
+    measure_operands(lambda: seen.extend(way(x, w) for way in WAYS))
+    assert all(torch.equal(a, b) for a, b in zip(alone, seen, strict=True))

@@ -56,12 +56,11 @@ class CallSite:
 class EnginePath:
     """How the autograd engine came to an op.
 
-    top: identifies the call that the engine made. checkpoint: through PyTorch's checkpoint. function: through the
-    backward of an autograd.Function, not a hook. module: through a module. differentiable: this backward is to be
-    differentiated itself (create_graph), so gradients are enabled throughout.
+    checkpoint: through PyTorch's checkpoint. function: through the backward of an autograd.Function, not a hook.
+    module: through a module. differentiable: this backward is to be differentiated itself (create_graph), so gradients
+    are enabled throughout.
     """
 
-    top: int
     checkpoint: bool
     function: bool
     module: bool
@@ -98,20 +97,19 @@ def call_site(frame: FrameType | None, backward: bool) -> CallSite | None:
 
 def engine_path(frame: FrameType | None) -> EnginePath:
     """The path from the engine to the op that `frame` leads to."""
-    top, checkpoint, function, module = 0, False, False, False
+    checkpoint, function, module = False, False, False
     for outer in frames(frame):
         code = outer.f_code
         if _classify(code.co_filename, code.co_name)[0] == _ENGINE:
             # Gradients, retain_graph, create_graph. A thread of the engine's own has no such frame.
             arguments = outer.f_locals.get("args", ())
-            return EnginePath(top, checkpoint, function, module, len(arguments) > 2 and arguments[2] is True)
-        top = id(outer)
+            return EnginePath(checkpoint, function, module, len(arguments) > 2 and arguments[2] is True)
         checkpoint = checkpoint or code.co_filename == _CHECKPOINT
         module = module or code is torch.nn.Module._call_impl.__code__
         if code.co_filename == _FUNCTION and code.co_name.startswith("apply"):
             function = function or isinstance(outer.f_locals.get("self"), BackwardCFunction)
     keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # an approximation
-    return EnginePath(top, checkpoint, function, module, keeps_graph)
+    return EnginePath(checkpoint, function, module, keeps_graph)
 
 
 def in_optimizer(frame: FrameType | None) -> bool:

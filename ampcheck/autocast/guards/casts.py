@@ -47,37 +47,24 @@ class _CachedCast:
     cut: CutCast | None = None
 
 
-@dataclass(slots=True)
-class _Untrained:
-    """A weight of which the code keeps such a cast. steps: of an optimizer that has it, all without a gradient; 0 once
-    it had one."""
-
-    weight: weakref.ref[torch.Tensor]
-    version: int
-    steps: int | None = None
-
-
 class CachedCasts:
     """Which low-precision copies of weights are cached, and what was written to the weights since.
 
     A float32 leaf that requires a gradient is cast once, and the copy is used until the outermost region ends; where
     autocast was switched on by `torch.set_autocast_enabled` no region ends, and only `torch.clear_autocast_cache` drops
     it. Before PyTorch 2.11 a copy that was made while gradients were off has no history: a forward that uses it with
-    gradients on gives its weight none. A copy that the code keeps for itself has none in any release; it counts where
-    an optimizer steps the weight, which never has a gradient and never changes.
+    gradients on gives its weight none. cut: the uses of such casts in forwards from which backward started.
     """
 
     def __init__(self) -> None:
         self.stale: Counter[StaleCast] = Counter()
-        self._cut: Counter[CutCast] = Counter()
+        self.cut: Counter[CutCast] = Counter()
         self.seen = 0
         self._casts: dict[int, _CachedCast] = {}
         self._written: dict[int, tuple[int, str]] = {}
         self._clock = 0
         self._off = False  # whether a cast is cached that was made while gradients were off
         self._cuts = False  # whether a forward has used one while they were on
-        self._own: dict[int, _CachedCast] = {}
-        self._untrained: dict[CutCast, _Untrained] = {}
         self._cut_off: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
@@ -103,7 +90,6 @@ class CachedCasts:
                 continue
             if not cached.used and python_call(sys._getframe()) != cached.call:
                 del self._casts[id(tensor)]  # the code's own: autocast casts within the call that needs it
-                self._keep(cached)
                 continue
             cached.used = True
             self._judge(cached, tensor, state, at)
@@ -115,61 +101,28 @@ class CachedCasts:
 
     def after(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
-        if self._cuts or ((self._off or self._own) and torch.is_grad_enabled()):
+        if self._cuts or (self._off and torch.is_grad_enabled()):
             self._follow(op, inputs, out, torch.is_grad_enabled())
-        if op is not _CAST or not inputs or (state.dtype is None and torch.is_grad_enabled()):
+        if op is not _CAST or state.dtype is None or not inputs:
             return
         weight = inputs[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
-        kept = out.dtype is state.dtype and torch.is_autocast_cache_enabled()
-        low = out.is_floating_point() and out.dtype.itemsize == 2
-        if not leaf or not (kept or (low and not torch.is_grad_enabled())):
+        if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled():
             return
         if (storage := storage_number(weight)) is not None:
             # No variable may hold this frame: the garbage collector would clear the references to the cast with it.
             lines = () if torch.is_grad_enabled() else users_lines(sys._getframe())
             call = python_call(sys._getframe())
             references, version = (weakref.ref(out), weakref.ref(weight)), weight._version
-            cast = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
-            if not kept:
-                self._keep(cast)
-                return
             self.seen += 1
-            self._casts[id(out)] = cast
+            self._casts[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
             self._off = self._off or bool(lines)
 
     def differentiated(self, roots: object) -> None:
         """Backward starts at these tensors: count the weights that get no gradient from them."""
         for _, root in tensors(roots) if self._cuts else ():
-            self._cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step: its weights that have a gradient are trained."""
-        if not self._untrained:
-            return
-        gradients = {id(p): p.grad is not None for group in optimizer.param_groups for p in group["params"]}
-        for untrained in self._untrained.values():
-            weight = untrained.weight()
-            if weight is not None and id(weight) in gradients and untrained.steps != 0:
-                untrained.steps = 0 if gradients[id(weight)] else (untrained.steps or 0) + 1
-
-    @property
-    def cut(self) -> Counter[CutCast]:
-        """The uses of casts without history in forwards from which backward started."""
-        return Counter({cut: times for cut, times in self._cut.items() if not cut.own or self._never_trained(cut)})
-
-    def _never_trained(self, cut: CutCast) -> bool:
-        untrained = self._untrained[cut]
-        weight = untrained.weight()
-        return (untrained.steps or 0) > 1 and weight is not None and weight._version == untrained.version
-
-    def _keep(self, cast: _CachedCast) -> None:
-        """Follow a cast that the code made while gradients were off, as long as it lives."""
-        if cast.lines and (tensor := cast.cast()) is not None:
-            number = id(tensor)
-            cast.cast = weakref.ref(tensor, lambda _: self._own.pop(number, None))
-            self._own[number] = cast
+            self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
     def _follow(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
         """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
@@ -177,17 +130,12 @@ class CachedCasts:
         for tensor in inputs:
             if self._cuts:
                 cut.update(self._cut_off.get(tensor, {}))  # type: ignore[no-untyped-call]
-            off = on and not tensor.requires_grad
-            own = self._own.get(id(tensor)) if off else None
-            cached = own or (self._casts.get(id(tensor)) if off else None)
+            cached = self._casts.get(id(tensor)) if on and not tensor.requires_grad else None
             if cached is None or not cached.lines or cached.cast() is not tensor or op is _CAST:
                 continue
             weight = cached.weight()
             if weight is not None and weight.requires_grad:
-                cached.cut = cached.cut or _cut(cached, weight, own=own is not None)
-                if own is not None:
-                    untrained = _Untrained(cached.weight, weight._version)
-                    self._untrained.setdefault(cached.cut, untrained)
+                cached.cut = cached.cut or _cut(cached, weight)
                 cut[cached.cut] = None
                 self._cuts = True
         if cut and op is not _DETACH and (on or function_context(sys._getframe())):
@@ -211,12 +159,12 @@ class CachedCasts:
         self.stale[StaleCast(shape, cached.dtype, None, by, at.where("forward"))] += 1
 
 
-def _cut(cached: _CachedCast, weight: torch.Tensor, *, own: bool) -> CutCast:
+def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
     """The use of a cast without history by the op that runs."""
     name = parameter_name(sys._getframe(), weight)
     (made_in, made_at), (file, line) = fork(cached.lines, users_lines(sys._getframe()))
     where = Where("forward", module=name.rpartition(".")[0], file=file, line=line)
-    return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where, own)
+    return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
 
 
 def _written(op: torch._ops.OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 import torch
 
 from ampcheck.autocast.guards.recasts import calls_of, names, recast, rule_of
-from ampcheck.autocast.guards.region_checks import decorates, idle, lent, repaired
 from ampcheck.autocast.guards.stats import Crossing, CutCast, GuardStats, StaleCast
 from ampcheck.autocast.policy import BANNED, Policy
 from ampcheck.autocast.state import short
@@ -34,19 +33,13 @@ _CUT = (
     "call torch.clear_autocast_cache() after the part without gradients, give it a region of its own, or pass "
     "cache_enabled=False; PyTorch 2.11 and later keep the history"
 )
-_CUT_OWN = (
-    "cast again where gradients are on (torch.is_grad_enabled() belongs to what the copy is kept by), or freeze them"
-)
 
 
 def check_state(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-state`: every setting is what it was at the end, where a region ends, and where a generator yields."""
-    in_regions = [*lent(stats), *repaired(stats)]
-    yield from in_regions
+    """`autocast-state`: every setting is at the end what it was at the start."""
     if not stats.changed:
         message = f"{stats.settings} switches are as they were"
-        if not in_regions:
-            yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
+        yield AUTOCAST_STATE.passed(stats.subject, message, stats.settings)
         return
     items = [f"{name} was {_plain(old)} and is {_plain(new)}" for name, (old, new) in stats.changed.items()]
     message = f"code must leave autocast and the precision switches as it found them, but {'; '.join(items)}. "
@@ -61,9 +54,18 @@ def check_state(stats: GuardStats) -> Iterator[Finding]:
 
 
 def check_scope(stats: GuardStats) -> Iterator[Finding]:
-    """`autocast-scope`: a region has forward code of its device inside, no backward pass and no optimizer step."""
-    empty = [*decorates(stats), *idle(stats)]
-    yield from empty
+    """`autocast-scope`: no backward pass and no optimizer step inside a region, which is for a device that is there."""
+    idle = {} if stats.regions else stats.idle
+    for where, device in idle.items():
+        message = (
+            f"a region must be for the device of its ops, but torch.autocast({device!r}) cast nothing, since this "
+            f"machine has no {device}"
+        )
+        hint = (
+            "pass the device of the inputs: torch.autocast(x.device.type, ...); or run this under "
+            f"ampcheck.emulate({device!r})"
+        )
+        yield AUTOCAST_SCOPE.incomplete(stats.subject, message, where=where, hint=hint)
     sites: dict[tuple[str, bool, Where], list[tuple[Crossing, int]]] = defaultdict(list)
     for crossing, count in stats.crossings.items():
         sites[crossing.what, crossing.differentiable, crossing.where].append((crossing, count))
@@ -89,7 +91,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
         yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
-    if sites or empty:
+    if sites or idle:
         return
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
     if not passes + steps:
@@ -126,23 +128,22 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
-    cut: dict[tuple[str, str, bool], list[CutCast]] = defaultdict(list)
+    cut: dict[tuple[str, str], list[CutCast]] = defaultdict(list)
     for use in stats.cut:
-        cut[use.made_at, use.where.place, use.own].append(use)
-    for (made_at, _, own), casts in cut.items():
+        cut[use.made_at, use.where.place].append(use)
+    for (made_at, _), casts in cut.items():
         first_cut = casts[0]
         weights = listed(dict.fromkeys(use.weight or f"a weight {list(use.shape)}" for use in casts))
         message = (
-            "backward must reach the weights of a forward that ran with gradients, but "
-            f"{'the code' if own else 'autocast'} kept the {short(first_cut.cast)} cast of {weights} from {made_at}, "
-            "where gradients were off, and this forward used it: it gives them no gradient"
+            "backward must reach the weights of a forward that ran with gradients, but autocast kept the "
+            f"{short(first_cut.cast)} cast of {weights} from {made_at}, where gradients were off, and this forward "
+            "used it: it gives them no gradient"
         )
-        message += ", and the steps of the optimizer that has them change nothing" if own else ""
-        where, hint = first_cut.where, _CUT_OWN if own else _CUT
+        where = first_cut.where
         if len({use.where.module for use in casts}) > 1:
             where = replace(where, module="")
         times = sum(stats.cut[use] for use in casts)
-        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=hint)
+        yield AUTOCAST_CACHE.fail(stats.subject, message, where=where, observed=times, limit=0, hint=_CUT)
     if not groups and not cut:
         message = "{} of weights, none of them used after its weight changed"
         yield _clean(AUTOCAST_CACHE, stats, "cached casts", "autocast kept no cast of a weight", message)
@@ -198,7 +199,7 @@ def check_checkpoint(stats: GuardStats) -> Iterator[Finding]:
     """`autocast-checkpoint`: a forward that backward computes again runs under the same state.
 
     Backward computes a forward again under PyTorch's checkpoint, and where the backward of a Function enables gradients
-    or enters a module of the forward; in a hook, where two lines of the forward run again in its order.
+    or enters a module of the forward; what a hook calls is none.
     """
     ops = list(stats.recomputed)
     if not ops:

@@ -33,10 +33,9 @@ _RAN = ("ops", "backward calls", "optimizer steps")
 class AutocastObservation:
     """A context that records what `checks` need; `stats()` returns it once the block is left.
 
-    checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone no op is hooked, unless `counted`
-    requires it: settings are read on entry and exit of the block and of its autocast regions. On exit the settings are
-    restored. cut: whether ampcheck itself ended the block, within regions that the code would have left. Raises
-    `UsageError` for an unknown check.
+    checks: names out of `GUARD_CHECKS`, all by default. With `autocast-state` alone nothing is hooked, unless `counted`
+    requires it: settings are read on entry and exit. On exit the settings are restored. cut: whether ampcheck itself
+    ended the block, within regions that the code would have left. Raises `UsageError` for an unknown check.
     """
 
     def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:
@@ -55,9 +54,8 @@ class AutocastObservation:
         with ExitStack() as opening:
             if self.hooked:
                 recorder.thread.followed = True
-                for hooks in (backward_and_steps, threads, OpsMode):
+                for hooks in (regions, backward_and_steps, threads, OpsMode):
                     opening.enter_context(hooks(recorder))
-            opening.enter_context(regions(recorder))
             opening.enter_context(abandoned_regions())
             self._open = opening.pop_all()
         return self
@@ -98,12 +96,12 @@ class AutocastObservation:
             changed=self._changed,
             counts={name: count for name, count in counts.items() if count},
             regions=recorder.regions,
-            unkept=recorder.unkept.copy(),
+            idle=dict(recorder.idle),
             unseen=dict(recorder.unseen),
             calls=calls,
             crossings=recorder.crossings.copy(),
             stale=recorder.casts.stale.copy(),
-            cut=recorder.casts.cut,
+            cut=recorder.casts.cut.copy(),
             recomputed=recomputed,
             policies=self._policies(calls, recorder.recomputed),
             banned_on_cuda=recorder.banned_on_cuda() if str(POLICY_BANNED) in self.checks else (),

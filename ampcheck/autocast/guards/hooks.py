@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
-from ampcheck.autocast.guards.open_regions import OpenRegion, decorated, entering, place_of, suspended
 from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
-from ampcheck.autocast.guards.stats import Crossing, State, Unkept
+from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
+from ampcheck.core.run import Where
 from ampcheck.torchtools.modes import in_this_thread
 from ampcheck.torchtools.patching import replaced
-from ampcheck.torchtools.regions import is_abandoned
 from ampcheck.torchtools.threads import wrapped_threads
 
 Function = Callable[..., object]
@@ -45,11 +45,6 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             where = site.where("backward" if what == "backward calls" else "update")
             recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
-    def step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        record("optimizer steps")
-        if recorder.active:
-            recorder.casts.stepped(optimizer)
-
     def make(run: Function) -> Function:
         def backward(*args: object, **kwargs: object) -> object:
             if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
@@ -62,7 +57,7 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
 
     # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
     with replaced(torch.autograd, "_engine_run_backward", make):
-        handle = register_optimizer_step_pre_hook(step)
+        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
         try:
             yield
         finally:
@@ -71,42 +66,34 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def regions(recorder: Recorder) -> Iterator[None]:
-    """Count the outermost regions, follow those that a thread is in, and record those that are not kept."""
+    """Count the outermost regions, follow those that a thread is in, and record those of devices that are not there."""
 
     def make_init(original: Function) -> Function:
         def __init__(  # noqa: N807
             self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
         ) -> None:
             original(self, device_type, dtype, enabled, cache_enabled)
-            self._ampcheck_explicit, self._ampcheck_asked = dtype is not None or not enabled, enabled
+            self._ampcheck_explicit = dtype is not None or not enabled
+            self._ampcheck_idle = enabled and not self._enabled and not is_present(self.device)
 
         return __init__
 
     def make_enter(original: Function) -> Function:
         def __enter__(self: Any) -> object:  # noqa: N807
-            if recorder.active and nesting() == 0:
+            if recorder.active and getattr(self, "_ampcheck_idle", False):
+                site = call_site(sys._getframe(1), backward=False)
+                recorder.idle[site.where("forward") if site is not None else Where("forward")] = self.device
+            elif recorder.active and nesting() == 0:
                 recorder.regions += 1
-            before = current_state(self.device)
-            result = original(self)
-            now, owner = current_state(self.device), entering(sys._getframe(1))
-            explicit, asked = getattr(self, "_ampcheck_explicit", True), getattr(self, "_ampcheck_asked", self._enabled)
-            lending = suspended(owner)
-            place = place_of(self, owner if lending is not None else sys._getframe(1))
-            opened = OpenRegion(self, explicit, asked, now, place, lending)
-            recorder.thread.regions.append(opened)
-            if recorder.active and now != before and (function := decorated(owner)) is not None:
-                recorder.unkept[Unkept("decorates", function, now, before)] += 1
-            return result
+            recorder.thread.regions.append(self)
+            return original(self)
 
         return __enter__
 
     def make_exit(original: Function) -> Function:
         def __exit__(self: torch.autocast, *exc: object) -> object:  # noqa: N807
-            opened = next((opened for opened in reversed(recorder.thread.regions) if opened.region is self), None)
-            if opened is not None:
-                recorder.thread.regions.remove(opened)
-                if recorder.active and not is_abandoned(self):
-                    recorder.left(opened, current_state(self.device), raises=exc[:1] not in ((), (None,)))
+            if self in recorder.thread.regions:
+                recorder.thread.regions.remove(self)
             result = original(self, *exc)
             if recorder.active and nesting() == 0:
                 recorder.casts.clear()

@@ -18,8 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path, function_context, in_optimizer
 from ampcheck.autocast.guards.casts import CachedCasts
-from ampcheck.autocast.guards.open_regions import OpenRegion
-from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State, Unkept
+from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State
 from ampcheck.autocast.policy import BANNED, Policy, nearest
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
@@ -35,32 +34,20 @@ _STATES, _CASTS = "_ampcheck_states", "_ampcheck_casts"
 """Attributes of a Function's context: autocast's states in its forward, and whether its backward casts by itself."""
 
 
-@dataclass(slots=True)
-class _Rerun:
-    """Ops of the forward that a hook runs again: a recomputation once a second call site follows in forward order."""
-
-    call: Hashable = None
-    order: int = -1
-    recomputes: bool = False
-    pending: list[Recompute | None] = field(default_factory=list)
-
-
 class _Thread(threading.local):
-    """parent: the autocast states of the thread that started it. regions: those it is in, the innermost last."""
+    """parent: the autocast states of the thread that started it. regions: those it is in."""
 
     def __init__(self) -> None:
         self.followed = False
         self.parent: dict[str, State] = {}
-        self.regions: list[OpenRegion] = []
-        self.rerun = _Rerun()
+        self.regions: list[torch.autocast] = []
 
 
 @dataclass(slots=True)
 class _ForwardOp:
-    """An op, or a call site, of the forward: its number in the order of call sites, and each state with the dtypes."""
+    """An op, or a call site, of the forward, and each state with the dtypes."""
 
     site: CallSite
-    order: int
     ran: dict[State, set[Dtypes]] = field(default_factory=dict)
 
 
@@ -93,7 +80,7 @@ class Recorder:
         self.counts: Counter[str] = Counter()
         self.unseen: Counter[str] = Counter()
         self.calls: Counter[Call] = Counter()
-        self.unkept: Counter[Unkept] = Counter()
+        self.idle: dict[Where, str] = {}
         self.crossings: Counter[Crossing] = Counter()
         self.recomputed: Counter[Recompute] = Counter()
         self.raising: list[tuple[Call, BaseException]] = []
@@ -127,12 +114,11 @@ class Recorder:
             self.autocast_devices.add(device)
         self.casts.before(op, args, inputs, state, site)
         (self._in_backward if backward else self._in_forward)(running)
-        if self.thread.regions and not backward:
-            self._in_regions(running)
         parent = self.thread.parent.get(state.device)
         if parent is not None:
             self.counts["thread ops"] += 1
-            explicit = any(r.explicit for r in self.thread.regions if r.state.device == state.device)
+            own = (region for region in self.thread.regions if region.device == state.device)
+            explicit = any(getattr(region, "_ampcheck_explicit", True) for region in own)
             if state != parent and not explicit:
                 self.calls[self._call("thread", running, state=parent, now=state)] += 1
         return running
@@ -183,8 +169,7 @@ class Recorder:
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state
         for name in ("", op_name(running.op)):
-            new = _ForwardOp(site, len(self._forward))
-            ran = self._forward.setdefault((name, site.key), new).ran
+            ran = self._forward.setdefault((name, site.key), _ForwardOp(site)).ran
             ran.setdefault(state, set()).add(running.dtypes)
         if not torch.is_grad_enabled():
             context = function_context(sys._getframe(3))
@@ -193,31 +178,6 @@ class Recorder:
                     self._function_states.setdefault(code, set()).add(state)
             else:
                 vars(context).setdefault(_STATES, set()).add(state)
-
-    def _in_regions(self, running: _Running) -> None:
-        """An op of the forward, in a region that may be another's, or in regions that are not for its device."""
-        state, regions = running.state, self.thread.regions
-        own = [opened for opened in regions if opened.state.device == state.device]
-        for opened in own:
-            opened.ops += 1
-        if not own and state.dtype is None:
-            for opened in regions:
-                if opened.asked and not opened.ops:
-                    on = _state(state.device, opened.region.fast_dtype, "")
-                    opened.others[self._call("idle", running, state=on, region=opened.place)] = None
-        # Inside a kernel of autocast its key is excluded: this op is the cast that the kernel makes.
-        casts = running.op is torch.ops.aten._to_copy.default and running.kwargs.get("dtype") is state.dtype
-        if not (own and casts and own[-1].suspended and own[-1].state == state):
-            return
-        if not torch.is_autocast_enabled(state.device) and own[-1].suspended.lets_in(sys._getframe(3)):
-            self.calls[self._call("lent", running, region=own[-1].place)] += 1
-
-    def left(self, opened: OpenRegion, now: State, *, raises: bool) -> None:
-        """A region is about to be left, with its device in this state. raises: by an exception."""
-        if now != opened.state and not raises:
-            self.unkept[Unkept("repaired", opened.place, opened.state, now)] += 1
-        if not opened.ops:
-            self.calls.update(opened.others)
 
     def _in_backward(self, running: _Running) -> None:
         """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
@@ -228,18 +188,18 @@ class Recorder:
             recompute = Recompute("", next(iter(known_site.ran)), state, (), (), where)
             self.changed_sites.setdefault(site.key, recompute)
         known = self._forward.get((name, site.key))
-        if known is not None and known_site is not None and torch.is_grad_enabled():
+        if known is not None and torch.is_grad_enabled():
             changed = None
             if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
                 forward_state, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
                 where = known.site.where("backward", name)
                 changed = Recompute(name, forward_state, state, dtypes, running.dtypes, where)
             path = engine_path(sys._getframe(2))
-            if path.checkpoint or (path.function and (path.module or not path.differentiable)):
-                self._count_recomputed([changed])
-                return
-            if not path.function:
-                self._in_hook(path.top, known_site.order, changed)
+            again = path.checkpoint or (path.function and (path.module or not path.differentiable))
+            if again:
+                self.counts["recomputed ops"] += 1
+                self.recomputed.update([changed] if changed is not None else [])
+            if again or not path.function:
                 return
         node: Any = torch._C._current_autograd_node()
         if not isinstance(node, BackwardCFunction):
@@ -256,23 +216,6 @@ class Recorder:
         if state.dtype is None:
             casts = vars(node).get(_CASTS, False)
             self.calls[self._call("function", running, state=forward, now=state, casts=casts)] += 1
-
-    def _count_recomputed(self, changed: Sequence[Recompute | None]) -> None:
-        """Count ops of a forward that ran again, each with its change or None."""
-        self.counts["recomputed ops"] += len(changed)
-        self.recomputed.update(op for op in changed if op is not None)
-
-    def _in_hook(self, call: int, order: int, changed: Recompute | None) -> None:
-        """A hook runs a line of the forward: by chance, unless another line of the forward follows in its order."""
-        task, rerun = torch._C._current_graph_task_id(), self.thread.rerun
-        if rerun.call != (task, call) or (order < rerun.order and not rerun.recomputes):
-            rerun = self.thread.rerun = _Rerun((task, call), order)
-        rerun.recomputes = rerun.recomputes or order > rerun.order
-        rerun.order = order
-        rerun.pending.append(changed)
-        if rerun.recomputes:
-            self._count_recomputed(rerun.pending)
-            rerun.pending = []
 
 
 class OpsMode(DispatchMode):

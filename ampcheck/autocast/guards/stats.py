@@ -26,43 +26,15 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """An autocast region, or the function that one decorates, by the line that enters it.
-
-    device: the region's. available: this machine has such a device.
-    """
-
-    name: str
-    where: Where
-    device: str = ""
-    available: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Unkept:
-    """A region that was not what it looks like.
-
-    how: `repaired`, where its device was in state `now` when it ended; `decorates`, a function whose code runs later.
-    """
-
-    how: str
-    region: Region
-    state: State
-    now: State
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
     """An op that ran where autocast could not act, or not as it acts elsewhere.
 
-    how: `bypass` (in-place or out=), `thread`, `function` (Python backward), `mixed` (raised on mixed dtypes), `lent`
-    (cast by a region whose generator or coroutine is suspended) or `idle` (inside regions of other devices only).
+    how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
     plain_op: the overload whose rule says what autocast would have done. policy: its key in `GuardStats.policies`.
     state: the autocast state for which the rule is looked up. dtypes: of the tensors that autocast may cast.
     dtype_argument: a dtype was passed to the op. now: the autocast state in which it ran. result: the dtype it wrote.
     casts: the code around it casts to a dtype that it names. raised: PyTorch's message; `caught` when the block
-    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it. region: for `lent` and
-    `idle`.
+    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
     """
 
     how: str
@@ -79,7 +51,6 @@ class Call:
     raised: str = ""
     caught: bool = False
     runs_in: torch.dtype | None = None
-    region: Region | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +81,13 @@ class StaleCast:
 @dataclass(frozen=True, slots=True)
 class CutCast:
     """A cached cast without history, made at `made_at` while gradients were off, and used while they were on in a
-    forward from which a backward pass started. weight: its name, empty where no module has it. own: the code keeps the
-    cast, not autocast."""
+    forward from which a backward pass started. weight: its name, empty where no module has it."""
 
     weight: str
     shape: tuple[int, ...]
     cast: torch.dtype
     made_at: str
     where: Where
-    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +116,9 @@ class GuardStats:
     """Everything that was recorded. The mappings from records count how often each was seen.
 
     settings: how many settings were compared; changed: those that differ, before and after. regions: how many
-    outermost autocast regions were entered. policies: the rules that `Call.policy` names. banned_on_cuda: calls under
-    the CPU's autocast of ops that CUDA's bans.
+    outermost autocast regions were entered; idle: those of devices that this machine lacks, which do nothing, are not
+    among them. policies: the rules that `Call.policy` names. banned_on_cuda: calls under the CPU's autocast of ops that
+    CUDA's bans.
     """
 
     subject: str
@@ -156,7 +126,7 @@ class GuardStats:
     changed: Mapping[str, tuple[object, object]]
     counts: Mapping[str, int] = field(default_factory=dict)
     regions: int = 0
-    unkept: Mapping[Unkept, int] = field(default_factory=dict)
+    idle: Mapping[Where, str] = field(default_factory=dict)
     unseen: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[Call, int] = field(default_factory=dict)
     crossings: Mapping[Crossing, int] = field(default_factory=dict)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, MASTER_WEIGHTS, REDUCE_PRECISION, SCALER_PROTOCOL
+from ampcheck.catalog.training import REDUCE_PRECISION, SCALER_PROTOCOL
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -168,9 +167,9 @@ def _by_rank(values: Mapping[str, tuple[int, ...]]) -> str:
     return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
 
 
-def distributed_tables(stats: DistributedStats) -> list[Table]:
-    """The sums over ranks, the tensors of each rank, and the gradients of all ranks together."""
-    sums: list[tuple[Scalar, ...]] = [
+def sums_table(stats: DistributedStats) -> Table | None:
+    """The sums over ranks, the worst first; None where there is none."""
+    rows: list[tuple[Scalar, ...]] = [
         (
             f"{total.where.op} ({total.where.phase})",
             total.where.place,
@@ -183,17 +182,4 @@ def distributed_tables(stats: DistributedStats) -> list[Table]:
         *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
         *("became zero", "roundings over more processes"),
     )
-    state = [(entry.rank, entry.role, entry.dtype, entry.tensors, entry.bytes) for entry in stats.state]
-    shown = attrgetter("dtype", "numel", "nonzero", "zeros", "subnormals", "nonfinite", "amax", "norm")
-    gradients = [(name, *shown(health)) for name, health in stats.gradients.items()]
-    tables = (
-        Table("sums over ranks", columns, sums, str(REDUCE_PRECISION)),
-        Table("what each rank keeps", ("rank", "role", "dtype", "tensors", "bytes"), state, str(MASTER_WEIGHTS)),
-        Table(
-            "gradients of all ranks together",
-            ("parameter", "dtype", "elements", "nonzero", "zero", "subnormal", "not finite", "largest", "norm"),
-            gradients,
-            str(GRADIENT_UNDERFLOW),
-        ),
-    )
-    return [table for table in tables if table.rows]
+    return Table("sums over ranks", columns, rows, str(REDUCE_PRECISION)) if rows else None

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.run import Coverage
-from ampcheck.health import TensorHealth, Unmeasured, health_of
-from ampcheck.health.values import values_of
 from ampcheck.torchtools.source import hookable
-from ampcheck.torchtools.storage import holds_first_copy, is_pending, placements
 from ampcheck.training.distributed.collectives import CollectiveMode
 from ampcheck.training.distributed.ranks import gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
-from ampcheck.training.distributed.sums import DistributedStats, RankState, compare_sums
+from ampcheck.training.distributed.sums import DistributedStats, compare_sums
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.reductions.norms import NormStats
@@ -37,22 +33,13 @@ _SETTINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHealth:
-    """The health of the part of a tensor on this rank; of a shard only where no other rank counts its elements."""
-
-    health: TensorHealth
-    sharded: bool
-
-
 @dataclass(slots=True)
 class _RankRecord:
-    """What one rank measured. state: `RankState` by role and dtype."""
+    """What one rank measured."""
 
     raised: list[str] = field(default_factory=list)
     autocast: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-    state: list[RankState] = field(default_factory=list)
     sums: list[SumStats] = field(default_factory=list)
     norms: list[NormStats] = field(default_factory=list)
 
@@ -72,13 +59,12 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         return DistributedStats(loop.name, skipped="one process alone: start it with torchrun, and set up its group")
     mine = _RankRecord(settings={name: str(v) for name, v in environment("cpu").items() if name in _SETTINGS})
     states: dict[str, set[str]] = defaultdict(set)
-    gradients: dict[str, LocalHealth | Unmeasured] = {}
     collectives, shadow = CollectiveMode(), LoopShadow(judge=False)
     reductions = ReductionWatch(shadow)
     lineage = Lineage(reductions)
     lineage.begin(())
     taken = 0
-    with loop.preserved(), _measured_gradients(loop, gradients), _recorded_forwards(loop, states, collectives):
+    with loop.preserved(), _recorded_forwards(loop, states, collectives):
         for number in range(steps):
             with shadow, lineage, collectives:
                 outcome = loop.take(number)
@@ -87,11 +73,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
                 mine.raised.append(outcome.message)
             if any(gather(bool(mine.raised))):  # who has raised takes part in no further collective of the loop
                 break
-        mine.state = _state(loop)
         mine.sums, mine.norms = list(reductions.sums.values()), reductions.norms.totals
-        if not loop.optimizers:
-            gradients.update(local_health(_gradients(loop)))
-        merged = merge_health(gradients)
     mine.autocast = {name: ", ".join(sorted(seen)) for name, seen in states.items()}
     ranks = gather(mine)
     sums = compare_sums(gather(collectives.calls), target)
@@ -100,18 +82,14 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         "ranks": len(ranks),
         "steps": taken,
         "sums over ranks": sum(record.calls for record in sums),
-        "gradients": len(merged),
         "modules": len(modules),
         "other collectives": sum(collectives.others.values()),
     }
-    unseen = Counter(health.reason for health in gradients.values() if isinstance(health, Unmeasured))
     return DistributedStats(
         loop.name,
         len(ranks),
         taken,
         raised=tuple(error for record in ranks for error in record.raised),
-        gradients=merged,
-        state=tuple(state for record in ranks for state in record.state),
         collectives=tuple(sums),
         sums=tuple(stats for record in ranks for stats in record.sums),
         norms=_merged_norms([record.norms for record in ranks]),
@@ -120,47 +98,8 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         settings=_differences(_SETTINGS, [record.settings for record in ranks]),
         scaled=any(scaler.is_enabled() for scaler in loop.reached.scalers.values()),
         target=target,
-        coverage=Coverage(seen, dict(unseen)),
+        coverage=Coverage(seen),
     )
-
-
-def local_health(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalHealth | Unmeasured]:
-    """The health of the part of each tensor on this rank; a DTensor that is still to be summed cannot be measured."""
-    records: dict[str, LocalHealth | Unmeasured] = {}
-    pending = Unmeasured("its addends are still to be summed over processes")
-    for name, tensor in tensors.items():
-        health = pending if is_pending(tensor) else health_of(tensor, histogram=True)
-        sharded = bool(placements(tensor))
-        if isinstance(health, Unmeasured):
-            records[name] = health
-        elif not sharded or holds_first_copy(tensor):
-            records[name] = LocalHealth(health, sharded)
-    return records
-
-
-def merge_health(records: Mapping[str, LocalHealth | Unmeasured]) -> dict[str, TensorHealth]:
-    """The health of whole tensors, each element counted once.
-
-    A tensor without placements counts by the first rank that has it, as DDP replicates parameters and pipeline stages
-    own theirs. Every process must call it.
-    """
-    merged: dict[str, TensorHealth] = {}
-    for of_rank in gather({name: record for name, record in records.items() if isinstance(record, LocalHealth)}):
-        for name, record in of_rank.items():
-            if name not in merged:
-                merged[name] = record.health
-            elif record.sharded:
-                merged[name] += record.health
-    return merged
-
-
-def _state(loop: TrainingLoop) -> list[RankState]:
-    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for resident in loop.residents():
-        values = values_of(resident.tensor)
-        size = 0 if isinstance(values, Unmeasured) else values.numel() * values.element_size()
-        sizes[str(resident.role), str(resident.tensor.dtype).removeprefix("torch.")].append(size)
-    return [RankState(rank(), *key, len(own), sum(own)) for key, own in sizes.items()]
 
 
 def _differences(names: Sequence[str], ranks: list[dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -184,24 +123,6 @@ def _merged_norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
             whole = sum(part**first.order for part in known) ** (1 / first.order) if len(known) == len(parts) else None
             merged[number] = replace(first, exact=whole)
     return tuple(merged)
-
-
-def _gradients(loop: TrainingLoop) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.detach() for name, parameter in loop.parameters() if parameter.grad is not None}
-
-
-@contextmanager
-def _measured_gradients(loop: TrainingLoop, records: dict[str, LocalHealth | Unmeasured]) -> Iterator[None]:
-    """Measure gradients when an optimizer steps, since a loop may drop them right after."""
-
-    def measure(*_: object) -> None:
-        with _disable_current_modes():
-            records.update(local_health(_gradients(loop)))
-
-    with ExitStack() as hooks:
-        for optimizer in loop.optimizers.values():
-            hooks.callback(optimizer.register_step_pre_hook(measure).remove)
-        yield
 
 
 @contextmanager

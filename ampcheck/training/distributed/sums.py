@@ -11,7 +11,6 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Coverage, Where
-from ampcheck.health import TensorHealth
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.norms import NormStats
 from ampcheck.training.reductions.sums import InRoundings, SumStats, compare_sum
@@ -71,25 +70,13 @@ class CollectiveStats(InRoundings):
 
 
 @dataclass(frozen=True, slots=True)
-class RankState:
-    """The tensors of one role and dtype that one process keeps across steps: how many, and their bytes on this rank."""
-
-    rank: int
-    role: str
-    dtype: str
-    tensors: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class DistributedStats:
     """The record of `measure_distributed`.
 
-    skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. gradients: per parameter,
-    all ranks together, at the last step of the optimizer. autocast: modules that ran under different autocast states,
-    `{module: {state: ranks}}`; modules: how many were compared. settings: precision settings that differ, alike.
-    scaled: whether a GradScaler is used. target: the number of processes that the user trains with. steps: how many
-    ran.
+    skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. autocast: modules that
+    ran under different autocast states, `{module: {state: ranks}}`; modules: how many were compared. settings:
+    precision settings that differ, alike. scaled: whether a GradScaler is used. target: the number of processes that
+    the user trains with. steps: how many ran.
     """
 
     subject: str
@@ -97,8 +84,6 @@ class DistributedStats:
     steps: int = 0
     skipped: str = ""
     raised: tuple[str, ...] = ()
-    gradients: Mapping[str, TensorHealth] = field(default_factory=dict)
-    state: tuple[RankState, ...] = ()
     collectives: tuple[CollectiveStats, ...] = ()
     sums: tuple[SumStats, ...] = ()
     norms: tuple[NormStats, ...] = ()

@@ -186,20 +186,17 @@ def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:
 def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     """`gradient-underflow`: what is nonzero in float64 stays nonzero, in every parameter.
 
-    Fails for a parameter that loses more than `limits.underflow` of its elements, for the gradient of a module's output
-    that loses more than that of its norm, and where the gradients of all parameters together are off by more than that
-    of their norm and a larger loss scale cures it. An output that loses elements but little of its norm only warns: the
-    many tiny gradients of a softmax over a large vocabulary vanish in every healthy run.
+    Fails for a parameter that loses more than `limits.underflow` of its elements, and where the gradients of all
+    parameters together are off by more than that of their norm and a larger loss scale cures it.
     """
     if stats.skipped:
         return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
     known = [loss for loss in stats.gradients if loss.known]
     if not known:
-        some = any(loss.kind == "parameter" for loss in stats.gradients)
-        why = "no gradient is nonzero in float64" if some else "no parameter was given a gradient"
+        why = "no gradient is nonzero in float64" if stats.gradients else "no parameter was given a gradient"
         hint = (
             "start from weights and data of which the loss depends: every gradient is exactly zero in float64"
-            if some
+            if stats.gradients
             else "let the mapping name the model whose weights this loss reaches, and leave requires_grad on"
         )
         return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {why} in step {stats.step}", hint=hint)]
@@ -208,8 +205,7 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
         text = f"not judged: every gradient was infinite or NaN in step {stats.step}: see overflow and loss-scale"
         return [GRADIENT_UNDERFLOW.skip(stats.subject, text)]
     at = at_scale(stats.scale)
-    weights = [loss for loss in known if loss.kind == "parameter" and loss.share > limits.underflow]
-    outputs = [loss for loss in known if loss.kind == "output" and loss.lost > limits.underflow]
+    weights = [loss for loss in known if loss.share > limits.underflow]
     damage = damage_text(stats, limits)
     if weights:
         worst = max(weights, key=lambda loss: loss.lost)
@@ -220,17 +216,6 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
             f"({worst.zero:,} of {worst.known:,} elements, {worst.subnormal:,} more are subnormal) {at}{more}"
         )
         return [GRADIENT_UNDERFLOW.fail(stats.subject, message, **_evidence(stats, worst, worst.lost, limits))]
-    if outputs:
-        heavy = [loss for loss in outputs if loss.norm > limits.underflow]
-        worst = max(heavy or outputs, key=lambda loss: (loss.norm, loss.lost))
-        message = (
-            f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of the output of "
-            f"{worst.name or 'the model'} did ({worst.zero:,} of {worst.known:,} elements, {worst.norm:.1%} of its "
-            f"norm) {at}{damage or ('' if heavy else '; no parameter lost its own')}"
-        )
-        verdict = Verdict.FAIL if heavy or damage else Verdict.WARN
-        evidence = _evidence(stats, worst, worst.lost, limits)
-        return [GRADIENT_UNDERFLOW.finding(verdict, stats.subject, message, **evidence)]
     if damage and stats.underflow is not None:
         message = f"what is nonzero in float64 must not vanish on the way to a parameter{damage}"
         evidence = _evidence(stats, None, stats.underflow.error, limits)
@@ -298,13 +283,12 @@ def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:
         return stats
     last = stats.later[-1]
     earlier = (attempt for attempt in stats.attempts if attempt[0] != last.scale)
-    return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)), replaced=stats.replaced)
+    return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)))
 
 
 def _lossy(stats: GradientStats, limits: Limits) -> set[str]:
     """The parameters that lose more than `limits.underflow` of their elements."""
-    weights = (loss for loss in stats.gradients if loss.kind == "parameter" and loss.known)
-    return {loss.name for loss in weights if loss.share > limits.underflow}
+    return {loss.name for loss in stats.gradients if loss.known and loss.share > limits.underflow}
 
 
 def damage_text(stats: GradientStats, limits: Limits) -> str:
@@ -322,7 +306,7 @@ def damage_text(stats: GradientStats, limits: Limits) -> str:
 
 
 def _evidence(stats: GradientStats, worst: GradientLoss | None, observed: float, limits: Limits) -> Evidence:
-    where = Where("backward", worst.module if worst else "", step=stats.step)
+    where = Where("backward", worst.name.rpartition(".")[0] if worst else "", step=stats.step)
     return Evidence(where=where, observed=observed, limit=limits.underflow, hint=larger_scale_hint(stats.scale))
 
 
@@ -335,10 +319,10 @@ def larger_scale_hint(scale: float) -> str:
 
 def gradient_table(stats: GradientStats) -> Table | None:
     """The gradients that lost most, at most 40."""
-    worst = sorted((loss for loss in stats.gradients if loss.known), key=lambda loss: (-loss.faint, loss.kind))[:_ROWS]
+    worst = sorted((loss for loss in stats.gradients if loss.known), key=lambda loss: -loss.faint)[:_ROWS]
     if not worst:
         return None
-    columns = ("gradient of", "kind", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
-    rows = [(o.name or "the model", o.kind, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
+    columns = ("gradient of", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
+    rows = [(o.name, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
     note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and determined by the data"
     return Table("gradients compared with float64", columns, rows, GRADIENT_UNDERFLOW.slug, note)

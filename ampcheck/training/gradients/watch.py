@@ -8,8 +8,8 @@ out. Elements that are zero in exact and not here (a ReLU that falls otherwise) 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.capture import captured
-from ampcheck.training.loop import TrainingLoop, parameters_of, plain_values
+from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
@@ -41,17 +41,14 @@ _CURED = 4.0
 class GradientLoss:
     """One gradient compared with exact, all its passes in the step together. Counts are of elements.
 
-    kind: `parameter` or `output` (of a module). dtype: in which the gradient came; made_in: the same, or float16 where
-    a float32 gradient of autocast's holds nothing but values of float16. known: nonzero in exact, and determined by the
-    data; of these zero: zero here, and subnormal: subnormal here in the format it was made in. reverse: zero in exact
-    and not here. nonfinite: infinite or NaN here. Sums of squares of the known elements: lost_squares of those that
-    became zero, squares of all, in exact, off_squares of what they differ by, and flushed_squares of that in gradients
-    that a flush on the way has reached.
+    dtype: in which the gradient came; made_in: the same, or float16 where a float32 gradient of autocast's holds
+    nothing but values of float16. known: nonzero in exact, and determined by the data; of these zero: zero here, and
+    subnormal: subnormal here in the format it was made in. reverse: zero in exact and not here. nonfinite: infinite or
+    NaN here. Sums of squares of the known elements: lost_squares of those that became zero, squares of all, in exact,
+    off_squares of what they differ by, and flushed_squares of that in gradients that a flush on the way has reached.
     """
 
-    kind: str
     name: str
-    module: str
     dtype: str = ""
     made_in: str = ""
     numel: int = 0
@@ -68,7 +65,8 @@ class GradientLoss:
     def add(
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
     ) -> None:
-        """One more pass. half: under autocast to float16. flushed: values on the way became zero or subnormal."""
+        """One more pass. half: made in float16, by its history or under autocast. flushed: values on the way became
+        zero or subnormal."""
         self.dtype = made_in = dtype_name(grad.dtype)
         if half and grad.dtype is torch.float32 and bool(((grad.half() == grad) | ~grad.isfinite()).all()):
             made_in = "float16"
@@ -131,12 +129,11 @@ class GradientStats:
     """The gradients of one step beside exact.
 
     step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
-    without a scaler. gradients: parameters first. histograms: of exact, unscaled, those that were made in float16, by
-    name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow: what
-    another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up to
-    this one. later: the parameters in the last two steps after it in which every optimizer was stepped. replaced: by
-    parameter, the first step in which its gradient overflowed and an optimizer was given a finite one. skipped: why the
-    loop leaves nothing to judge; hint: what to change about that.
+    without a scaler. gradients: of parameters, the worst first. histograms: of exact, unscaled, those that were made in
+    float16, by name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow:
+    what another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up
+    to this one. later: those of the last two steps after it in which every optimizer was stepped. skipped: why the loop
+    leaves nothing to judge; hint: what to change about that.
     """
 
     subject: str
@@ -151,38 +148,32 @@ class GradientStats:
     attempts: tuple[tuple[float, float, bool], ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     later: tuple[GradientStats, ...] = ()
-    replaced: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
     hint: str = ""
 
     @property
     def lost(self) -> float | None:
         """The largest share that a parameter lost; None where nothing was measured."""
-        return max((loss.share for loss in self.gradients if loss.kind == "parameter"), default=None)
+        return max((loss.share for loss in self.gradients), default=None)
 
 
 class GradientWatch:
-    """Compares the gradients of each step with exact.
+    """Compares the gradients of parameters with exact, in each step.
 
-    Those of the modules' outputs too, up to the first step in which every optimizer was stepped; this takes hooks on
-    modules, and is left out where code is compiled, which would be compiled again. stats: the gradients of that step;
-    of the first one where every step was skipped. reached: by the id of each parameter that backward has reached,
-    whether it got a gradient.
+    stats: those of the first step in which every optimizer was stepped; of the first one where every step was skipped.
     """
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
         self.stats: GradientStats | None = None
-        self.reached: dict[int, bool] = {}
         self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
-        self._replaced: dict[str, int] = {}
         self._settled = self._skipped_by_code = False
 
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
         """Compare the gradients of the step that runs inside."""
-        losses: dict[tuple[str, str], GradientLoss] = {}
+        losses: dict[str, GradientLoss] = {}
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
         events = len(self._recorder.events)
         start = shadow.ops
@@ -190,44 +181,31 @@ class GradientWatch:
         overflowed: set[str] = set()
         made = False
 
-        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def stepped(*_: object) -> None:
             nonlocal made
             made = True
-            owned = set(map(id, parameters_of(optimizer)))
-            for name in sorted(name for name in overflowed if id(parameters[name]) in owned):
-                if (gradient := parameters[name].grad) is not None and bool(plain_values(gradient).isfinite().all()):
-                    self._replaced.setdefault(name, number)
 
-        def seen(kind: str, name: str, grad: torch.Tensor | None) -> None:
-            if kind == "parameter":
-                key = id(parameters[name])
-                self.reached[key] = self.reached.get(key, False) or grad is not None
-            if grad is None:
-                return
+        def seen(name: str, grad: torch.Tensor) -> None:
             values = _parts(grad, shadow)
             if values is None:
                 return
-            value, exact, known, flushed = values
+            value, exact, known, half, flushed = values
             of_overflowed = (parameters[other].grad for other in overflowed)
             if overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):  # cleared
                 nonlocal start
                 start = shadow.ops
                 for record in (overflowed, losses, histograms):
                     record.clear()
-            if kind == "parameter" and bool((~value.isfinite() & exact.isfinite()).any()):
+            if bool((~value.isfinite() & exact.isfinite()).any()):
                 overflowed.add(name)
-            module = name.rpartition(".")[0] if kind == "parameter" else name.partition("[")[0]
-            loss = losses.setdefault((kind, name), GradientLoss(kind, name, module))
-            half = "float16" in self._recorder.low
+            loss = losses.setdefault(name, GradientLoss(name))
+            half = half or "float16" in self._recorder.low
             loss.add(value, exact, known, half=half, flushed=flushed)
             scale = self._scale(events)
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with (
-            captured(self._loop, seen, outputs=not (self._settled or self._loop.reached.compiled)),
-            self._recorder.before_step(stepped),
-        ):
+        with captured(self._loop, seen), self._recorder.before_step(stepped):
             yield
         own = self._recorder.events[events:]
         if not losses and not any(event.act is Act.BACKWARD for event in own):
@@ -257,7 +235,7 @@ class GradientWatch:
             functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, hint=hint)
-        return replace(self.stats, later=tuple(self._later), replaced=dict(self._replaced))
+        return replace(self.stats, later=tuple(self._later))
 
     def _scale(self, since: int) -> float:
         events = self._recorder.events[since:]
@@ -268,7 +246,7 @@ class GradientWatch:
         self,
         number: int,
         scale: float,
-        losses: dict[tuple[str, str], GradientLoss],
+        losses: dict[str, GradientLoss],
         histograms: dict[str, GradientHistogram],
         shadow: Shadow,
         start: int,
@@ -279,11 +257,10 @@ class GradientWatch:
             why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
             hint = "give the scaler a positive finite scale: see loss-scale"
             return GradientStats(name, number, skipped=why, hint=hint)
-        gradients = sorted(losses.values(), key=lambda loss: (loss.kind != "parameter", -loss.lost))
-        halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in if g.kind == "parameter" else "")}
+        gradients = sorted(losses.values(), key=lambda loss: -loss.lost)
+        halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in)}
         low = [dtype for event in events for dtype in event.low]
-        low += [loss.dtype for loss in gradients if loss.dtype in ("float16", "bfloat16")]
-        seen = Counter(f"{loss.kind} gradients" for loss in gradients)
+        low += [loss.made_in for loss in gradients if loss.made_in in ("float16", "bfloat16")]
         largest, at = _largest(shadow, start)
         return GradientStats(
             name,
@@ -296,12 +273,12 @@ class GradientWatch:
             at,
             _underflow(gradients, scale, largest) if halves else None,
             tuple(self._attempts),
-            Coverage(dict(seen)),
+            Coverage({"parameter gradients": len(gradients)}),
         )
 
 
-def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool] | None:
-    """The values of a gradient, the exact ones, which of them are known, and whether a flush reached it."""
+def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, bool] | None:
+    """The values of a gradient, the exact ones, which are known, whether float16 made them, whether a flush did."""
     grad = local(grad)
     companions = shadow.store.known(grad) if has_companions(grad) else None
     if companions is None:
@@ -314,7 +291,7 @@ def _parts(grad: torch.Tensor, shadow: Shadow) -> tuple[torch.Tensor, torch.Tens
     if companions.unit < JUDGED_UNIT:  # where terms cancel, float64 sees how float32 rounded them: that is no underflow
         known &= (grad != 0) | (exact.abs() < torch.finfo(torch.float32).tiny)
     flushed = any(isinstance(key, tuple) and key[0] in (FLUSH, ZERO) for key in companions.faults)
-    return grad, exact, known, flushed
+    return grad, exact, known, companions.unit == MOVE, flushed
 
 
 def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
@@ -330,7 +307,7 @@ def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
 
 def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) -> Underflow | None:
     """What the step would save at a larger loss scale; None where gradients are exact enough, or as bad there."""
-    weights = [loss for loss in gradients if loss.kind == "parameter"]
+    weights = list(gradients)
     size = math.sqrt(sum(loss.squares for loss in weights))
     off, flushed = (sum(getattr(loss, name) for loss in weights) for name in ("off_squares", "flushed_squares"))
     room = math.floor(math.log2(format_of("float16").max / largest)) if largest > 0 else 0
@@ -346,7 +323,7 @@ def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) 
 def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
     """The worst share that a parameter lost, and whether any gradient overflowed."""
     losses = list(losses)
-    weights = [loss for loss in losses if loss.kind == "parameter" and loss.known]
+    weights = [loss for loss in losses if loss.known]
     known = sum(loss.known for loss in weights)
     pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
     worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])

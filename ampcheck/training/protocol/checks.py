@@ -20,7 +20,6 @@ from ampcheck.core.text import counted, listed
 from ampcheck.training.loop import StepError, same_loss
 from ampcheck.training.protocol.events import Act, Event, ProtocolStats, injected_text
 from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
-from ampcheck.training.protocol.schedules import left_behind
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
 _LOSS_SCALE = 64.0
@@ -97,16 +96,12 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     return [SCALER_PROTOCOL.passed(stats.subject, text, sum(counts.values()))]
 
 
-def check_scheduler_skip(stats: ProtocolStats, plain: Sequence[Event] | None = None) -> list[Finding]:
-    """`scheduler-skip`: a scheduler does not step where the scaler skipped its optimizer's step, or another optimizer
-    took its place. plain: the events of the loop by itself, where those of `stats` are of a trial."""
+def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
+    """`scheduler-skip`: a scheduler does not step where the scaler skipped its optimizer's step."""
     steps = [e for e in stats.events if e.act is Act.SCHEDULER_STEP]
     skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
     if not steps:
         return [SCHEDULER_SKIP.absent(stats.subject, "no scheduler stepped")]
-    for event, message in left_behind(stats.events if plain is None else plain):
-        hint = "make a new scheduler for the new optimizer"
-        return [SCHEDULER_SKIP.fail(stats.subject, message, where=event.where, hint=hint)]
     early = stepped_first(stats.events)
     since: dict[str, list[Event]] = defaultdict(list)
     wrong: list[tuple[Event, Event]] = []

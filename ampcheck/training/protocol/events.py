@@ -58,7 +58,6 @@ class Event:
     with an infinite or NaN gradient.
     create_graph: of GRAD and BACKWARD. low: of BACKWARD, the 16-bit dtypes in which autocast ran since the last one.
     begins: of SCHEDULER_STEP, whether it is the first one of a new schedule.
-    rates: of SCHEDULER_STEP, the learning rates of its optimizer after it, and of others that step a parameter of that.
     half: of UNSCALE, SCALER_STEP and OPTIMIZER_STEP, trained parameters in float16.
     keys: of CHECKPOINT, what it contains: `optimizer`, `scaler`.
     """
@@ -85,7 +84,6 @@ class Event:
     factor: float = 1.0
     gradients: bool = False
     begins: bool = False
-    rates: tuple[tuple[str, tuple[float, ...]], ...] = ()
     file: str = ""
     line: int | None = None
 

@@ -48,7 +48,6 @@ class Recorder:
     the step, as it does when its scale has grown too far; `overflowed` is that step. after_backward: make it infinite
     as soon as a scaled loss has run backward, where no scaler looks at gradients.
     low: the 16-bit dtypes in which autocast ran since the last backward pass.
-    stepped: by the id of each parameter that an optimizer has stepped, whether it ever had a gradient then.
     on_look: is called with the number of the step where a backward pass begins or ends, and a scaler or a step begins.
     scaled: whether the loop has asked for the scale of an enabled scaler, through any of its methods. on_backward: is
     called before each backward pass with the tensors that it starts from, and their loss scale, None for none.
@@ -60,7 +59,6 @@ class Recorder:
         self._loop = loop
         self.overflowed: int | None = None
         self.scaled = False
-        self.stepped: dict[int, bool] = {}
         self._read: float | None = None  # the last scale that the loop itself has read
         self.on_backward: Callable[[object, float | None], None] | None = None
         self.on_look: Callable[..., None] | None = None
@@ -241,8 +239,6 @@ class Recorder:
             for seen in self._before_step:
                 seen(optimizer)
         self._look(optimizer)
-        for parameter in parameters_of(optimizer):
-            self.stepped[id(parameter)] = self.stepped.get(id(parameter), False) or parameter.grad is not None
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
@@ -266,17 +262,9 @@ class Recorder:
         nested = caller is not None and caller.f_code.co_filename == lr_scheduler.__file__
         nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
         if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
-            facts = {"optimizers": (self._path(optimizer, "optimizer"),), "rates": tuple(self._rates(optimizer))}
-            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, **facts)
+            of = (self._path(optimizer, "optimizer"),)
+            self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, optimizers=of)
         return result
-
-    def _rates(self, optimizer: _Optimizer) -> Iterator[tuple[str, tuple[float, ...]]]:
-        """The learning rates of all optimizers that step a parameter of this one."""
-        own = set(map(id, parameters_of(optimizer)))
-        with torch.no_grad(), _disable_current_modes():
-            for name, other in self._optimizers.items():
-                if not own.isdisjoint(map(id, parameters_of(other))):
-                    yield name, tuple(float(group.get("lr", 0.0)) for group in other.param_groups)
 
     def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
         if is_transformed():  # its values may not be looked at

@@ -8,7 +8,7 @@ from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed, percent
+from ampcheck.core.text import percent
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
 from ampcheck.training.scale.settling import (
     collapse,
@@ -16,13 +16,11 @@ from ampcheck.training.scale.settling import (
     first_op,
     mend_every_scale,
     nonfinite_text,
-    oscillation,
     skips_text,
     span_text,
 )
 from ampcheck.training.scale.stats import LossScaleStats, power
 
-_LISTED = 3
 _FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
 INIT_SCALE_HINT = (
     "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint before "
@@ -35,15 +33,12 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
 
     A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
     there and backing off is no finding. Findings are: no scale is in the window, the scale in use loses more than
-    `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, it is
-    not a positive finite number, it grows so often that many steps are skipped, or gradients that overflowed were
-    replaced, so that their step was taken.
+    `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, or it
+    is not a positive finite number.
     """
     if stats.enabled and stats.unusable is not None:
         return [_unusable(stats, *stats.unusable)]
-    if stats.replaced:
-        return [_replaced(stats)]
-    findings = collapse(stats) or oscillation(stats)
+    findings = collapse(stats)
     window = stats.measured_window
     if window is not None and (not findings or stats.scale is not None or window.empty):
         findings += _against_window(stats, window, limits)
@@ -57,24 +52,6 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     if stats.damage:
         return [_damaged(stats)]
     return [_passed(stats, window, stats.scale)]
-
-
-def _replaced(stats: LossScaleStats) -> Finding:
-    step = min(stats.replaced.values())
-    names = listed(stats.replaced, _LISTED)
-    message = (
-        f"a step whose gradients overflow must be skipped; the gradient of {names} became infinite or NaN in backward, "
-        f"first in step {step}, and the optimizer was given finite values in its place"
-    )
-    hint = (
-        "leave infinities and NaN in the gradients: scaler.step skips such a step and scaler.update lowers the scale; "
-        "replaced by zeros or by the largest number they are hidden from it, and the scale never falls"
-        if stats.enabled
-        else "use torch.amp.GradScaler, or skip the step and divide the loss scale by 2: a replaced gradient is wrong"
-    )
-    module, many = next(iter(stats.replaced)).rpartition(".")[0], float(len(stats.replaced))
-    where = Where("backward", module=module, step=step)
-    return LOSS_SCALE.fail(stats.subject, message, where=where, observed=many, limit=0.0, unit="tensors", hint=hint)
 
 
 def unusable_scale(subject: str, scale: float, since: str, where: Where, hint: str) -> Finding:

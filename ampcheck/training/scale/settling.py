@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
@@ -15,8 +15,6 @@ from ampcheck.training.loss_scale_window import ScaleWindow
 from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, is_settled, power
 
 _LISTED = 3
-_SKIPPED = 1 / 3
-"""The share of skipped steps, after the first that was taken, from which on a scale does not settle."""
 
 
 def collapse(stats: LossScaleStats) -> list[Finding]:
@@ -61,24 +59,6 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
     verdict = Verdict.WARN if settled else Verdict.FAIL
     shown = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
     return [LOSS_SCALE.finding(verdict, stats.subject, message, **shown)]
-
-
-def oscillation(stats: LossScaleStats) -> list[Finding]:
-    """Whether the scale grows beyond what gradients hold as soon as it has fallen, so that many steps are skipped."""
-    taken = next((n for n, (_, _, skipped) in enumerate(stats.trajectory) if not skipped), len(stats.trajectory))
-    later = stats.trajectory[taken + 1 :]
-    grown = (now[2] and now[1] > before[1] for before, now in pairwise(stats.trajectory[taken:]))
-    lost = sum(grown)
-    if not stats.enabled or len(later) < COLLAPSE or lost <= _SKIPPED * len(later):
-        return []
-    message = (
-        f"the loss scale must settle where gradients are finite; {lost} of {len(later)} steps after the first that was "
-        f"taken were skipped as the scale had grown{skips_text(stats)}"
-    )
-    hint = "let the scale grow seldom: growth_interval=2000 is the default of torch.amp.GradScaler"
-    where = first_op(stats, next(step for step, _, skipped in later if skipped))
-    shown = Evidence(where=where, observed=lost / len(later), limit=_SKIPPED, unit="share of steps", hint=hint)
-    return [LOSS_SCALE.fail(stats.subject, message, **shown)]
 
 
 def _too_large(first: float, finite: float) -> str:

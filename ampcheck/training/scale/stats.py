@@ -85,8 +85,7 @@ class LossScaleStats(ScalerStats):
     became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
     passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
     them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
-    `real_scale`. replaced: by parameter, the first step in which an optimizer was given a finite gradient for one that
-    had overflowed.
+    `real_scale`.
     """
 
     subject: str
@@ -97,7 +96,6 @@ class LossScaleStats(ScalerStats):
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
-    replaced: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scale(self) -> float | None:
@@ -201,16 +199,14 @@ def measure_loss_scale(
     scalers = tuple(scaler for scaler in in_succession(measure_scalers(events)).values() if scaler.enabled)
     window: ScaleWindow | None = None
     if gradients.histograms and gradients.format == "float16":
-        outputs = {loss.name for loss in gradients.gradients if loss.kind == "output"}
-        weights = gradients.histograms.keys() - outputs
-        window = scale_window(gradients.histograms, share=limits.underflow, binding=weights)
+        window = scale_window(gradients.histograms, share=limits.underflow)
         allowed = largest_scale(gradients.largest)
         if allowed < window.allowed:
             window = replace(window, allowed=allowed, allowed_by=gradients.largest_at)
     attempts = gradients.attempts
     if scalers and first_op is not None and first_op.phase == "backward":
         attempts = tuple(attempt for attempt in attempts if not attempt[2])  # a smaller scale mends what overflowed
-    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.kind == "parameter" and loss.known}
+    lost = {loss.name: loss.lost for loss in gradients.gradients if loss.known}
     damage = damage_text(gradients, limits)
     return [
         LossScaleStats(
@@ -219,9 +215,8 @@ def measure_loss_scale(
             damage=damage,
             real_scale=gradients.scale,
             real_lost=lost,
-            replaced={} if number else gradients.replaced,
         )
-        for number, scaler in enumerate(scalers or (ScalerStats(False, ()),))
+        for scaler in scalers or (ScalerStats(False, ()),)
     ]
 
 

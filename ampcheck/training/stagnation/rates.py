@@ -20,7 +20,6 @@ class Rate(NamedTuple):
     A warm-up begins far below the rate that an optimizer was made with.
     """
 
-    optimizer: str
     now: float
     largest: float
 
@@ -29,18 +28,18 @@ def rates_of(loop: TrainingLoop) -> Mapping[str, Rate]:
     """The learning rates by the names of parameters."""
     names = {id(parameter): name for name, parameter in loop.parameters()}
     return {
-        names[id(parameter)]: _rate(path, group)
-        for path, optimizer in loop.optimizers.items()
+        names[id(parameter)]: _rate(group)
+        for optimizer in loop.optimizers.values()
         for group in optimizer.param_groups
         for parameter in group["params"]
         if id(parameter) in names
     }
 
 
-def _rate(path: str, group: Mapping[str, Any]) -> Rate:
+def _rate(group: Mapping[str, Any]) -> Rate:
     values = [group.get(key) for key in ("lr", "initial_lr", "max_lr")]  # the others are written by schedulers
     rates = [float(value) if isinstance(value, (int, float, torch.Tensor)) else math.nan for value in values]
-    return Rate(path, rates[0], max((rate for rate in rates if math.isfinite(rate)), default=math.nan))
+    return Rate(rates[0], max((rate for rate in rates if math.isfinite(rate)), default=math.nan))
 
 
 def share_lost(samples: Sequence[Sample], largest: float, form: FloatFormat) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +14,7 @@ from ampcheck.core.text import listed, percent
 from ampcheck.training.lineage import VanishedConstant
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.stagnation.forecast import AVERAGE, FAR, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
-from ampcheck.training.stagnation.rates import Rate, rates_of, share_lost
+from ampcheck.training.stagnation.rates import rates_of, share_lost
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
 WARNED_FROM = 0.5
@@ -60,13 +59,13 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
                 updates.lost, updates.random = 0, True
     horizon = loop.horizon or HORIZON
     for updates in tensors:
-        updates.optimizer, rate, updates.largest = rates.get(updates.name, Rate("", 1.0, 1.0))
-        updates.rate = rate if 0.0 < rate < math.inf else 1.0
         owner = updates.name.rpartition(".")[0]  # of the state of an optimizer, a parameter
         module = next((path for path in (owner, owner.rpartition(".")[0]) if path in modules), "")
         updates.where = replace(updates.where, module=module)
         updates.compensates = updates.name in carriers
-        if updates.optimizer and not updates.random and not updates.carriers:
+        rate = rates.get(updates.name)
+        if rate is not None and not updates.random and not updates.carriers:
+            updates.rate, updates.largest = rate
             updates.lost_at_largest = share_lost(updates.samples, updates.largest, format_of(updates.dtype))
     endless = watch.restarted | watch.iterates
     known = {n: updates.course(updates.name in endless, horizon) for n, updates in enumerate(tensors)}
@@ -118,8 +117,7 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     rest = [tensor for tensor in tensors if tensor.stop is None]
     parameters = Role.PARAMETER.value  # one that a weight decay multiplies is no average
     judged = [t for t in rest if (t.role == parameters or not t.averages) and t.steps > t.overwritten]
-    lost = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
-    failed = [tensor for tensor in lost if not _is_rounding(tensor, tensors)]
+    failed = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
     stuck = [tensor for tensor in rest if tensor not in failed and tensor.decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
@@ -136,16 +134,6 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     warned = [tensor for tensor in judged if tensor not in known and tensor.share > WARNED_FROM]
     if warned:
         yield _lost(stats, warned, Verdict.WARN, limits)
-
-
-def _is_rounding(tensor: TensorUpdates, tensors: list[TensorUpdates]) -> bool:
-    """Whether the gradient of a parameter is no larger than what rounding makes of the largest ones.
-
-    That of a bias before a BatchNorm is zero, and only rounding is left of it. An optimizer that normalises gives all
-    parameters updates of one size, and this is never true.
-    """
-    largest = max(other.pace for other in tensors if other.optimizer == tensor.optimizer)
-    return tensor.role == "parameter" and tensor.pace < 2.0 * format_of(tensor.dtype).unit_roundoff * largest
 
 
 def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int) -> str:

@@ -57,9 +57,9 @@ class TensorUpdates:
     below 1 does on its own.
     jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
     have moved; random: whether it is rounded at random.
-    optimizer, rate: what steps a parameter, and its learning rate. compensates: whether it carries what others lose.
-    stop: where it will stop. largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the
-    share of its updates that is lost then.
+    rate: the learning rate of a parameter. compensates: whether it carries what others lose. stop: where it will stop.
+    largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the share of its updates that
+    is lost then.
     """
 
     role: str
@@ -82,7 +82,6 @@ class TensorUpdates:
     jumped: int = 0
     expected: float = 0.0
     random: bool = False
-    optimizer: str = ""
     rate: float = 1.0
     stop: Stop | None = None
     largest: float = 0.0
@@ -101,12 +100,6 @@ class TensorUpdates:
     def relative_update(self) -> float:
         """The norm of the updates by that of the tensor."""
         return math.sqrt(self.squared_updates / self.squared_values) if self.squared_values else 0.0
-
-    @property
-    def pace(self) -> float:
-        """The root of the mean of the squared updates, by the learning rate."""
-        mean = self.squared_updates / (self.steps * self.elements) if self.squared_updates else 0.0
-        return math.sqrt(mean) / self.rate
 
     @property
     def factors(self) -> list[float]:

@@ -1,1 +1,1 @@
-"""Float32 products that the device does not compute in float32."""
+"""Float32 products that are not computed in float32: by a setting of the device, or by operands without their bits."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,7 +15,6 @@ from ampcheck.catalog.training import TF32
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table
-from ampcheck.torchtools.global_state import deterministic
 
 UNIT = format_of("float32").unit_roundoff
 
@@ -88,7 +85,6 @@ class ConfounderStats:
     """Settings outside the model that change the precision of float32, and the errors that were measured under them.
 
     flags: by their names in PyTorch. flushes: whether this thread flushes subnormals to zero on the CPU.
-    nondeterministic: ops without a deterministic kernel that a step called, with how often; None where not measured.
     """
 
     subject: str
@@ -96,7 +92,6 @@ class ConfounderStats:
     flags: Mapping[str, Scalar]
     products: tuple[ProductError, ...]
     flushes: bool = False
-    nondeterministic: Mapping[str, int] | None = None
     unmeasured: str = ""
 
 
@@ -179,26 +174,6 @@ def allowed_error(terms: int, limits: Limits) -> float:
     return 2 * limits.precision * math.sqrt(max(terms, 1))
 
 
-def measure_nondeterminism(step: Callable[[], Any]) -> dict[str, int]:
-    """The ops that `torch.use_deterministic_algorithms` would refuse in one step, with how often they were called.
-
-    The step runs in deterministic mode with warnings in place of errors; the mode is restored, Inductor's as well. An
-    exception of the step is raised.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with deterministic():
-            step()
-    ops: Counter[str] = Counter()
-    for warning in caught:
-        op, separator, _ = str(warning.message).partition(" does not have a deterministic implementation")
-        ops.update((op,) if separator else ())
-        if " deterministic implementation" not in str(warning.message):
-            with suppress(Warning):  # a filter of the program's that makes errors of warnings
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return dict(ops)
-
-
 def check_tf32(stats: ConfounderStats, limits: Limits) -> list[Finding]:
     """Whether products in float32 have the error of float32. The finding names the flag to change."""
     if not stats.products:
@@ -258,8 +233,5 @@ def confounders_table(stats: ConfounderStats) -> Table:
     rows: list[tuple[Scalar, ...]] = list(stats.flags.items())
     rows.append(("subnormals flushed to zero on the CPU (this thread)", stats.flushes))
     rows += [(f"error of float32, {product.name}", product.error * UNIT) for product in stats.products]
-    if stats.nondeterministic is not None:
-        rows.append(("ops without a deterministic kernel in a step", len(stats.nondeterministic)))
-        rows += [(f"  {op}", f"{count}x") for op, count in stats.nondeterministic.items()]
     note = "errors are relative, against float64; float32 rounds to 6.0e-08, TF32 to 4.9e-04"
     return Table(f"What float32 means here: {stats.device}", ("setting", "value"), rows, str(TF32), note)

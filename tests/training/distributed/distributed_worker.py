@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.health import Unmeasured
 from ampcheck.torchtools.saving import same_bits
-from ampcheck.training.distributed.checks import check_distributed, distributed_tables
-from ampcheck.training.distributed.measure import local_health, measure_distributed, merge_health
+from ampcheck.training.distributed.checks import check_distributed
+from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs
 from ampcheck.training.loop import TrainingLoop
 
@@ -145,57 +144,13 @@ def watched(name, target):
     return {
         "findings": Run(findings=tuple(check_distributed(stats, Limits()))).to_json(),
         "restored": all(map(same_bits, before, copies)),
-        "gradients": {n: plain_record(r) for n, r in stats.gradients.items()},
-        "residency": [[r.rank, r.role, r.dtype, r.tensors, r.bytes] for r in stats.state],
         "collectives": [
             {k: getattr(c, k) for k in ("format", "world", "calls", "cast", "divided", "ratio")}
             | {k: getattr(c.where, k) for k in ("op", "phase", "file")}
             for c in stats.collectives
         ],
         "norms": [[n.value, n.exact, n.grouped, n.sharded] for n in stats.norms],
-        "tables": [t.title for t in distributed_tables(stats)],
         "coverage": dict(stats.coverage.seen),
-    }
-
-
-def plain_record(record):
-    return [
-        record.dtype,
-        record.numel,
-        record.zeros,
-        record.subnormals,
-        record.nonzero,
-        record.nonfinite,
-        record.amax,
-        record.amin,
-        record.sumsq,
-        [list(pair) for pair in record.histogram],
-    ]
-
-
-def mixed_placements():
-    """A mesh of replicas and shards, more ranks than rows, and a sum that is still pending."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
-    world = dist.get_world_size()
-    values = torch.arange(21.0).reshape(3, 7) * 2.0**-140
-    line = init_device_mesh("cpu", (world,))
-    given = {
-        "sharded": distribute_tensor(values, line, [Shard(0)]),
-        "columns": distribute_tensor(values, line, [Shard(1)]),
-        "replicated": distribute_tensor(values, line, [Replicate()]),
-        "plain": values,
-        "pending": DTensor.from_local(values, line, [Partial()]),
-    }
-    if world == 4:
-        square = init_device_mesh("cpu", (2, 2))
-        given["hybrid"] = distribute_tensor(values, square, [Replicate(), Shard(0)])
-        given["both"] = distribute_tensor(values, square, [Shard(1), Shard(0)])
-    here = local_health(given)
-    merged = merge_health(here)
-    return {
-        "records": {name: plain_record(one) for name, one in merged.items()},
-        "unmeasured": {name: one.reason for name, one in here.items() if isinstance(one, Unmeasured)},
     }
 
 
@@ -226,9 +181,7 @@ def main():
         assert not dist.is_initialized()
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for case in cases:
-        if case == "mixed_placements":
-            found[case] = mixed_placements()
-        elif case == "runs":
+        if case == "runs":
             found[case] = runs()
         elif case != "ungrouped_runs":
             name, _, target = case.partition("@")

@@ -1,0 +1,274 @@
+"""Float32 products of operands whose last mantissa bits were cut off before."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ampcheck.catalog.training import TF32
+from ampcheck.core.check import LISTED
+from ampcheck.core.errors import as_result, brief, require_ran
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Where
+from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.torchtools.storage import StorageMap
+from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
+
+_LOST = 13
+"""TF32 keeps 10 of the 23 bits of a float32 mantissa: operands that lost fewer bits are more precise."""
+
+_WIDEST = 16
+"""bfloat16 has lost these; a value with fewer bits was quantised on purpose: a warning."""
+
+_MEASURED = 32
+"""Products that are computed again in float64; further ones are only counted."""
+
+_PRODUCTS = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::convolution"), 0),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), 1),
+}
+"""Ops that multiply and sum, by the position of the first of the two operands."""
+
+_KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_", "aten::detach", "aten::alias"}
+"""Ops on floats whose result may still be the rounded values, as their bits show where they are multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedProduct:
+    """A float32 product, at `where`, whose operands have lost mantissa bits of the float32 tensors that they were made
+    from.
+
+    bits: how many trailing mantissa bits are zero in all elements. error: of the product, against float64 of those
+    tensors, relative, in the Euclidean norm, in unit roundoffs of float32; None where it was not computed again.
+    terms: how many products an element of the result sums. calls: how often this line multiplied such operands.
+    """
+
+    where: Where
+    bits: int
+    terms: int
+    error: float | None
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OperandStats:
+    """The float32 products of a function. raised: its exception, in one line."""
+
+    subject: str
+    products: int
+    reduced: tuple[ReducedProduct, ...]
+    raised: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The float32 values that a memory was made from.
+
+    values: flat, one for each `itemsize` bytes, so that a view of the memory has the same view of them. family: shared
+    by all that were made from one tensor; whether a rounded part was subtracted from the whole: then the rest is
+    multiplied on its own, and nothing is lost.
+    """
+
+    values: torch.Tensor
+    family: list[bool]
+    itemsize: int = 4
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values that belong to a tensor in this memory."""
+        return self.values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+class OperandMode(DispatchMode):
+    """Follows float32 tensors through views of their bits into products.
+
+    Only integer views are followed: values that were in a 16-bit dtype have it as their dtype. Ops inside compiled code
+    are not seen.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles as without the mode."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._origins = StorageMap[_Origin]()
+        self._products = 0
+        self._measured = 0
+        self._reduced: list[tuple[ReducedProduct, list[bool]]] = []
+
+    def stats(self, subject: str, raised: str) -> OperandStats:
+        """The products so far, each line of the source once, with its largest error."""
+        lines: defaultdict[object, list[ReducedProduct]] = defaultdict(list)
+        for product, split in self._reduced:
+            if not split[0]:
+                lines[product.where].append(product)
+
+        def error(product: ReducedProduct) -> float:
+            return -1.0 if product.error is None else product.error
+
+        reduced = tuple(replace(max(same, key=error), calls=len(same)) for same in lines.values())
+        return OperandStats(subject, self._products, reduced, raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        name = op_name(func)
+        whole = args[0] if name == "aten::view.dtype" and args[0].dtype is torch.float32 else None
+        if whole is not None and whole.layout is torch.strided and self._origin(whole) is None:
+            storage = whole.untyped_storage()
+            flat = torch.empty(0, device=whole.device).set_(storage, 0, (storage.nbytes() // 4,), (1,))
+            self._origins.put(whole, _Origin(flat.clone(), [False]))  # a copy: the bits may be changed in place
+        out = func(*args, **kwargs)
+        if name in _PRODUCTS:
+            self._multiply(name, func, args, kwargs, out)
+        elif len(self._origins) and isinstance(out, torch.Tensor):
+            self._follow(name, func, args, kwargs, out)
+        return out
+
+    def _origin(self, tensor: object) -> _Origin | None:
+        origin = self._origins.get(tensor)
+        fits = origin is not None and isinstance(tensor, torch.Tensor) and tensor.element_size() == origin.itemsize
+        return origin if fits else None
+
+    def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
+        inputs = [
+            (tensor, origin) for _, tensor in tensors((args, kwargs)) if (origin := self._origin(tensor)) is not None
+        ]
+        if not inputs or out.layout is not torch.strided or self._origin(out) is inputs[0][1]:
+            return
+        source, origin = inputs[0]
+        values = origin.of(source)
+        if name == "aten::sub.Tensor" and len(inputs) > 1:
+            origin.family[0] |= inputs[1][1] is not origin and inputs[1][1].family is origin.family
+            return
+        if name == "aten::constant_pad_nd":
+            values = func(*map_tensors(lambda tensor: values if tensor is source else tensor, args), **kwargs)
+        elif name == "aten::_to_copy" and out.dtype is source.dtype:
+            values = values.to(out.device)
+        elif out.shape != source.shape or not (name in _KEEPING or _is_on_bits(func, source, out)):
+            return
+        size = out.element_size()
+        kept = _Origin(torch.zeros(out.untyped_storage().nbytes() // size, device=out.device), origin.family, size)
+        kept.of(out).copy_(values)
+        self._origins.put(out, kept)
+
+    def _multiply(self, name: str, func: object, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
+            return
+        self._products += 1
+        pair = args[_PRODUCTS[name] :][:2]
+        origins = [
+            (tensor, origin, _lost_bits(tensor, origin.of(tensor)))
+            for tensor in pair
+            if (origin := self._origin(tensor))
+        ]
+        reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST]
+        if not reduced:
+            return
+        error = None
+        if self._measured < _MEASURED:
+            self._measured += 1
+            error = _error(func, args, kwargs, out, {id(tensor): origin.of(tensor) for tensor, origin, _ in reduced})
+        bits = min(bits for _, _, bits in reduced)
+        where = Where("", "", name, *users_line(sys._getframe()))
+        self._reduced.append((ReducedProduct(where, bits, _terms(name, pair, args), error), reduced[0][1].family))
+
+
+def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether an op works on the bits of numbers as integers."""
+    keeps = torch.Tag.pointwise in func.tags or func.overloadpacket is torch.ops.aten._to_copy
+    return keeps and not (source.is_floating_point() or out.is_floating_point())
+
+
+def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
+    """How many trailing mantissa bits a rounding cut off; 0 where it is none, or where the origin has no more itself.
+
+    A rounding to m bits moves a normal number by less than 2^-m of itself: a larger distance has another cause.
+    """
+    if value.shape != origin.shape or value.dtype is not torch.float32 or not value.numel():
+        return 0
+    bits, before = (tensor.contiguous().view(torch.int32) & (2**23 - 1) for tensor in (value.detach(), origin))
+    zeros = next((count - 1 for count in range(1, 24) if bool((bits & (2**count - 1)).any())), 23)
+    if not _LOST <= zeros < 23:
+        return 0
+    if float(((before & (2**zeros - 1)) != 0).float().mean()) < 0.5:
+        return 0
+    room = origin.abs() * 2.0 ** (zeros - 22) + torch.finfo(torch.float32).tiny
+    near = (value.detach() - origin).abs() <= room
+    return zeros if bool((near | ~origin.isfinite()).all()) else 0
+
+
+def _error(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor, origins: dict[int, torch.Tensor]
+) -> float | None:
+    def exact(tensor: torch.Tensor) -> torch.Tensor:
+        origin = origins.get(id(tensor), tensor)
+        return origin.detach().double() if origin.is_floating_point() else origin
+
+    try:
+        return relative_error(out, func(*map_tensors(exact, args), **map_tensors(exact, kwargs)))
+    except (RuntimeError, TypeError, NotImplementedError):  # a device without float64, or not enough memory
+        return None
+
+
+def _terms(name: str, pair: tuple[torch.Tensor, ...], args: tuple[Any, ...]) -> int:
+    if name != "aten::convolution":
+        return int(pair[0].shape[-1])
+    transposed = len(args) > 6 and bool(args[6])
+    return math.prod(pair[1].shape[2:]) * pair[1].shape[0 if transposed else 1]
+
+
+def measure_operands(function: Callable[[], Any], subject: str = "subject") -> OperandStats:
+    """Run a function, and find its float32 products of operands that lost bits.
+
+    An exception of the function is recorded, not raised. It may run backward, too.
+    """
+    raised = ""
+    mode = OperandMode()
+    with mode:
+        try:
+            require_ran(function(), subject)
+        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is recorded
+            raised = brief(as_result(error))
+    return mode.stats(subject, raised)
+
+
+def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
+    """Whether every product in float32 had float32 operands (check `tf32`)."""
+    findings = []
+    for product in stats.reduced:
+        limit = allowed_error(product.terms, limits)
+        if product.error is not None and product.error <= limit:
+            continue
+        message = (
+            f"a product in float32 must be given float32 operands; {product.where.op.removeprefix('aten::')} was "
+            f"given, {product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off"
+        )
+        if product.error is not None:
+            far, explained = product.error * UNIT, limit * UNIT
+            message += f"; it is off by {far:.2g} of its norm against float64, where float32 explains {explained:.2g}"
+        hint = "multiply the float32 tensors themselves, or cast to float16 or bfloat16, so that the dtype says it"
+        build = TF32.fail if product.bits <= _WIDEST else TF32.warn
+        findings.append(
+            build(stats.subject, message, where=product.where, observed=product.error, limit=limit, hint=hint)
+        )
+    if findings:
+        return sorted(findings, key=lambda finding: -(finding.observed or 0.0))[:LISTED]
+    if stats.raised:
+        return [TF32.skip(stats.subject, f"the function did not come to its end: {stats.raised}")]
+    if not stats.products:
+        return [TF32.skip(stats.subject, "nothing was multiplied in float32 outside compiled code")]
+    text = f"none of {stats.products:,} float32 products had operands that lost bits on the way"
+    return [TF32.passed(stats.subject, text, stats.products)]
