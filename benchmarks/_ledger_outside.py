@@ -115,13 +115,18 @@ def reported() -> Iterator[Case]:
         yield from _odd(file)
 
 
+_TRUE = {"long_forward": ("precision-loss",)}
+"""Failures that odd subjects have beside what they were made for: a sum of 20,000 terms in float16 stands still."""
+
+
 def _odd(file: Source) -> Iterator[Case]:
     """Scripts and odd subjects: those whose number in `sub(...)` is not 0 should fail."""
     decorated = re.findall(r"^@sub\(\[?(\d*)[^)]*\)\ndef (\w+)", file.text, re.MULTILINE)
     numbers = {name: number for number, name in decorated}
     names = [f for f in file.functions if f in numbers or f.startswith(("main", "subject")) or not numbers]
     for name in names:
-        expected = None if name not in numbers else HEALTHY if numbers[name] in ("", "0") else Expected(ANY)
+        sound = Expected(known=_TRUE.get(name, ()))
+        expected = None if name not in numbers else sound if numbers[name] in ("", "0") else Expected(ANY)
         run = partial(_as_it_is if name.startswith("main") else _odd_subject, file, name)
         yield Case("reported", file.name, name, run, expected, seconds=60)
 

@@ -1,14 +1,14 @@
 """Which verdicts need which mechanism of `tests/mechanisms.py`: the law of evidence.
 
     python benchmarks/ledger.py --record --jobs 2 --json FILE          # which mechanisms act in which case
-    python benchmarks/ablation.py FILE [--mechanisms NAME[,NAME]] [--only-sources NAME[,NAME]] [--jobs 2] [--no-times]
+    python benchmarks/ablation.py FILE [--mechanisms NAME[,NAME]] [--sources NAME[,NAME]] [--jobs 2] [--no-times]
         [--json reports/evidence/ablation.json]
 
 The cases in which a mechanism acts run without it, the quickest first, until three that were not written for it change
-their outcome: then it stays. A false alarm that it suppresses counts as much as a defect that it finds, and a second
-finding of a case that is found anyway does not. Rows of mechanisms that are gone stay in the evidence, with the commit
-at which they were measured. Cost is the time of a step of a small transformer under `Shadow`, with and without
-the mechanism in turns, by op; a mechanism outside of the hot path has none.
+their outcome: then it stays. At most 240 are tried. A false alarm that it suppresses counts as much as a defect that it
+finds, and a second finding of a case that is found anyway does not. Rows of mechanisms that are gone stay in the
+evidence, with the commit at which they were measured. Cost is the time of a step of a small transformer under `Shadow`,
+with and without the mechanism in turns, by op; a mechanism outside of the hot path has none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVIDENCE = ROOT / "reports" / "evidence" / "ablation.json"
 NEEDED = 3
 """Cases that were not written for a mechanism and that change without it, from which it stays."""
 
-_BATCH = 12
+_BATCH, _MOST = 12, 240
 _PAIRS = 20
 _BETTER = ("at", "elsewhere", "missed"), ("silent", "warned", "alarm")
 """Outcomes of defects and of healthy cases, from the best on."""
@@ -180,11 +180,11 @@ def ablate(before: Mapping[Key, Row], names: Sequence[str], cases: Sequence[Any]
         mechanism = mechanisms.MECHANISMS[name]
         lines = lines_of([mechanisms.located(place) for place in mechanism.places])
         measured = by_name[name] = Measured(name, mechanism.purpose, commit, lines)
-        acting = [case for case in cases if name in (before[case.key].mechanisms or ())]
+        acting = [case for case in cases if mechanism.unseen or name in (before[case.key].mechanisms or ())]
         acting.sort(key=lambda case: before[case.key].seconds)
         measured.acts, came = len(acting), introduced(name)
-        while acting[measured.tried :] and measured.foreign < NEEDED:
-            batch = acting[measured.tried : measured.tried + _BATCH]
+        while acting[measured.tried : _MOST] and measured.foreign < NEEDED:
+            batch = acting[measured.tried : min(measured.tried + _BATCH, _MOST)]
             measured.tried += len(batch)
             with switched([name], False):
                 for row in rows_of(batch, jobs):

@@ -51,9 +51,11 @@ class Mechanism:
     acts: Callable[[Any, Any, Any], bool] | None = None
 
     @property
-    def constant(self) -> bool:
-        """Whether it is a number alone, which nothing shows to act: it may act in any case."""
-        return not any(callable(off) for off in self.places.values())
+    def unseen(self) -> bool:
+        """Whether nothing shows when it acts, as of a number or a function that returns nothing."""
+        return not any(callable(off) for off in self.places.values()) or (
+            self.acts is None and all(map(_returns_nothing, self.places))
+        )
 
 
 _SHADOW: dict[str, Mechanism] = {
@@ -221,6 +223,12 @@ def located(place: str) -> tuple[Any, str]:
     return holder, name
 
 
+def _returns_nothing(place: str) -> bool:
+    holder, name = located(place)
+    function = inspect.unwrap(vars(holder)[name])
+    return inspect.isfunction(function) and inspect.signature(function).return_annotation in ("None", None)
+
+
 @contextmanager
 def without(*names: str) -> Iterator[None]:
     """Switch mechanisms off inside."""
@@ -230,8 +238,8 @@ def without(*names: str) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[set[str]]:
-    """Fill a set with the names of the mechanisms that act inside; constants are in it from the start."""
-    acted = {name for name, mechanism in MECHANISMS.items() if mechanism.constant}
+    """Fill a set with the names of the mechanisms that act inside; what nothing shows is in it from the start."""
+    acted = {name for name, mechanism in MECHANISMS.items() if mechanism.unseen}
     by_place: dict[str, dict[str, Any]] = {}
     for name, mechanism in MECHANISMS.items():
         for place, off in mechanism.places.items():

@@ -105,4 +105,4 @@ def test_recording_changes_nothing_and_ends() -> None:
     with recording() as acted:
         torch.ones(2)
     assert _differences(before) == []
-    assert all(MECHANISMS[name].constant for name in acted)
+    assert all(MECHANISMS[name].unseen for name in acted)

@@ -10,7 +10,6 @@ import torch
 ID = "state_functional_bf16"
 EXPECTED = {"check": ("stagnation", "precision-loss")}
 KIND = "call"
-GAP = "a state that is rebound instead of written has no bound of its own: each rounding alone is honest"
 
 
 def _decode(dtype, rounds=600):
