@@ -41,7 +41,12 @@ GPUS = {
     "t4": GPU("Tesla T4", (7, 5), 15_642_329_088, 40),
     "v100": GPU("Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, 80),
 }
-"""The GPUs that `cuda:NAME` names, with the figures that `torch.cuda.get_device_properties` reports for them."""
+"""The GPUs that `cuda:NAME` names. Capability and multiprocessors are those of the model; memory is nominal: what a
+driver reports of it differs by a percent."""
+
+_THREADS = {(7, 5): 1024, (8, 6): 1536}
+"""Resident threads of a multiprocessor where they are not 2048 (CUDA C++ Programming Guide, table of compute
+capabilities)."""
 
 _current = 0
 
@@ -215,9 +220,8 @@ def _functions(gpu: GPU) -> dict[str, Callable[..., Any]]:
         total_memory=gpu.memory,
         multi_processor_count=gpu.processors,
         warp_size=32,
-        max_threads_per_multi_processor=1536 if gpu.capability[1] else 2048,
+        max_threads_per_multi_processor=_THREADS.get(gpu.capability, 2048),
         regs_per_multiprocessor=65_536,
-        L2_cache_size=40 * 2**20,
         gcnArchName="",
         is_integrated=0,
         is_multi_gpu_board=0,
