@@ -146,6 +146,8 @@ def introduced(name: str) -> frozenset[str]:
 def added(case: str) -> str:
     """The commit that brought a case; empty for one that is not in the repository."""
     path = case.partition(":")[0]
+    if path.startswith("../"):
+        return ""
     return next(iter(_log("--diff-filter=A", "--", f"{path}.py", path)[-1:]), "")
 
 
