@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ampcheck.autocast import judge
+from ampcheck.autocast.asked import on_cpu_or_cuda
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
@@ -62,7 +63,7 @@ _FULL_STEPS = 4
 def audit(
     subject: object,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     autocast: bool | None = None,
     compile: bool = True,
@@ -92,8 +93,9 @@ def audit(
     and `horizon` apply. If the model is already compiled, eager runs use the original module and compiled runs keep its
     compile options.
 
-    device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so.
-    Code that was written for CUDA then runs as it stands, see `emulate`; `cuda:3070` names a GPU; what needs CUDA
+    device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so; None
+    is the CPU, or CUDA where the code asks for it by `.cuda()`, `torch.autocast("cuda")` or a `GradScaler`.
+    Code that was written for CUDA runs as it stands then, see `emulate`; `cuda:3070` names a GPU; what needs CUDA
     itself, such as its own kernels, is `incomplete`.
     dtype: what autocast casts to, by default float16 and bfloat16. autocast: None decides by the model: one with
     16-bit weights or inputs runs without autocast, in its own dtype. compile: also run under `torch.compile`, which
@@ -104,17 +106,21 @@ def audit(
     Raises `UsageError` for a subject that cannot be judged, an unknown check, a selection of none or of such that judge
     other kinds of subjects alone, and an unknown device or dtype.
     """
-    return judge_subject(
-        subject,
-        device=device,
-        dtype=dtype,
-        autocast=autocast,
-        compile=compile,
-        checks=checks,
-        limits=limits,
-        name=name,
-        steps=steps,
-        horizon=horizon,
+    return on_cpu_or_cuda(
+        lambda there: judge_subject(
+            subject,
+            device=there,
+            dtype=dtype,
+            autocast=autocast,
+            compile=compile,
+            checks=checks,
+            limits=limits,
+            name=name,
+            steps=steps,
+            horizon=horizon,
+        ),
+        # The objects of a loop were made without CUDA: a scaler of it stays off.
+        "cpu" if device is None and isinstance(subject, Mapping) else device,
     )
 
 
@@ -371,7 +377,7 @@ def assert_numerics(
     model: object,
     inputs: object = None,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     autocast: bool | None = None,
     compile: bool = True,

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -65,14 +66,14 @@ def _as_script(target: str) -> Iterator[None]:
         sys.argv = own
 
 
-def _needs_cuda(error: UsageError, target: Target) -> Finding | None:
+def _needs_cuda(error: UsageError, target: str, device: str) -> Finding | None:
     """The finding about a target that cannot be loaded since it needs CUDA itself, where CUDA is emulated."""
     from ampcheck.autocast.device import place
     from ampcheck.autocast.missing import unimitated
 
-    if error.__cause__ is None or place(target.device).emulated != "cuda":
+    if error.__cause__ is None or place(device).emulated != "cuda":
         return None
-    return unimitated(error.__cause__, target.target)
+    return unimitated(error.__cause__, target)
 
 
 def audit_target(target: Target) -> Run | None:
@@ -80,21 +81,32 @@ def audit_target(target: Target) -> Run | None:
 
     Random numbers are seeded before the target is loaded and before it runs, so that its verdicts repeat.
     """
+    from ampcheck.autocast.asked import on_cpu_or_cuda
+
+    run = on_cpu_or_cuda(partial(_audited, target), target.device)
+    if "RANK" not in os.environ:
+        return run
+    from ampcheck.training.distributed.ranks import gather_runs
+
+    return gather_runs(run)
+
+
+def _audited(target: Target, device: str) -> Run:
     from ampcheck import demo
     from ampcheck.audit import judge_subject
     from ampcheck.autocast.device import place
     from ampcheck.torchtools.seeds import seeded
 
     try:
-        subject = load_placed(target.target, target.device, trains=True) if target.target else demo.subject()
+        subject = load_placed(target.target, device, trains=True) if target.target else demo.subject()
     except UsageError as error:
-        if (lack := _needs_cuda(error, target)) is None:
+        if (lack := _needs_cuda(error, target.target, device)) is None:
             raise
         return Run(findings=(lack,), title=f"audit of {target.target}")
-    with _as_script(target.target), seeded(place(target.device).device):
-        run = judge_subject(
+    with _as_script(target.target), seeded(place(device).device):
+        return judge_subject(
             subject,
-            device=target.device,
+            device=device,
             dtype=target.dtype or None,
             compile=target.compile,
             full=target.full,
@@ -102,8 +114,3 @@ def audit_target(target: Target) -> Run | None:
             steps=target.steps,
             horizon=target.horizon,
         )
-    if "RANK" not in os.environ:
-        return run
-    from ampcheck.training.distributed.ranks import gather_runs
-
-    return gather_runs(run)

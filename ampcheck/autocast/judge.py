@@ -13,7 +13,12 @@ from ampcheck.autocast.drift import judge_drift
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.checks import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
-from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
+from ampcheck.autocast.locks.checks import (
+    check_banned,
+    check_elsewhere,
+    check_gap,
+    check_unregistered,
+)
 from ampcheck.autocast.locks.file import is_updating
 from ampcheck.autocast.locks.lock import (
     Devices,
@@ -26,6 +31,7 @@ from ampcheck.autocast.locks.lock import (
 )
 from ampcheck.autocast.policy import load_release, nearest, releases
 from ampcheck.autocast.probe import build, measure_policy
+from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGISTERED
 from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
@@ -117,7 +123,9 @@ def judge_policy(
         calls = measure_calls(subject, device=device, dtype=dtype)
         findings += [*check_banned(calls), *check_unregistered(calls)]
         seen["ops under autocast"] = seen.get("ops under autocast", 0) + len({call.op for call in calls.calls})
-        if device != "cpu" and POLICY_GAP.slug in wanted:
+        if device == "cpu" and dtype == dtypes[0] and releases():
+            findings += check_elsewhere(calls, nearest(calls.torch).policy("cuda", short(dtype)))
+        elif device != "cpu" and POLICY_GAP.slug in wanted:
             gap, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls)
             findings += gap
             tables.append(table)

@@ -41,7 +41,9 @@ def add_targets(command: argparse.ArgumentParser) -> None:
 def add_audit_options(command: argparse.ArgumentParser) -> None:
     """Add the options of an audit."""
     command.add_argument(
-        "--device", help="device to run on (default: cpu); one that this machine lacks is emulated: cuda, cuda:3070"
+        "--device",
+        help="device to run on; one that this machine lacks is emulated: cuda, cuda:3070 (default: cpu, or cuda where "
+        "the code asks for it)",
     )
     command.add_argument(
         "--dtype",
@@ -176,7 +178,7 @@ def audits(
                     run = audit_target(target)
             following.finish()
         except KeyboardInterrupt as error:
-            left = following.partial(target.target or "demo", target.device) if following is not None else None
+            left = following.partial(target.target or "demo", target.device or "cpu") if following is not None else None
             if following is None or left is None or "RANK" in os.environ:
                 raise
             raise Interrupted(judge(left), following.printed) from error
@@ -220,7 +222,7 @@ def command_of(target: Target, finding: Finding) -> str:
     dtypes = (dtype,) if dtype in FORMATS else target.dtype
     words = ["ampcheck", "audit", *([target.target] if target.target else [])]
     words += ["--select", finding.check] if finding.family != BASELINE.family else []
-    words += ["--device", target.device] if target.device != "cpu" else []
+    words += ["--device", target.device] if target.device else []
     words += ["--dtype", ",".join(dtypes)] if dtypes else []
     for name in ("steps", "horizon"):
         words += [f"--{name}", str(count)] if (count := getattr(target, name)) is not None else []

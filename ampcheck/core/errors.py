@@ -52,15 +52,19 @@ class EnoughSteps(BaseException):
     """Ends the user's code after the last step that is observed. `except Exception` does not catch it."""
 
 
+class AsksForCUDA(BaseException):
+    """Ends code that asks for CUDA on a machine without it, which is then judged with CUDA emulated on the CPU."""
+
+
 def as_result(error: BaseException) -> BaseException:
     """Return an exception of the user's code as the result of its run, or raise it again if it controls a test runner.
 
     Every `except BaseException` around the user's code goes through here. `SystemExit`, `GeneratorExit` and other
     exceptions that `except Exception` misses are results: a model that calls `sys.exit(0)` must not end the run with
     exit code 0. Raised again: KeyboardInterrupt, the outcomes of pytest and unittest (skip, fail, exit), `assume` of
-    Hypothesis, and `SubjectError`.
+    Hypothesis, `SubjectError`, and `AsksForCUDA`.
     """
-    if isinstance(error, SubjectError) or is_for_the_runner(error):
+    if isinstance(error, (SubjectError, AsksForCUDA)) or is_for_the_runner(error):
         raise error
     return error
 

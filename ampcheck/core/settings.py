@@ -26,12 +26,13 @@ BASELINE = "ampcheck.baseline.json"
 class Target:
     """A subject to audit and its options, which override those of the command line's defaults.
 
-    target: as on the command line. dtype: of autocast, empty for the defaults of the audit. severity: by check,
-    over that of the repository. fail_on: empty for that of the repository. full, graphs: as `judge_subject` takes them.
+    target: as on the command line. device: empty for the CPU, or CUDA where the code asks for it. dtype: of autocast,
+    empty for the defaults of the audit. severity: by check, over that of the repository. fail_on: empty for that of the
+    repository. full, graphs: as `judge_subject` takes them.
     """
 
     target: str
-    device: str = "cpu"
+    device: str = ""
     dtype: tuple[str, ...] = ()
     compile: bool = True
     steps: int | None = None
@@ -141,7 +142,7 @@ def _target(entry: object, source: str) -> Target:
     dtype = [entry["dtype"]] if isinstance(entry.get("dtype"), str) else _list(entry, "dtype", where)
     return Target(
         target=entry["target"],
-        device=_text(entry, "device", where, "cpu"),
+        device=_text(entry, "device", where, "cpu") if "device" in entry else "",
         dtype=_names({"dtype": dtype}, "dtype", where),
         compile=parse_flag(entry.get("compile", True), f"compile of {where}"),
         steps=steps,

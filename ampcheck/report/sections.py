@@ -143,6 +143,9 @@ def headline(run: Run) -> str:
     text = ", ".join(f"{count:,} {_participle(verdict, count)}" for verdict, count in counts.items())
     if counts.keys() == {Verdict.SKIP}:
         text += ": nothing was judged"
+    device, _, emulated = str(run.environment.get("autocast policy", "")).partition(", ")
+    if emulated:
+        text += f"; {device.upper()}'s policy, emulated on this CPU"
     return text if run.coverage.total else f"{text}; coverage: nothing was looked at"
 
 

@@ -38,14 +38,13 @@ def measure_compilation(target: Target) -> Run:
 
     Raises `UsageError` for a subject that runs by itself, such as a training loop, or that compiles by itself.
     """
-    subject = load_placed(target.target, target.device)
+    device = target.device or "cpu"
+    subject = load_placed(target.target, device)
     modes, precisions = (EAGER, MODE), ("float32", "bfloat16")
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
         caches = Path(folder)
         starts, failed = _starts(target, caches)
-        stats = measure_matrix(
-            subject, modes=modes, precisions=precisions, device=target.device, budget=BUDGET, caches=caches
-        )
+        stats = measure_matrix(subject, modes=modes, precisions=precisions, device=device, budget=BUDGET, caches=caches)
     run, figures = matrix_run(_without_cost(stats) if starts else stats), _figures(stats, starts, failed)
     table = Table(FIGURES, tuple(figures), [tuple(figures.values())], check="speedup")
     return replace(run, tables=(table, *run.tables), title=f"compilation of {subject.name}")
@@ -57,7 +56,7 @@ def _starts(target: Target, caches: Path) -> tuple[StartupStats | None, str]:
     None and the reason where one fails; the matrix uses the compiled code of float32.
     """
     config = StepConfig(MODE)
-    launcher = Launcher(target.target, caches, SpeedOptions(), target.device)
+    launcher = Launcher(target.target, caches, SpeedOptions(), target.device or "cpu")
     arms = []
     try:
         for name, start in ((COLD, config), (WARM, config), (EAGER, replace(config, mode=EAGER))):

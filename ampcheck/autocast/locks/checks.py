@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ampcheck.autocast.calls import OpCall, PolicyCalls, is_custom
 from ampcheck.autocast.drift import history, since
 from ampcheck.autocast.locks.file import ANY_COMMAND, Locked, LockedOp
-from ampcheck.autocast.policy import BANNED, RULES, release_of
+from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, RULES, SET_DTYPE, Policy, release_of
 from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_DRIFT, POLICY_GAP, POLICY_UNREGISTERED
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
@@ -17,6 +17,9 @@ from ampcheck.core.text import counted, listed
 
 _LISTED = 6
 """How many modules, ops or lines a message lists."""
+
+_WIDE = (FP32, SET_DTYPE, APPEND_DTYPE)
+"""Rules by which an op computes in float32."""
 
 Used = frozenset[tuple[str, str]]
 """Dtypes and module of calls, as `LockedOp.used`."""
@@ -281,6 +284,26 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
     first = next(call for call in device.calls if call.op == [*causes, *effects, *banned][0])
     hint = f"judge it under the device's policy, as ampcheck audit --device {device.device} and ampcheck.emulate do"
     return [POLICY_GAP.warn(subject, message, where=first.where, hint=hint)], table
+
+
+def check_elsewhere(calls: PolicyCalls, other: Policy) -> Iterator[Finding]:
+    """`policy-gap` of a run on the CPU: not judged, with what another device's autocast does otherwise, bans first.
+
+    By the rules alone, for the inputs that ops have on the CPU: nothing is run again.
+    """
+    by_act: dict[str, set[str]] = {"bans": set(), "computes in 16 bits": set(), "computes in float32": set()}
+    for call in calls.calls:
+        rule, own = other.rule(call.op), calls.policy.rule(call.op)
+        if rule == BANNED != own:
+            by_act["bans"].add(call.op)
+        elif rule == LOWER and "float32" in call.passed:
+            by_act["computes in 16 bits"].add(call.op)
+        elif rule in _WIDE and own not in _WIDE and calls.dtype in call.passed:
+            by_act["computes in float32"].add(call.op)
+    if acts := [f"{act} {_listed(sorted(ops))}" for act, ops in by_act.items() if ops]:
+        name = other.device.upper()
+        message = f"{name} judges otherwise: its autocast {', '.join(acts)}; --device {other.device} judges by it"
+        yield POLICY_GAP.skip(subject_of(calls), message)
 
 
 def _differs(op: str, cpu: PolicyCalls, device: PolicyCalls) -> bool:
