@@ -53,12 +53,12 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
     thorough = command.add_mutually_exclusive_group()
     thorough.add_argument(
-        *("--no-compile", "--fast"), action="store_true", help="seconds: eager alone, torch.compile is not run"
+        *("--no-compile", "--fast"), action="store_true", help="eager mode alone, which takes least: torch.compile is not run"
     )
     thorough.add_argument(
         "--full",
         action="store_true",
-        help="minutes: models also compiled with dynamic shapes and with max-autotune, over three updates of the "
+        help="models also compiled with dynamic shapes and with max-autotune, over three updates of the "
         "weights; training loops for four times as many steps",
     )
 
