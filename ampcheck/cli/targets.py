@@ -30,7 +30,7 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="TARGET",
-        help="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
+        help="package.module:function or path/to/file.py:function, which returns (module, args), or for a "
         "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
         "train.py:main, is judged while it runs. Random numbers are seeded before each target. Default: the targets in "
         "[tool.ampcheck] of pyproject.toml, or else the built-in demo",
@@ -79,7 +79,7 @@ def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
     """The targets of the command line with its options, or else those of the settings; empty for the demo."""
     if not all(text.strip() for text in options.targets):
         raise UsageError(
-            "a target must name what to audit, as package.module:factory or path/to/file.py:factory; found an empty "
+            "a target must name what to audit, as package.module:function or path/to/file.py:function; found an empty "
             "one, such as an unset variable gives: leave it out to audit the targets of pyproject.toml, or the demo"
         )
     known = {target.target: target for target in settings.targets}
