@@ -41,8 +41,8 @@ class StageTimes:
         return cls(file)
 
     def expected(self, stages: Iterable[str], measured: Mapping[str, float]) -> float:
-        """Seconds that these stages will take, 0 where nothing is known: those of the last time, and as much more or less
-        as the stages that this run has measured took."""
+        """Seconds that these stages will take, 0 where nothing is known: those of the last time, times how much longer
+        the stages that this run has measured took than then."""
         before = sum(self.seconds[stage] for stage in measured if stage in self.seconds)
         now = sum(time for stage, time in measured.items() if stage in self.seconds)
         return (now / before if before and now else 1.0) * sum(self.seconds.get(stage, 0.0) for stage in stages)

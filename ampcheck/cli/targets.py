@@ -53,7 +53,9 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
     thorough = command.add_mutually_exclusive_group()
     thorough.add_argument(
-        *("--no-compile", "--fast"), action="store_true", help="eager mode alone, which takes least: torch.compile is not run"
+        *("--no-compile", "--fast"),
+        action="store_true",
+        help="eager mode alone, which takes least: torch.compile is not run",
     )
     thorough.add_argument(
         "--full",

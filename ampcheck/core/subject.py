@@ -139,7 +139,7 @@ def name_of_target(target: str) -> str:
 
 
 def load_subject(target: str, *, trains: bool = False) -> Subject:
-    """The subject that `package.module:function`, `path/to/file.py:function` or `path/to/file.py:collection[name]` names.
+    """The subject that `package.module:function`, `path/to/file.py:function` or `file.py:collection[name]` names.
 
     A function is called without arguments; a value that is a subject is used unchanged. collection: see
     `load_collection`; its members are functions or subjects. trains: a function that returns nothing, by its code, is
@@ -164,8 +164,8 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
             raise UsageError(f"{target} raised {brief(as_result(error))}") from error
         if value is None:
             raise UsageError(
-                f"{target} returned nothing: it must return what to judge, such as (model, args); to judge the function "
-                f"itself, return it from another: def subject(): return {target.rpartition(':')[2]}"
+                f"{target} returned nothing: it must return what to judge, such as (model, args); to judge the "
+                f"function itself, return it from another: def subject(): return {target.rpartition(':')[2]}"
             )
     try:
         subject = as_subject(value, name_of_target(target))
@@ -195,8 +195,8 @@ def load_collection(target: str) -> dict[str, Any]:
     if not members or len(members) < len(pairs):
         found = type(value).__name__ if not pairs else f"{len(pairs)} pairs with {len(members)} different names"
         raise UsageError(
-            f"{target} must be a mapping of names to subjects or functions that return one, or a function that returns such "
-            f"a mapping or yields pairs, each with a name of its own; found {found}"
+            f"{target} must be a mapping of names to subjects or functions that return one, or a function that returns "
+            f"such a mapping or yields pairs, each with a name of its own; found {found}"
         )
     return members
 
@@ -206,7 +206,9 @@ def load_attribute(target: str) -> Any:
     source, _, attribute = target.rpartition(":")
     if not source or not attribute:
         advice = f": name what to judge in it, as {target}:main" if Path(target).is_file() else ""
-        raise UsageError(f"a target is 'package.module:function' or 'path/to/file.py:function', found {target!r}{advice}")
+        raise UsageError(
+            f"a target is 'package.module:function' or 'path/to/file.py:function', found {target!r}{advice}"
+        )
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
         return attrgetter(attribute)(module)

@@ -71,7 +71,9 @@ def test_what_stands_clear_of_the_noise_is_judged_all_the_same(ratio: float, ver
     assert verdict_of(ratio, twin=0.9) is verdict
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.5, Verdict.UNDECIDED), (2.0, Verdict.UNDECIDED), (6.0, Verdict.PASS)])
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.5, Verdict.UNDECIDED), (2.0, Verdict.UNDECIDED), (6.0, Verdict.PASS)]
+)
 def test_a_pass_is_clear_of_the_noise_that_its_report_shows(ratio: float, verdict: Verdict) -> None:
     twin = math.log(4) * np.linspace(-1, 1, 12)  # of two runs of one code, one takes up to four times as long
     assert aa_noise(twin) > 1.3

@@ -377,7 +377,9 @@ def test_a_script_that_raises_before_it_trains_is_refused_at_its_line_in_the_wor
         said = " ".join(capsys.readouterr().err.split())
         assert "factory" not in said
         assert "main" in said
-        wanted = "script_without_data.py:2, before any step of an optimizer" if ":main" in target else "name what to judge"
+        wanted = (
+            "script_without_data.py:2, before any step of an optimizer" if ":main" in target else "name what to judge"
+        )
         assert wanted in said
 
 
