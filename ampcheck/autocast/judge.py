@@ -62,10 +62,10 @@ def assert_policy(
 
     With `target`, a model must send the same ops through autocast, under the same rules and in the same dtypes, as its
     lock says. target: `package.module:function`, `path/to/file.py:function`, a `Subject` or one of its shapes; a
-    relative file is searched in the working directory, then next to the calling test and in the folders above it, up to the
-    project's. lock: the file or its folder; by default `ampcheck.lock.json` next to the file of the function, or of the
-    caller. device, dtype: one or several of those that were locked; all by default. release: whose policy is followed
-    instead of that of the installed PyTorch. name: of the entry, where the target is no text. Under
+    relative file is searched in the working directory, then next to the calling test and in the folders above it, up to
+    the project's. lock: the file or its folder; by default `ampcheck.lock.json` next to the file of the function, or of
+    the caller. device, dtype: one or several of those that were locked; all by default. release: whose policy is
+    followed instead of that of the installed PyTorch. name: of the entry, where the target is no text. Under
     `pytest --ampcheck-update` the entries are written instead.
 
     Returns the run. Raises `AssertionError` with each op that differs, and where there is no lock; `UsageError` for an

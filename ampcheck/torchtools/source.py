@@ -235,7 +235,7 @@ def short_path(path: str) -> str:
 
 
 def users_place(error: BaseException) -> tuple[str, int | None]:
-    """The innermost line of the user's code that an exception came through; of Python's library if there is no other."""
+    """The innermost line of the user's code that an exception came through; of Python's library in need."""
     frames = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
     lines = [(path, line) for path, line in frames if is_users(path)]
     lines = [each for each in lines if not _is_pythons(each[0])] or lines
