@@ -78,7 +78,7 @@ def emulated_policy(device: str, dtype: DType | None = None, release: str | None
         shipped = load_release(release).policy(measured.device, *measured.dtypes)
         custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
         measured = replace(shipped, ops={**shipped.ops, **custom})
-    elif release_of(measured.torch) in releases():
+    elif measured.device == "cuda" and release_of(measured.torch) in releases():  # cuDNN's
         snapshot = load_release(measured.torch)
         if measured.device in snapshot.policies:
             shipped = snapshot.policy(measured.device, *measured.dtypes)

@@ -33,7 +33,7 @@ def add_command(commands: Commands) -> None:
         "usage error, or a change that cannot be narrowed down to a version, or no change named and a verdict at one "
         "end alone; 130: interrupted; 143: stopped by SIGTERM.",
     )
-    bisect.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    bisect.add_argument("target", metavar="TARGET", help="package.module:function or path/to/file.py:function")
     over = bisect.add_mutually_exclusive_group(required=True)
     over.add_argument("--commits", metavar="A..B", help="from a commit to a later one, which is HEAD if left out")
     over.add_argument(

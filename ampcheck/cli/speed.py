@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ampcheck.speed.options import SpeedOptions
 
 
-_TARGET = "package.module:factory or path/to/file.py:factory"
+_TARGET = "package.module:function or path/to/file.py:function"
 
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "mode": (

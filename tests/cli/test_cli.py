@@ -201,7 +201,7 @@ AUDITS = {
     "missing file": ("absent.py:f", "there is no file absent.py"),
     "missing module": ("no_such_module:f", "cannot import no_such_module"),
     "missing attribute": ("targets.py:absent", "has no 'absent'"),
-    "no factory": ("targets.py", "package.module:factory"),
+    "no factory": ("targets.py", "package.module:function"),
     "wrong shape": ("targets.py:number", "found int"),
     "factory that raises": ("targets.py:raises", "raised RuntimeError: first"),
     "factory that exits": ("targets.py:leaves", "raised SystemExit"),
@@ -449,7 +449,7 @@ def test_a_target_that_cannot_be_judged_leaves_the_others_judged(
 ) -> None:
     done = command(capfd, "audit", "targets.py:raises", "targets.py:overflow", *QUICK)
     assert done.code == 1
-    assert "incomplete coverage: not judged: the factory targets.py:raises raised" in done.out
+    assert "incomplete coverage: not judged: targets.py:raises raised" in done.out
     assert "FAIL overflow" in done.out
 
 

@@ -60,7 +60,7 @@ class LockTarget:
 
     @classmethod
     def of(cls, target: Any, path: PathLike | None = None, name: str = "", *, near: Path | None = None) -> LockTarget:
-        """Load the target; its entry is named `file.py:factory`, however the target was spelled.
+        """Load the target; its entry is named `file.py:function`, however the target was spelled.
 
         near: a relative file is searched there and in the folders above, up to the project's, where the working
         directory has none. Raises `UsageError` naming the folders where none of them has it.
