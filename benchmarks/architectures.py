@@ -1,10 +1,10 @@
 """Builds every architecture of the zoo that a target without code can name, and runs it forward and backward.
 
-    python benchmarks/architectures.py ../shared/zoo --more --json reports/evidence/architectures.json
+    python benchmarks/architectures.py ../shared/zoo --more torchvision timm --json reports/evidence/architectures.json
 
-Each in a process of its own, forked from one with the libraries imported. --more: also a model type of transformers
-that the zoo has no model of, every model of torchvision, and one of each module of timm. Of those that do not run, the
-reason is the message that a user gets.
+Each in a process of its own, forked from one with the libraries imported. --more: also every model of torchvision, one
+of each module of timm, every model type of transformers. Of those that do not run, the reason is the message that a
+user gets.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ def of_zoo(folder: Path) -> Iterator[str]:
             yield f"{library}:{model}"
 
 
-def of_libraries() -> Iterator[str]:
-    if importlib.util.find_spec("torchvision"):
-        yield from (f"torchvision:{name}" for name in importlib.import_module("torchvision").models.list_models())
-    if importlib.util.find_spec("timm"):
-        timm = importlib.import_module("timm")
-        for module in timm.list_modules():
-            yield from (f"timm:{name}" for name in timm.list_models(module=module)[:1])
-    yield from (f"transformers:{name}" for name in importlib.import_module("transformers").CONFIG_MAPPING)
+def of_library(name: str) -> Iterator[str]:
+    library = importlib.import_module(name)
+    if name == "torchvision":
+        names = library.models.list_models()
+    elif name == "timm":
+        names = [each for module in library.list_modules() for each in library.list_models(module=module)[:1]]
+    else:
+        names = list(library.CONFIG_MAPPING)
+    yield from (f"{name}:{each}" for each in names)
 
 
 def judged(target: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def judged(target: str) -> dict[str, Any]:
         row["backward"] = any(weight.grad is not None for weight in built.model.parameters())
     except UsageError as error:
         row["reason"] = str(error)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the library's code may raise anything
         row["reason"] = f"backward: {brief(error)}"
     used = resource.getrusage(resource.RUSAGE_SELF)
     row["seconds"] = round(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, 2)
@@ -83,7 +84,9 @@ def judged(target: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", type=Path, metavar="ZOO", help="the folder with the zoo's results.csv")
-    parser.add_argument("--more", action="store_true", help="architectures that the zoo does not have, too")
+    parser.add_argument(
+        "--more", nargs="*", default=[], choices=("torchvision", "timm", "transformers"), help="all of these too"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="targets with this text in them")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write evidence here")
     options = parser.parse_args()
@@ -93,7 +96,10 @@ def main() -> None:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
     importlib.import_module("transformers.modeling_utils")
-    groups = {"zoo": list(of_zoo(options.zoo)), "more": list(of_libraries()) if options.more else []}
+    groups = {
+        "zoo": list(of_zoo(options.zoo)),
+        "more": [target for name in options.more for target in of_library(name)],
+    }
     groups["more"] = [target for target in groups["more"] if target not in groups["zoo"]]
     rows: list[dict[str, Any]] = []
     for group, targets in groups.items():
@@ -101,7 +107,8 @@ def main() -> None:
         for target, result in isolated(chosen, judged, jobs=1, seconds=lambda _: SECONDS):
             row = result if isinstance(result, dict) else {"target": target, "runs": False, "reason": repr(result)}
             rows.append({"group": group, **row})
-            print(target, "runs" if row["runs"] else "FAILS", row.get("weights"), row.get("tried"), row.get("seconds"), row.get("inputs"), row.get("reason", ""), flush=True)  # fmt: skip
+            words = [row.get("weights"), row.get("tried"), row.get("seconds"), row.get("inputs"), row.get("reason", "")]
+            print(target, "runs" if row["runs"] else "FAILS", *words, flush=True)
     table = list(summary(rows))
     print("\n".join(table))
     if options.json:

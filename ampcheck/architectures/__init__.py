@@ -1,8 +1,9 @@
 """Targets without code: the architecture of a library by its name, built small from its own configuration.
 
 `transformers:LlamaForCausalLM`, `transformers:qwen3` (a model type), `diffusers:UNet2DConditionModel`, `timm:resnet50`,
-`torchvision:resnet18`, and `hf:ORG/NAME` or `hf:FOLDER` where a `config.json` is in the local cache or the folder. Depth,
-width, heads and vocabulary are reduced, see `law`; ratios and options stay. Weights are random; nothing is downloaded.
+`torchvision:resnet18`, and `hf:ORG/NAME` or `hf:FOLDER` where a `config.json` is in the local cache or the folder.
+Depth, width, heads and vocabulary are reduced, see `law`; ratios and options stay. Weights are random; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def described(target: str, built: Built) -> str:
 
 _SAID = frozenset(
     {
-        "num_hidden_layers", "num_layers", "n_layer", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head",
-        "num_heads", "num_key_value_heads", "vocab_size", "encoder_layers", "decoder_layers", "depth", "embed_dim",
-        "image_size", "img_size", "sample_size", "hidden_dim",
+        "num_hidden_layers", "num_layers", "n_layer", "hidden_size", "d_model", "n_embd", "num_attention_heads",
+        "n_head", "num_heads", "num_key_value_heads", "vocab_size", "encoder_layers", "decoder_layers", "depth",
+        "embed_dim", "image_size", "img_size", "sample_size", "hidden_dim",
     }
 )  # fmt: skip
 

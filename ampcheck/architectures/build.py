@@ -6,26 +6,28 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
-from ampcheck.architectures.law import Change, Path, Role, applied, reductions
-from ampcheck.core.errors import OP_ERRORS, UsageError, as_result, brief
+from ampcheck.architectures.law import Change, Path, applied, reductions
+from ampcheck.architectures.roles import Role
+from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.text import listed
 
 LARGEST = 100_000_000
 """Weights of the largest model that is built."""
 
 _TRIES = 40
-_GAIN = 0.6
-"""Root mean square of what a weight makes of inputs of size 1."""
+_GAIN, _SMALL = 0.6, 0.02
+"""Root mean square of what a matrix makes of inputs of size 1, and of the elements of a vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Keyword arguments of one call, with their names in words. loss: whether the output has a `loss`."""
+    """The arguments of one call. loss: whether the output has a `loss`."""
 
     kwargs: Mapping[str, Any]
     loss: bool = False
@@ -73,13 +75,11 @@ def build(architecture: Architecture) -> Built:
     Raises `UsageError` with what was tried where no reduction is one that runs.
     """
     failures: list[str] = []
-    for tried, changes in enumerate(_plans(architecture, failures)):
+    for changes in islice(_plans(architecture), _TRIES):
         result = _attempt(architecture, changes)
         if isinstance(result, tuple):
             return Built(*result, changes, tuple(failures))
         failures.append(result)
-        if tried >= _TRIES:
-            break
     reasons = listed(list(dict.fromkeys(failures))[:2])
     raise UsageError(
         f"{architecture.target} could not be built small: with {len(failures)} reductions of its configuration, "
@@ -87,7 +87,7 @@ def build(architecture: Architecture) -> Built:
     )
 
 
-def _plans(architecture: Architecture, failures: list[str]) -> Iterator[dict[Path, Change]]:
+def _plans(architecture: Architecture) -> Iterator[dict[Path, Change]]:
     """Reductions of the configuration: by one law for all its parts, by one for each, and without some roles."""
     fields = architecture.fields
     plans = [reductions(fields), reductions(fields, alike=False), reductions(fields, whole_heads=True)]
@@ -97,42 +97,50 @@ def _plans(architecture: Architecture, failures: list[str]) -> Iterator[dict[Pat
         for role in dict.fromkeys(change.role for change in plan.values()):
             if role not in (Role.VOCABULARY, Role.TOKEN):
                 yield {path: change for path, change in plan.items() if change.role is not role}
-    keeping = ({Role.DEPTH, Role.PERIOD, Role.VOCABULARY, Role.TOKEN, Role.IMAGE}, {Role.VOCABULARY, Role.TOKEN}, set())
-    for roles in keeping:
+    shallow = {Role.DEPTH, Role.PERIOD, Role.VOCABULARY, Role.TOKEN, Role.IMAGE}
+    for roles in (shallow, {Role.VOCABULARY, Role.TOKEN}, set[Role]()):
         yield {path: change for path, change in plans[0].items() if change.role in roles}
 
 
 def _attempt(architecture: Architecture, changes: Mapping[Path, Change]) -> tuple[nn.Module, Inputs] | str:
     """The model and the first inputs with which it runs, or why there is none."""
     fields = applied(architecture.fields, changes)
-    try:
-        with warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore")
-            size = sum(parameter.numel() for parameter in architecture.construct(fields).parameters())
-    except Exception:  # noqa: BLE001  # what cannot be built without memory may be built with it
-        size = 0
-    if size > LARGEST:
-        return f"it has {size / 1e6:,.0f} million weights"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with torch.device("meta"):
+                size = sum(weight.numel() for weight in architecture.construct(fields).parameters())
+        except Exception:  # noqa: BLE001  # what cannot be built without memory may be built with it
+            size = 0
+        if size > LARGEST:
+            return f"it has {size / 1e6:,.0f} million weights"
+        try:
             model = wake(architecture.construct(fields)).eval()
-    except BaseException as error:  # a library's code may raise anything
-        return f"its construction raised {brief(as_result(error))}"
-    result: tuple[nn.Module, Inputs] | None = None
-    reason = "it takes no inputs that its signature and configuration tell"
+        except BaseException as error:  # noqa: BLE001  # a library's code may raise anything
+            return f"its construction raised {brief(as_result(error))}"
+    return _called(model, architecture.inputs)
+
+
+def _called(model: nn.Module, candidates: Callable[[nn.Module], Iterable[Inputs]]) -> tuple[nn.Module, Inputs] | str:
+    """The model with the first inputs with which it runs, with a loss if it has one; or why it runs with none."""
+    without_loss: Inputs | None = None
+    reasons: list[str] = []
     try:
-        for number, inputs in enumerate(architecture.inputs(model)):
-            if result is not None and not inputs.loss:
-                break  # with less data than it takes
+        for inputs in candidates(model):
+            if inputs.loss and without_loss is None:
+                continue  # it does not take these data
+            if not inputs.loss and without_loss is not None:
+                break  # it takes more data than these
             failure = _failure(model, inputs)
-            if not failure and inputs.loss:
+            if inputs.loss and not failure:
                 return model, inputs
-            result = result or (None if failure else (model, inputs))
-            reason = failure if number == 0 else reason
-    except BaseException as error:  # a library's code may raise anything
-        reason = f"its inputs could not be made: {brief(as_result(error))}"
-    return result or reason
+            without_loss = without_loss or (None if failure else inputs)
+            reasons.append(failure)
+    except BaseException as error:  # noqa: BLE001  # a library's code may raise anything
+        reasons.append(f"its inputs could not be made: {brief(as_result(error))}")
+    if without_loss is not None:
+        return model, without_loss
+    return reasons[0] if reasons else "it takes no inputs that its signature and configuration tell"
 
 
 def _failure(model: nn.Module, inputs: Inputs) -> str:
@@ -141,7 +149,7 @@ def _failure(model: nn.Module, inputs: Inputs) -> str:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             output = model(*inputs.args, **inputs.kwargs)
-    except BaseException as error:  # a library's code may raise anything
+    except BaseException as error:  # noqa: BLE001  # a library's code may raise anything
         return f"forward({', '.join(inputs.kwargs)}) raised {brief(as_result(error))}"
     if inputs.loss:
         loss = getattr(output, "loss", None)
@@ -157,18 +165,11 @@ def wake(model: nn.Module) -> nn.Module:
     Trained weights are neither. Branches that begin at zero (adaptive normalisation, gates) have no numerics to judge.
     """
     generator = torch.Generator().manual_seed(0)
-    for weight in (*model.parameters(), *model.buffers()):
+    for weight in model.parameters():
         if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
             continue
         matrix = weight.dim() > 1
-        scale = _GAIN / math.sqrt(max(1, weight[0].numel())) if matrix else 0.02
-        if (
-            not weight.isfinite().all()
-            and isinstance(weight, nn.Parameter)
-            or (matrix and isinstance(weight, nn.Parameter) and not weight.any())
-        ):
+        if not weight.isfinite().all() or (matrix and not weight.any()):
+            scale = _GAIN / math.sqrt(weight[0].numel()) if matrix else _SMALL
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
     return model
-
-
-__all__ = ["OP_ERRORS", "Architecture", "Built", "Inputs", "build", "wake"]

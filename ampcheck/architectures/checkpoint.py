@@ -38,8 +38,8 @@ def _config(name: str, target: str) -> Mapping[str, Any]:
         cached = try_to_load_from_cache(repository, f"{subfolder}/config.json" if subfolder else "config.json")
         if not isinstance(cached, str):
             raise UsageError(
-                f"{target} needs a config.json, in the folder {name} or in the local cache of Hugging Face, and nothing "
-                f"is downloaded: hf download {repository} config.json"
+                f"{target} needs a config.json, in the folder {name} or in the local cache of Hugging Face, and "
+                f"nothing is downloaded: hf download {repository} config.json"
             )
         path = Path(cached)
     try:

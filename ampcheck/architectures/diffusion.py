@@ -19,7 +19,7 @@ _TEXT = (
 )  # fmt: skip
 """Fields with the width of the text that a model attends to."""
 
-_USUAL = {"in_channels": 4, "sample_size": 16, "patch_size": 2}
+_USUAL = {"in_channels": 4, "sample_size": 16}
 """What some constructors leave open."""
 
 _WORDS, _FRAMES, _SIDE = 8, 5, 16
@@ -72,7 +72,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _latents(config: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """What is denoised or encoded: images, videos, rows of patches or sound, in the form that configurations suggest."""
+    """What is denoised or encoded: images, videos, rows of patches or sound, as the configuration suggests."""
     generator = torch.Generator().manual_seed(0)
     channels = _number(config, "in_channels", "audio_channels", "num_channels_latents", "out_channels") or 3
     side = _number(config, "sample_size", "sample_height") or _SIDE
@@ -95,30 +95,25 @@ def _widths(config: Mapping[str, Any]) -> list[int]:
 def _tensors(config: Mapping[str, Any], latent: torch.Tensor, width: int, whole: bool) -> dict[str, Any]:
     """Tensors by the names that forward methods of diffusers have. whole: the timestep is an integer."""
     generator = torch.Generator().manual_seed(1)
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
     time = torch.full((1,), 7) if whole else torch.full((1,), 0.5)
-    text = noise(1, _WORDS, width)
-    rows = latent.shape[1] if latent.dim() == 3 else 0
-    frames = latent.shape[2] if latent.dim() == 5 else 1
-    named = dict.fromkeys(("sample", "hidden_states", "latents", "x"), latent)
-    named |= dict.fromkeys(("timestep", "timesteps", "timestep_r", "r_timestep", "t", "timestep_ratio"), time)
-    named |= dict.fromkeys(("encoder_hidden_states", "text_bth", "cap_feats"), text)
     masks = ("encoder_attention_mask", "encoder_hidden_states_mask", "text_embedding_mask", "encoder_mask")
+    named: dict[str, Any] = dict.fromkeys(("sample", "hidden_states", "latents", "x"), latent)
+    named |= dict.fromkeys(("timestep", "timesteps", "timestep_r", "r_timestep", "t", "timestep_ratio"), time)
+    named |= dict.fromkeys(("encoder_hidden_states", "cap_feats"), torch.randn(1, _WORDS, width, generator=generator))
     named |= dict.fromkeys(masks, torch.ones(1, _WORDS, dtype=torch.bool))
     if pooled := _number(config, "pooled_projection_dim"):
-        named["pooled_projections"] = noise(1, pooled)
+        named["pooled_projections"] = torch.randn(1, pooled, generator=generator)
     if _number(config, "num_embeds_ada_norm", "num_class_embeds"):
         named["class_labels"] = torch.zeros(1, dtype=torch.long)
-    if rows:
-        named |= {"img_ids": torch.zeros(rows, 3), "txt_ids": torch.zeros(_WORDS, 3), "num_frames": 1}
-        named |= {"height": latent.shape[1] // 4, "width": 4}
-    elif frames > 1:
-        named["num_frames"] = frames
     if config.get("guidance_embeds"):
         named["guidance"] = torch.ones(1)
     if conditioned := _number(config, "conditioning_channels"):
-        named["controlnet_cond"] = noise(1, conditioned, 8 * latent.shape[-2], 8 * latent.shape[-1])
+        sides = [8 * side for side in latent.shape[-2:]]
+        named["controlnet_cond"] = torch.randn(1, conditioned, *sides, generator=generator)
+    if latent.dim() == 3:
+        rows = latent.shape[1]
+        named |= {"img_ids": torch.zeros(rows, 3), "txt_ids": torch.zeros(_WORDS, 3)}
+        named |= {"num_frames": 1, "height": rows // 4, "width": 4}
+    elif latent.dim() == 5:
+        named["num_frames"] = latent.shape[2]
     return named

@@ -1,15 +1,15 @@
-"""Architectures of transformers: by class, by model type, and by the `config.json` of a folder or of the local cache."""
+"""Architectures of transformers: by class, by model type, and by a `config.json`."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from ampcheck.architectures.build import Architecture
 from ampcheck.architectures.inputs import calls
-from ampcheck.core.errors import UsageError
+from ampcheck.architectures.law import VOCABULARY
+from ampcheck.core.errors import UsageError, brief
 
 _TASKS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
@@ -23,8 +23,6 @@ _DERIVED = (
     "out_features", "quantization_config", "id2label", "label2id", "_attn_implementation", "attn_implementation",
     "return_dict", "per_layer_config",
 )  # fmt: skip
-_USUAL = {"vocab_size": 256}
-
 """Fields that a configuration derives from others, or that name files."""
 
 
@@ -35,14 +33,15 @@ def of_name(name: str, target: str) -> Architecture:
     if name in transformers.CONFIG_MAPPING:
         config_class = transformers.CONFIG_MAPPING[name]
         return of_class(_class_for(config_class, target), config_class, {}, target)
-    model_class = getattr(transformers, name, None)
-    if not (isinstance(model_class, type) and getattr(model_class, "config_class", None)):
+    model_class: Any = getattr(transformers, name, None)
+    config_class = getattr(model_class, "config_class", None)
+    if not (isinstance(model_class, type) and config_class):
         near = difflib.get_close_matches(name, [*transformers.CONFIG_MAPPING, *dir(transformers)], 3)
         raise UsageError(
             f"{target} must name a class of models or a model type of transformers {transformers.__version__}"
             + (f"; did you mean {', '.join(near)}?" if near else "")
         )
-    return of_class(model_class, model_class.config_class, {}, target)
+    return of_class(model_class, config_class, {}, target)
 
 
 def of_config(config: Mapping[str, Any], target: str) -> Architecture:
@@ -64,7 +63,7 @@ def of_class(model_class: Any, config_class: Any, values: Mapping[str, Any], tar
         fields = config_class(**_plain(values)).to_dict()
     except Exception as error:
         raise UsageError(
-            f"{target} has no configuration of its own that {config_class.__name__}() gives: {str(error).splitlines()[0]}; "
+            f"{target} has no configuration of its own: {config_class.__name__}() raised {brief(error)}; "
             "name a folder with its config.json, hf:FOLDER"
         ) from error
 
@@ -88,19 +87,36 @@ def _class_for(config_class: Any, target: str) -> Any:
     raise UsageError(f"{target} names a configuration without a model: name a class, as transformers:BertModel")
 
 
-def _completed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields without weights of others, and with numbers that some configurations leave open."""
-    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
-    usual = {**_USUAL, "head_dim": width // heads if isinstance(heads, int) and isinstance(width, int) else None}
-    parts = {
-        name: _completed(value) for name, value in fields.items() if isinstance(value, dict) and "model_type" in value
+def _completed(fields: dict[str, Any], of_images: bool = False) -> dict[str, Any]:
+    """The fields without weights of others, and with the numbers that some configurations leave to code.
+
+    of_images: positions in the text are those of images too, of which rotary embeddings take sections 16:24:24.
+    """
+    of_images = of_images or {"vision_config", "text_config"} <= fields.keys()
+    result = {
+        name: _completed(v, of_images) if isinstance(v, dict) and "model_type" in v else v for name, v in fields.items()
     }
-    vision, text = parts.get("vision_config"), parts.get("text_config", {})
-    if vision is not None and isinstance(text.get("hidden_size"), int):
+    result |= {name: False for name, value in fields.items() if value is True and "pretrained" in name}
+    if fields.get("vocab_size", 0) is None:
+        result |= {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 2}
+    vision, text = result.get("vision_config"), result.get("text_config")
+    if isinstance(vision, dict) and isinstance(text, dict) and isinstance(text.get("hidden_size"), int):
         handed = "hidden_size" if "embed_dim" in vision else "out_hidden_size"
-        vision.update({handed: text["hidden_size"]} if handed in vision else {})
-    flags = {name: False for name, value in fields.items() if value is True and "pretrained" in name}
-    return {**fields, **{name: usual[name] for name in usual if fields.get(name, 0) is None}, **parts, **flags}
+        vision |= {handed: text["hidden_size"]} if handed in vision else {}
+    return result | _of_heads(fields, of_images)
+
+
+def _of_heads(fields: Mapping[str, Any], of_images: bool) -> dict[str, Any]:
+    """The size of heads, where it is left open, and its sections."""
+    heads, width, rope = (fields.get(name) for name in ("num_attention_heads", "hidden_size", "rope_parameters"))
+    if not isinstance(heads, int) or not isinstance(width, int):
+        return {}
+    size = fields.get("head_dim") or width // heads
+    result = {"head_dim": size} if "head_dim" in fields else {}
+    if of_images and isinstance(rope, dict) and "rope_theta" in rope:
+        part = int(size * rope.get("partial_rotary_factor", 1)) // 16
+        result["rope_parameters"] = {"mrope_section": [2 * part, 3 * part, 3 * part], **rope}
+    return result
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +135,3 @@ def _without_cache(config: Any) -> None:
     for each in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ())):
         if getattr(each, "use_cache", None):
             each.use_cache = False
-
-
-def parameters_of(model: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of forward."""
-    return inspect.signature(model.forward).parameters

@@ -116,7 +116,8 @@ class _Data:
             yield {name: self.noise(1, count, self.channels, *_pair(self.sides[0]))}
 
     def spectra(self) -> Iterator[torch.Tensor]:
-        bands = _number(look_up(self.config, "num_mel_bins", "feature_size", "input_feat_per_channel", "mel_dim"), 80)
+        names = ("num_mel_bins", "feature_projection_input_dim", "feature_size", "input_feat_per_channel", "mel_dim")
+        bands = _number(look_up(self.config, *names, "input_feat_size"), 80)
         frames = 2 * _number(look_up(self.config, "max_source_positions"), 32)
         yield self.noise(_ROWS, 64, bands)
         yield self.noise(_ROWS, bands, frames)
@@ -140,6 +141,10 @@ class _Data:
         if "decoder_input_ids" in self.names and getattr(self.config, "is_encoder_decoder", False):
             rows = len(next(iter(data.values())))
             data["decoder_input_ids"] = self.ids(rows, _COLUMNS // 2)
+        for name, each in self.names.items():
+            if each.default is each.empty and name.endswith("_inputs") and name not in data and data:
+                words = _number(look_up(self.config, name.replace("_inputs", "_seq_len")), _COLUMNS)
+                data[name] = self.ids(len(next(iter(data.values()))), words)
         if "bbox" in self.names and "input_ids" in data:
             corner = torch.randint(0, 50, (*data["input_ids"].shape, 2), generator=self.generator)
             data["bbox"] = torch.cat([corner, corner + 10], -1)
@@ -160,15 +165,14 @@ class _Data:
 
     def image_features(self, data: Mapping[str, Any]) -> int:
         """How many rows the model makes of the image."""
-        method = getattr(self.model, "get_image_features", None) or getattr(
-            self.model.base_model, "get_image_features", None
-        )
+        owners = (self.model, self.model.base_model)
+        method = next((m for each in owners if (m := getattr(each, "get_image_features", None)) is not None), None)
         if method is None:
             return 0
         taken = inspect.signature(inspect.unwrap(method)).parameters
         with torch.no_grad():
             features = method(**{name: value for name, value in data.items() if name in taken and name != "input_ids"})
-        features = getattr(features, "pooler_output", None) if hasattr(features, "pooler_output") else features
+        features = getattr(features, "pooler_output", features)
         rows = features if isinstance(features, (list, tuple)) else [features]
         return sum(row.numel() // row.shape[-1] for row in rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,7 +16,6 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.text import did_you_mean
 
 _SIDES = (64, 96, 128, 224)
-_WHOLE = "built as it is"
 
 
 def of_name(name: str, target: str) -> Architecture:
@@ -114,6 +113,3 @@ def _own_sides(model: nn.Module) -> list[int]:
         for name in ("image_size", "img_size")
     ]
     return [n[0] if isinstance(n, (tuple, list)) else n for n in found if n]
-
-
-__all__ = ["Mapping", "of_builder", "of_name"]

@@ -37,7 +37,8 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
     source: a file with a target a line, where `#` begins a comment; a collection (see `load_collection`), as
     `package.module:attribute` or `path/to/file.py:attribute`; the architecture of a library; or a folder with
     the collection `ZOO` in `zoo.py`. A target of a file may be `collection[pattern]`. only: a pattern of names.
-    Collections are loaded in a process of their own. Raises `UsageError` for a list that cannot be read, or that names nothing.
+    Collections are loaded in a process of their own. Raises `UsageError` for a list that cannot be read, or that names
+    nothing.
     """
     families = cache(_families)
     entries = [entry for target in _targets(source) for entry in _expanded(target, families)]
