@@ -118,7 +118,10 @@ def _divisors(parts: Sequence[_Part]) -> tuple[float, float]:
         narrowest = min((n for part in parts for n in part.of(Role.WIDTH) if n >= _NARROW), default=_HEAD)
         return 1.0, float(2 ** int(math.log2(narrowest / _HEAD)))
     common = math.gcd(*heads)
-    kept = next(n for n in (4, 2, 1) if common % n == 0 and (n == 1 or max(heads) * n // common <= 2 * _SEVERAL))
+    fewest = 2 if any(1 in part.of(Role.HEADS) for part in parts) else 1  # several queries share the keys of one head
+    counts = {n: (min(heads) * n // common, max(heads) * n // common) for n in (4, 2, 1) if common % n == 0}
+    fitting = (n for n, (least, most) in counts.items() if fewest <= least and (most <= 2 * _SEVERAL or n == 1))
+    kept = next(fitting, common)
     sizes = [n for part in parts for n in _head_sizes(part)]
     for step in (4, 2):  # rotary embeddings of images split a head in four
         for divisor in range(math.gcd(*sizes), 0, -1):
