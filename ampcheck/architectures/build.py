@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from ampcheck.architectures.roles import Role
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.text import listed
 
-LARGEST = 100_000_000
+LARGEST = 150_000_000
 """Weights of the largest model that is built."""
 
-_TRIES = 40
+_TRIES, _SECONDS = 40, 30
+"""Reductions that are tried at most, and seconds of a processor after which no other is."""
 _GAIN, _SMALL = 0.6, 0.02
 """Root mean square of what a matrix makes of inputs of size 1, and of the elements of a vector."""
 
@@ -75,7 +77,11 @@ def build(architecture: Architecture) -> Built:
     Raises `UsageError` with what was tried where no reduction is one that runs.
     """
     failures: list[str] = []
+    began = time.process_time()
     for changes in islice(_plans(architecture), _TRIES):
+        if time.process_time() - began > _SECONDS:
+            failures.append(f"no more was tried after {_SECONDS} s")
+            break
         result = _attempt(architecture, changes)
         if isinstance(result, tuple):
             return Built(*result, changes, tuple(failures))

@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 VOCABULARY = 256
 """Words of a small model."""
 
-_FRAMES, _EXPERTS, _WINDOW, _GRID, _PIXELS, _SEVERAL = 64, 8, 8, 4, 64, 4
+_FRAMES, _EXPERTS, _QUERIES, _WINDOW, _GRID, _PIXELS, _SEVERAL = 64, 8, 8, 8, 4, 64, 4
 _HEAD, _NARROW, _LEAST, _CHANNELS = 16, 32, 8, 128
 """The least size of heads, of widths that are reduced, of what becomes of them, and of groups that are widths."""
 
@@ -222,6 +222,8 @@ def _grid(part: _Part) -> tuple[int, int]:
 def _patches(number: int, name: str, part: _Part) -> int:
     """A count of patches, or of squares of patches, that the image had before and has now."""
     (before, after), root = part.grid, math.isqrt(number)
+    if name.endswith("embedding_size") and number == before:  # of one side
+        return after
     if not before or root * root != number or (root < before and before % root):
         return number
     return max(1, min(after, after * root // before)) ** 2  # some defaults have more of them than their image
@@ -241,6 +243,7 @@ _RULES: Mapping[Role | None, _Rule] = {
     Role.POSITIONS: lambda number, name, part: _FRAMES,
     Role.IMAGE: _side,
     Role.PATCHES: _patches,
+    Role.QUERIES: lambda number, name, part: _QUERIES,
 }
 """What becomes of a number of a field; never more than it was."""
 

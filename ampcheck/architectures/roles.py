@@ -26,6 +26,7 @@ class Role(str, Enum):
     POSITIONS = "positions of frames"
     IMAGE = "images"
     PATCHES = "numbers of patches"
+    QUERIES = "queries"
 
 
 _NAMES: tuple[tuple[Role | None, str], ...] = (
@@ -49,6 +50,8 @@ _NAMES: tuple[tuple[Role | None, str], ...] = (
     (Role.POSITIONS, r"max_source_positions$"),
     (Role.IMAGE, r"(image|img|sample|crop|spec)_size$|pinpoints$"),
     (Role.PATCHES, r"(image_tokens|tokens_per_image|image_seq_length|num_patches|num_position_embeddings|seq_len)$"),
+    (Role.PATCHES, r"image_embedding_size$"),
+    (Role.QUERIES, r"^num_(object_)?queries$"),
     (
         None,
         r"^(max|min)_|^num_(?!filters|pos_feats)|kernel|stride|position|mel|per_group|feature_size|_in_|^in_c|^out_c|^input_dim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,16 +30,17 @@ def of_builder(builder: Callable[[], nn.Module], target: str) -> Architecture:
 
     A class that is handed modules is built as it is.
     """
-    with torch.device("meta"):
-        model_class = type(builder())
-    fields = _constructor_arguments(builder, model_class)
-    if fields is None:
-        return Architecture(target, {}, lambda _: builder(), _calls)
-    return Architecture(target, fields, lambda reduced: model_class(**reduced), partial(_calls, of=model_class))
+    model_class, fields = _constructor(builder)
+
+    def construct(reduced: dict[str, Any]) -> nn.Module:
+        return builder() if reduced == fields else model_class(**copy.deepcopy(reduced))
+
+    return Architecture(target, fields, construct, _calls)
 
 
-def _constructor_arguments(builder: Callable[[], nn.Module], model_class: type[nn.Module]) -> dict[str, Any] | None:
-    """What the builder hands to the constructor of the model, with its defaults; None if it is handed modules."""
+def _constructor(builder: Callable[[], nn.Module]) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of the model, and what its constructor takes, with the defaults; nothing if it is handed modules."""
+    model_class = type(builder())
     original, recorded = model_class.__init__, dict[str, Any]()
     signature = inspect.signature(original)
 
@@ -46,24 +48,17 @@ def _constructor_arguments(builder: Callable[[], nn.Module], model_class: type[n
         if type(self) is model_class and not recorded:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            recorded.update(list(bound.arguments.items())[1:])
+            recorded.update(copy.deepcopy(dict(list(bound.arguments.items())[1:])))  # constructors change their own
         original(self, *args, **kwargs)
 
-    with torch.device("meta"), mock.patch.object(model_class, "__init__", record):
+    with mock.patch.object(model_class, "__init__", record):
         builder()
-    kinds = {name: each.kind for name, each in signature.parameters.items()}
-    if any(isinstance(value, nn.Module) for value in recorded.values()) or any(
-        kinds[name] is inspect.Parameter.VAR_POSITIONAL and value for name, value in recorded.items()
-    ):
-        return None
-    extra = {
-        k: v
-        for name, value in recorded.items()
-        if kinds[name] is inspect.Parameter.VAR_KEYWORD
-        for k, v in value.items()
-    }
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {name: value for name, value in recorded.items() if kinds[name] not in variable} | extra
+    for name, parameter in list(signature.parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            recorded |= recorded.pop(name)
+        elif parameter.kind is parameter.VAR_POSITIONAL and recorded.pop(name):
+            return model_class, {}
+    return model_class, {} if any(isinstance(value, nn.Module) for value in recorded.values()) else recorded
 
 
 def _timm(name: str, target: str) -> Callable[[], nn.Module]:
@@ -88,7 +83,7 @@ def _torchvision(name: str, target: str) -> Callable[[], nn.Module]:
     return partial(builder, **{key: None for key in ("weights", "weights_backbone") if key in taken})
 
 
-def _calls(model: nn.Module, of: type[nn.Module] | None = None) -> Iterator[Inputs]:
+def _calls(model: nn.Module) -> Iterator[Inputs]:
     """Images that a model may take: small ones first."""
     generator = torch.Generator().manual_seed(0)
     default = getattr(model, "default_cfg", None) or getattr(model, "pretrained_cfg", None) or {}
