@@ -32,8 +32,10 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="package.module:function or path/to/file.py:function, which returns (module, args), or for a "
         "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
-        "train.py:main, is judged while it runs. Random numbers are seeded before each target. Default: the targets in "
-        "[tool.ampcheck] of pyproject.toml, or else the built-in demo",
+        "train.py:main, is judged while it runs. Without code: the architecture of a library, built small with random "
+        "weights (transformers:LlamaForCausalLM, transformers:qwen3, diffusers:UNet2DConditionModel, timm:resnet50, "
+        "torchvision:resnet18, hf:ORG/NAME from the local cache or a folder). Random numbers are seeded before each "
+        "target. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the built-in demo",
     )
     add_audit_options(command)
 

@@ -127,6 +127,19 @@ def name_of(model: object) -> str:
 _MEMBER = re.compile(r"(?P<collection>(?:.+?\.py|[\w.]+):[\w.]+)\[(?P<name>.+)\]", re.DOTALL)
 
 
+TARGET_FORMS = "package.module:function, path/to/file.py:function, or the architecture of a library, as timm:resnet50"
+"""The targets of commands, in words."""
+
+ARCHITECTURES = ("transformers", "diffusers", "timm", "torchvision", "hf")
+"""Before the colon of a target, what names an architecture instead of code; see `ampcheck.architectures`."""
+
+
+def is_architecture(target: str) -> bool:
+    """Whether a target names the architecture of a library, such as `timm:resnet50`, and no code."""
+    library, colon, name = target.partition(":")
+    return library in ARCHITECTURES and bool(colon and name)
+
+
 def split_member(target: str) -> tuple[str, str]:
     """The collection and the name of a target `collection[name]`; the target and "" of any other."""
     member = _MEMBER.fullmatch(target)
@@ -144,8 +157,11 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
     A function is called without arguments; a value that is a subject is used unchanged. collection: see
     `load_collection`; its members are functions or subjects. trains: a function that returns nothing, by its code, is
     the subject itself, as it trains. Raises `UsageError` if the target cannot be imported, the function raises, or its
-    result has no known shape.
+    result has no known shape. The architecture of a library is built small, see `ampcheck.architectures`.
     """
+    if is_architecture(target):  # by name: what is built there stands above this layer
+        build: Callable[[str], Subject] = importlib.import_module("ampcheck.architectures").subject_of_architecture
+        return build(target)
     collection, name = split_member(target)
     if name:
         members = load_collection(collection)
