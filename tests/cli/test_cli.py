@@ -135,7 +135,7 @@ def test_the_kept_run_is_the_run_that_was_judged(demo: Audited) -> None:
     run = Run.load(demo.folder / "run.json")
     assert run.title == "audit of demo"
     assert not run.failed
-    assert run.coverage.seen["ops"] > 100
+    assert run.coverage.seen["ops"] > 50  # one layer, for one dtype
     assert {finding.check for finding in run.findings} >= {"overflow", "precision-loss", "coverage"}
     assert run.environment["torch"] == torch.__version__
 
