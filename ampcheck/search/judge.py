@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from hypothesis import strategies as st
 
 
+@cuda_where_asked
 def assert_property(
     model: Callable[..., Any],
     inputs: st.SearchStrategy[Any],
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     compile: bool = True,
     options: SearchOptions | None = None,
@@ -69,7 +71,7 @@ def assert_property(
         judge_property(
             model,
             inputs,
-            device=device,
+            device=device or "cpu",
             dtype=dtype,
             compile=compile,
             options=options,

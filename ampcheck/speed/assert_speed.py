@@ -23,7 +23,7 @@ def assert_speed(
     at_least: float | Mapping[str, float] = 1.0,
     base: str | None = None,
     startup: StartupLimits | bool = False,
-    device: str = "cpu",
+    device: str | None = None,
     options: SpeedOptions | None = None,
     name: str = "",
 ) -> Run:
@@ -39,6 +39,7 @@ def assert_speed(
     measured.
     """
     __tracebackhide__ = True
+    device = device or "cpu"
     options = options or SpeedOptions()
     if isinstance(arms, str):
         return verify(_target_run(arms, at_least, base, startup, device, options))
