@@ -31,8 +31,8 @@ from ampcheck.core.files import write_atomically
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "reports" / "evidence" / "first_five_minutes.json"
 PAGE = ROOT / "docs" / "guides" / "first-five-minutes.md"
-MODEL, SCRIPT, SILENCE = 60.0, 120.0, 5.0
-"""CPU seconds to the first report about a model and about a training script; seconds without a line."""
+SILENCE = 5.0
+"""Seconds without a line above which the page names the line before."""
 
 PROJECTS = (
     Project("Lightning-AI/litgpt", "", "Lightning (Fabric): language models from a class of configurations"),
@@ -144,48 +144,52 @@ def factories(text: str) -> str:
     return "\n\n".join(each.rstrip() for each in found)
 
 
+_INTRODUCTION = """\
+`python benchmarks/first_five_minutes.py` wrote this page. In each repository it ran `ampcheck init --yes`, and then the
+command that init prints, with an empty cache of the compiler; nothing was edited. None is among the
+[five repositories](five-repositories.md) of the earlier log. What the repositories import was installed before; no
+weights and no data were downloaded. Lines that only say that a step still runs, and the summary of warnings, are left
+out below; tests that are skipped say why."""
+
+
 def page(logs: list[Log], known: dict[str, object]) -> str:
     """The page about all repositories."""
-    rows = []
-    for log in logs:
-        init, tests = log.commands
-        outcome = _outcome(tests)
-        silence = max(init.silence, tests.silence)
-        rows.append(
-            f"| [{log.repository}](https://github.com/{log.repository}) | {log.shape} | {init.cpu:.0f} | {tests.cpu:.0f} "
-            f"| {init.cpu + tests.cpu:.0f} | {silence:.1f} | {outcome} |"
-        )
+    low, high = min(log.load for log in logs), max(log.load for log in logs)
     lines = [
         f"# The first five minutes: {len(logs)} repositories",
         "",
-        "`python benchmarks/first_five_minutes.py` wrote this page. In each repository it ran `ampcheck init --yes`, and then",
-        "the command that init prints; nothing was edited. None is among the [five repositories](five-repositories.md) of the",
-        "earlier log. What the repositories import was installed before; no weights and no data were downloaded.",
+        _INTRODUCTION,
         "",
-        f"Machine: torch {known['torch']}, {known['device']}, Python {known['python']}. Its load average was "
-        f"{min(log.load for log in logs):.1f} to {max(log.load for log in logs):.1f} before each began, so that CPU seconds, "
-        "of all processes together, are what counts. Silence: the longest time without a line, in seconds.",
+        f"Machine: torch {known['torch']}, {known['device']}, Python {known['python']}. Its load average was {low:.1f} "
+        f"to {high:.1f} before each began, so CPU seconds count, of all processes together. Silence is the longest time "
+        "without a line.",
         "",
         "| repository | what it is | init, CPU s | pytest, CPU s | both | silence, s | tests |",
         "|---|---|---:|---:|---:|---:|---|",
-        *rows,
+        *map(_row, logs),
     ]
     for log in logs:
         lines += ["", f"## {log.repository}", "", f"Commit `{log.commit[:10]}`."]
         for command in log.commands:
-            after = f", after `{command.after}`" if command.after and command.silence > SILENCE else ""
-            lines += [
-                "",
-                f"`{command.command}`: exit code {command.code}, {command.cpu:.0f} CPU seconds, {command.seconds:.0f} s; "
-                f"longest silence {command.silence:.1f} s{after}.",
-                "",
-                "```text",
-                *shortened(command.lines),
-                "```",
-            ]
+            lines += ["", _figures(command), "", "```text", *shortened(command.lines), "```"]
         lines += ["", "What init wrote as factories:", "", "<!-- snippet: not run, of another repository -->"]
         lines += ["```python", factories(log.tests), "```"]
     return "\n".join(lines) + "\n"
+
+
+def _row(log: Log) -> str:
+    init, tests = log.commands
+    link = f"[{log.repository}](https://github.com/{log.repository})"
+    figures = f"{init.cpu:.0f} | {tests.cpu:.0f} | {init.cpu + tests.cpu:.0f} | {max(init.silence, tests.silence):.1f}"
+    return f"| {link} | {log.shape} | {figures} | {_outcome(tests)} |"
+
+
+def _figures(command: Command) -> str:
+    after = f", after `{command.after}`" if command.after and command.silence > SILENCE else ""
+    return (
+        f"`{command.command}`: exit code {command.code}, {command.cpu:.0f} CPU seconds, {command.seconds:.0f} s; "
+        f"longest silence {command.silence:.1f} s{after}."
+    )
 
 
 def _outcome(tests: Command) -> str:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.patching import replaced
 
@@ -40,7 +41,17 @@ def random_datasets() -> Iterator[None]:
             stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random))
         for name in ("ImageFolder", "ImageNet"):
             stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random_folder))
+        for name in ("MNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "DatasetFolder"):
+            stack.enter_context(replaced(getattr(datasets, name), "__getitem__", _make_unobserved))
         yield
+
+
+def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
+    def item(self: object, index: int) -> object:
+        with _disable_current_modes():  # as in a worker: transforms of each image would take longer than the training
+            return original(self, index)
+
+    return item
 
 
 def _make_random(original: Callable[..., None]) -> Callable[..., None]:
