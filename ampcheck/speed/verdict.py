@@ -224,6 +224,7 @@ def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
     decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
     required = requirement(arm.name, rule.limit, reference)
     observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
+    observed += f"; its first call took {arm.first:.0f} s" if arm.first >= 1 else ""
     if stats.threads is not None and stats.threads.fewer:
         observed += f"; it {stats.threads.fewer}"
     message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
