@@ -161,8 +161,8 @@ def page(logs: list[Log], known: dict[str, object]) -> str:
         _INTRODUCTION,
         "",
         f"Machine: torch {known['torch']}, {known['device']}, Python {known['python']}. Its load average was {low:.1f} "
-        f"to {high:.1f} before each began, so CPU seconds count, of all processes together. Silence is the longest time "
-        "without a line.",
+        f"to {high:.1f} before each began, so CPU seconds count, of all processes together. Silence is the longest "
+        "time without a line.",
         "",
         "| repository | what it is | init, CPU s | pytest, CPU s | both | silence, s | tests |",
         "|---|---|---:|---:|---:|---:|---|",
