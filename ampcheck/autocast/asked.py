@@ -31,6 +31,7 @@ def on_cpu_or_cuda(judge: Callable[[str], _T], device: str | None) -> _T:
 
     Modules of the user that were imported meanwhile are imported again then.
     """
+    __tracebackhide__ = True
     if device:
         return judge(device)
     if is_present("cuda") or active() is not None:
@@ -53,7 +54,12 @@ def cuda_where_asked(judge: Callable[_P, _T]) -> Callable[_P, _T]:
     def within(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         __tracebackhide__ = True
         device: Any = kwargs.pop("device", None)
-        return on_cpu_or_cuda(lambda there: judge(*args, **{**kwargs, "device": there}), device)  # type: ignore[arg-type]
+
+        def judge_there(there: str) -> _T:
+            __tracebackhide__ = True
+            return judge(*args, **{**kwargs, "device": there})  # type: ignore[arg-type]
+
+        return on_cpu_or_cuda(judge_there, device)
 
     return within
 
