@@ -41,7 +41,8 @@ _SIGNS: dict[type[ast.AST], str] = {
 """Python's operators, each with the names of the ops that it calls."""
 
 _CALLED = {
-    "to_copy": "to half float double bfloat16 type type_as",
+    "to_copy": "to half float double bfloat16 long int short char byte bool type type_as",
+    "local_scalar_dense": "item tolist float int bool",
     "copy": "copy_ to",
     "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     "addmm": "linear matmul einsum",
@@ -49,6 +50,9 @@ _CALLED = {
     "bmm": "matmul einsum baddbmm",
     "linalg_vector_norm": "norm normalize clip_grad_norm_",
     "pow": "square float_power",
+    "clamp": "clip",
+    "clamp_min": "clamp clip",
+    "clamp_max": "clamp clip",
     "foreach_norm": "clip_grad_norm_",
     "foreach_mul": "clip_grad_norm_",
     "nll_loss_forward": "cross_entropy",
