@@ -61,6 +61,7 @@ class Mechanism:
 _SHADOW: dict[str, Mechanism] = {
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
+    "restarts": Mechanism("values that float64 alone makes infinite", {"shadow.comparisons:restarts": NO}),
     "missing-terms": Mechanism("terms of sums that are zero throughout", {"shadow.suspects:missing_terms": NONE}),
     "spread": Mechanism("honest errors that one sample does not show", {"shadow.spread:widened": NO}),
     "recurrence": Mechanism(

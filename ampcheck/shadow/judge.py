@@ -25,7 +25,7 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import ZERO, own_error
+from ampcheck.shadow.comparisons import ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
@@ -247,6 +247,9 @@ class Judge:
             self._note_zeros(call, tensor, exact, companions)
         else:
             drop(companions, VANISHED)
+        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
+            companions.faults = inherited
+            return
         if seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)
