@@ -21,9 +21,10 @@ from _evidence import write_evidence
 from ampcheck.autocast.probe import DTYPES, measure_policy
 from ampcheck.autocast.state import registered
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "autocast"))
-import op_oracle  # the oracle stands with the tests
-import op_samples
+TESTS = Path(__file__).parent.parent / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "autocast")]
+import op_oracle  # noqa: E402  # the oracle stands with the tests
+import op_samples  # noqa: E402
 
 QUESTIONS = {
     "rule": (op_oracle.compare_rule, "autocast itself against casts by the rule and no autocast"),
