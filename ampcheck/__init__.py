@@ -25,9 +25,11 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.core.subject import Subject as Subject
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
     from ampcheck.search.judge import assert_property as assert_property
+    from ampcheck.search.loop import SearchOptions as SearchOptions
     from ampcheck.sharded import ShardedStep as ShardedStep
     from ampcheck.sharded import assert_sharded as assert_sharded
     from ampcheck.speed.assert_speed import assert_speed as assert_speed
+    from ampcheck.speed.options import SpeedOptions as SpeedOptions
     from ampcheck.training.judge import assert_training as assert_training
     from ampcheck.watch import watch as watch
 
@@ -37,7 +39,9 @@ _MODULES = {
     "Finding": "core.run",
     "Limits": "core.limits",
     "Run": "core.run",
+    "SearchOptions": "search.loop",
     "ShardedStep": "sharded",
+    "SpeedOptions": "speed.options",
     "Subject": "core.subject",
     "UsageError": "core.errors",
     "Verdict": "core.run",

@@ -44,7 +44,7 @@ from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.contexts import attributes, contexts_of, set_attributes
 from ampcheck.torchtools.interception import calls_of_compile
 from ampcheck.torchtools.restore import restoring
-from ampcheck.torchtools.source import naming_users_errors
+from ampcheck.torchtools.source import naming_users_errors, users_place
 from ampcheck.training import judge_running
 from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.judge import judge_training
@@ -250,14 +250,21 @@ def _audit_unchanged(
         return _without_kernels([*runs, values], lack)
     begun = raised and "steps" in values.coverage.seen  # its exception is a finding
     if subject.trains and not begun and not values.coverage.seen.get("steps"):
-        what = f"the factory {subject.name} raised {brief(raised[0])}" if raised else f"{subject.name} returned nothing"
-        raise UsageError(
-            f"{what}, and stepped no optimizer: it must return a subject, such as (model, args), or train"
-        ) from next(iter(raised), None)
+        raise UsageError(_neither_trained_nor_returned(subject, next(iter(raised), None))) from next(iter(raised), None)
     if caches and runs[-1].findings and COMPILED in values.coverage.unseen:
         message = "not judged: calls of compiled functions ran in eager mode"
         runs[-1] = Run(findings=(CACHE_ARTIFACTS.skip(subject.name, message),))
     return _with_one_coverage(runs, values)
+
+
+def _neither_trained_nor_returned(subject: Subject, error: BaseException | None) -> str:
+    """Why a function of a script, which returns nothing, was not judged."""
+    judged = "a function is judged as it trains, or by what it returns, such as (model, args)"
+    if error is None:
+        return f"{subject.name} returned nothing, and stepped no optimizer: {judged}"
+    file, line = users_place(error)
+    place = f" at {file}:{line}" if line is not None else ""
+    return f"{subject.name} raised {brief(error)}{place}, before any step of an optimizer: {judged}"
 
 
 def _without_kernels(runs: Sequence[Run], lack: Finding) -> Run:

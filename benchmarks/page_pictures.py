@@ -1,4 +1,4 @@
-"""Pictures of the page for the documentation: three real runs, wide and narrow, light and dark.
+"""Pictures of the page for the documentation: three real runs, wide and narrow, light and dark, and a watched suite.
 
 `python benchmarks/page_pictures.py [FOLDER]` writes them to docs/images. It needs playwright and Chromium.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "report"))
+sys.path[:0] = [str(ROOT / "tests" / "report"), str(ROOT / "docs" / "site")]
 
+from snippets import Session  # noqa: E402  # the repository of the documentation
 from three_runs import RUNS  # noqa: E402  # the runs that the tests of the page look at
 
 from ampcheck.report import write_html  # noqa: E402
@@ -42,6 +44,13 @@ def take(page: Page, target: Path, width: int, start: float = 0.0) -> None:
         height -= 100
 
 
+def suite(file: Path) -> None:
+    """The page of the documentation's repository under `pytest --ampcheck-watch`, which finds something."""
+    session = Session(file.parent)
+    command = [sys.executable, "-m", "pytest", "-q", "--ampcheck-watch", f"--ampcheck-html={file}"]
+    subprocess.run(command, cwd=session.folder, env=session.environment, check=False)
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     chromium = os.environ.get("AMPCHECK_CHROMIUM") or shutil.which("chromium")
@@ -61,6 +70,9 @@ def main(folder: Path) -> None:
                     context.close()
         context = browser.new_context(viewport={"width": 1200, "height": 900})
         page = context.new_page()
+        suite(Path(pages, "suite.html"))
+        page.goto(Path(pages, "suite.html").as_uri())
+        take(page, folder / "page-suite-1200-light.png", 1200)
         page.goto(Path(pages, "overflowing.html").as_uri())
         page.locator("#map .map summary").first.click()
         top = page.locator("#map").evaluate("section => section.getBoundingClientRect().top + scrollY")

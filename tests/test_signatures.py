@@ -14,7 +14,7 @@ ORDER = ("device", "dtype", "autocast", "compile", "options", "checks", "every",
 """Shared keywords in the order in which every signature has them."""
 
 DEFAULTS: dict[str, Any] = {
-    "device": "cpu",
+    "device": None,
     "dtype": None,
     "autocast": None,
     "compile": True,

@@ -6,12 +6,13 @@ would train in float32, unscaled, and nothing of what it does on a GPU would be 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from ampcheck.core.errors import AsksForCUDA
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.source import is_users
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -42,6 +44,18 @@ def on_cpu_or_cuda(judge: Callable[[str], _T], device: str | None) -> _T:
             if _is_own(getattr(sys.modules[name], "__file__", None)):
                 del sys.modules[name]
     return judge("cuda")
+
+
+def cuda_where_asked(judge: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function of a model with a keyword `device`, whose None is the CPU, or CUDA where the model asks for it."""
+
+    @functools.wraps(judge)
+    def within(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        __tracebackhide__ = True
+        device: Any = kwargs.pop("device", None)
+        return on_cpu_or_cuda(lambda there: judge(*args, **{**kwargs, "device": there}), device)  # type: ignore[arg-type]
+
+    return within
 
 
 def _is_own(file: str | None) -> bool:

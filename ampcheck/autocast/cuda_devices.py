@@ -1,4 +1,4 @@
-"""Which tensors are on a CUDA device that is not there: recorded by storage, and read from files."""
+"""Which tensors are on a device that is not there, of CUDA, XPU or MPS: recorded by storage, and read from files."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.cuda_stand_in import current_device
+from ampcheck.autocast.cuda_stand_in import current_device, placed_kind
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.storage import StorageMap, unwrapped
 
-_CUDA = re.compile(r"cuda(?::(\d+))?")
+_DEVICE = re.compile(r"(cuda|xpu|mps)(?::(\d+))?")
 
 HOST = -1
 """In the place of an index: on the CPU."""
 
 _devices: StorageMap[int] = StorageMap()
-"""The index of the CUDA device on which a storage was placed. It outlives a block, as tensors do."""
+"""The index of the device on which a storage was placed. It outlives a block, as tensors do."""
 
 
 def place_storage(tensor: torch.Tensor, index: int) -> None:
-    """Record the CUDA device of a tensor, and of all views of it."""
+    """Record the device of a tensor, and of all views of it."""
     _devices.put(unwrapped(tensor), index)
 
 
 def any_placed() -> bool:
-    """Whether any tensor that lives is on CUDA."""
+    """Whether any tensor that lives was placed."""
     return bool(_devices)
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was placed on CUDA, in a block of `placed`."""
+    """Whether a tensor was placed on a device, in a block of `placed`."""
     return bool(_devices) and device_index(tensor) is not None
 
 
 def device_index(tensor: torch.Tensor) -> int | None:
-    """The index of the CUDA device of a tensor, None on the CPU.
+    """The index of the device of a tensor, None on the CPU.
 
-    Compiled code calls no mode; its results that have a gradient are known by their autograd node, and are on CUDA.
+    Compiled code calls no mode; its results that have a gradient are known by their autograd node, and are placed.
     """
     tensor = unwrapped(tensor)
     index = _devices.get(tensor)
@@ -70,26 +70,26 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def index_of(device: Any) -> int:
-    """The index of a CUDA device, `HOST` for another one."""
+    """The index of a device of the kind that is placed, `HOST` for another one."""
     if isinstance(device, int):
         return device
-    text = _CUDA.fullmatch(str(device))
-    if text is None:
+    text = _DEVICE.fullmatch(str(device))
+    if text is None or text[1] != placed_kind():
         return HOST
-    return int(text[1]) if text[1] else current_device()
+    return int(text[2]) if text[2] else current_device()
 
 
-def is_cuda_text(value: Any) -> bool:
-    """Whether a value is the name of a CUDA device."""
-    return type(value) is str and _CUDA.fullmatch(value) is not None
+def is_placed_text(value: Any) -> bool:
+    """Whether a value is the name of a device of the kind that is placed."""
+    return type(value) is str and (text := _DEVICE.fullmatch(value)) is not None and text[1] == placed_kind()
 
 
 def replaced_storages() -> Iterator[Any]:
     """The functions that read storages from files, or move one."""
     yield replaced(torch, "load", _make_load)
     yield replaced(torch.serialization, "load", _make_load)
-    for kind in (torch.UntypedStorage, torch.TypedStorage):
-        yield replaced(kind, "cuda", _make_storage_cuda)
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        yield replaced(storage, "cuda", _make_storage_cuda)
 
 
 def _make_storage_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def _make_storage_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_load(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load`: what a file or `map_location` puts on CUDA is placed there."""
+    """`torch.load`: what a file or `map_location` puts on the device is placed there."""
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         def locate(storage: Any, location: str) -> Any:

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,46 +18,26 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
+from ampcheck.autocast.gpus import GPU, GPUS, THREADS
 from ampcheck.autocast.graph_replay import CUDAGraph, graph
-from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.patching import once_imported, replaced
 
-
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """A GPU: its name, compute capability, bytes of memory and multiprocessors."""
-
-    name: str
-    capability: tuple[int, int]
-    memory: int
-    processors: int
-
-
-GPUS = {
-    "a100": GPU("NVIDIA A100-SXM4-80GB", (8, 0), 85_097_971_712, 108),
-    "h100": GPU("NVIDIA H100 80GB HBM3", (9, 0), 85_017_624_576, 132),
-    "3070": GPU("NVIDIA GeForce RTX 3070", (8, 6), 8_359_313_408, 46),
-    "t4": GPU("Tesla T4", (7, 5), 15_642_329_088, 40),
-    "v100": GPU("Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, 80),
-}
-"""The GPUs that `cuda:NAME` names. Capability and multiprocessors are those of the model; memory is nominal: what a
-driver reports of it differs by a percent."""
-
-_THREADS = {(7, 5): 1024, (8, 6): 1536}
-"""Resident threads of a multiprocessor where they are not 2048 (CUDA C++ Programming Guide, table of compute
-capabilities)."""
+KINDS = ("cuda", "xpu", "mps")
+"""The types of devices that code may ask for."""
 
 _current = 0
+_kind = KINDS[0]
 
 
-def gpu_of(device: str | torch.device) -> str:
-    """The name of a GPU in `cuda:NAME`, "" for an index or none. Raises `UsageError` for a name that is unknown."""
-    kind, _, name = str(device).partition(":")
-    if kind != "cuda" or (name not in GPUS and (not name or name.isdecimal())):
-        return ""
-    if name not in GPUS:
-        raise UsageError(f"device {str(device)!r} names no GPU that is known here: {', '.join(GPUS)}")
-    return name
+def placed_kind() -> str:
+    """The type of device that stands in for."""
+    return _kind
+
+
+def is_here(kind: str) -> bool:
+    """Whether this machine has a device of a type."""
+    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+    return bool(backend.is_available())
 
 
 def current_device() -> int:
@@ -126,7 +105,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: object) -> None:
         index = device if isinstance(device, int) else None if device is None else torch.device(device).index
-        self.device, self.priority = torch.device("cuda", _current if index is None else index), priority
+        self.device, self.priority = torch.device(_kind, _current if index is None else index), priority
         self.device_index = self.device.index
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -181,7 +160,7 @@ class _GeneratorType(type):
     real = torch.Generator
 
     def __call__(cls, device: Any = "cpu") -> torch.Generator:
-        return cls.real(device="cpu" if str(device).startswith("cuda") else device)
+        return cls.real(device="cpu" if str(device).startswith(KINDS) else device)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)
@@ -209,6 +188,8 @@ _ZERO = (
     "get_sync_debug_mode device_memory_used memory_usage utilization temperature power_draw clock_rate"
 ).split()
 
+_MEMORY_OF_MPS = ("current_allocated_memory", "driver_allocated_memory", "recommended_max_memory")
+
 
 def _functions(gpu: GPU) -> dict[str, Callable[..., Any]]:
     """The functions of `torch.cuda` by name."""
@@ -220,7 +201,7 @@ def _functions(gpu: GPU) -> dict[str, Callable[..., Any]]:
         total_memory=gpu.memory,
         multi_processor_count=gpu.processors,
         warp_size=32,
-        max_threads_per_multi_processor=_THREADS.get(gpu.capability, 2048),
+        max_threads_per_multi_processor=THREADS.get(gpu.capability, 2048),
         regs_per_multiprocessor=65_536,
         gcnArchName="",
         is_integrated=0,
@@ -272,7 +253,7 @@ def _of_accelerator() -> dict[str, Callable[..., Any]]:
     return {
         "is_available": _is_available,
         "device_count": device_count,
-        "current_accelerator": lambda *args, **kwargs: None if _compiles() else torch.device("cuda"),
+        "current_accelerator": lambda *args, **kwargs: None if _compiles() else torch.device(_kind),
         "current_device_index": current_device,
         "current_device_idx": current_device,
         "set_device_index": _set_device,
@@ -292,33 +273,58 @@ def _of_accelerator() -> dict[str, Callable[..., Any]]:
 
 
 @contextmanager
-def stand_in(gpu: str = "") -> Iterator[None]:
-    """`torch.cuda` answers as the GPU of this name does, an A100 by default; all of it is restored."""
-    before = _current
+def stand_in(kind: str, gpu: str = "") -> Iterator[None]:
+    """`torch.cuda` answers as the GPU of this name does, an A100 by default; all of it is restored. `torch.xpu` and
+    `torch.mps` answer what does not depend on a model of GPU."""
+    global _kind
+    before, _kind = (_current, _kind), kind
     with ExitStack() as stack:
-        stack.callback(_set_device, before)
-        modules = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs)
-        _replace(stack, modules, _functions(GPUS[gpu or "a100"]))
+        stack.callback(_restore, *before)
         _replace(stack, [torch.accelerator] if hasattr(torch, "accelerator") else [], _of_accelerator())
-        cudnn: dict[str, Callable[..., Any]] = {
-            "is_acceptable": lambda tensor: False,
-            "is_available": lambda: True,
-            "version": lambda: 90_100,
-        }
-        _replace(stack, [torch.backends.cudnn], cudnn)
-        kinds = {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "CUDAGraph": CUDAGraph, "graph": graph}
-        for name, kind in kinds.items():
-            for module in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
-                if name in vars(module):
-                    stack.enter_context(_attribute(module, name, kind))
-        stack.enter_context(_attribute(torch.cuda, "default_generators", (torch.default_generator,)))
-        stack.enter_context(_attribute(torch.cuda.nvtx, "_nvtx", _Anything()))
         stack.enter_context(_attribute(torch, "Generator", _Generator))
-        for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
-            kind = _TensorType(name, (), {"__module__": "torch.cuda"})
-            stack.enter_context(_attribute(torch.cuda, name, kind))
         _replace_parallel(stack)
+        functions = _functions(GPUS[gpu or "a100"])
+        if kind == "cuda":
+            _replace_cuda(stack, functions)
+        else:
+            _replace_other(stack, kind, functions)
         yield
+
+
+def _restore(current: int, kind: str) -> None:
+    global _current, _kind
+    _current, _kind = current, kind
+
+
+def _replace_cuda(stack: ExitStack, functions: dict[str, Callable[..., Any]]) -> None:
+    _replace(stack, (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs), functions)
+    cudnn: dict[str, Callable[..., Any]] = {
+        "is_acceptable": lambda tensor: False,
+        "is_available": lambda: True,
+        "version": lambda: 90_100,
+    }
+    _replace(stack, [torch.backends.cudnn], cudnn)
+    kinds = {"Stream": Stream, "ExternalStream": Stream, "Event": Event, "CUDAGraph": CUDAGraph, "graph": graph}
+    for name, kind in kinds.items():
+        for module in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
+            if name in vars(module):
+                stack.enter_context(_attribute(module, name, kind))
+    stack.enter_context(_attribute(torch.cuda, "default_generators", (torch.default_generator,)))
+    stack.enter_context(_attribute(torch.cuda.nvtx, "_nvtx", _Anything()))
+    for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
+        kind = _TensorType(name, (), {"__module__": "torch.cuda"})
+        stack.enter_context(_attribute(torch.cuda, name, kind))
+
+
+def _replace_other(stack: ExitStack, kind: str, functions: dict[str, Callable[..., Any]]) -> None:
+    """`torch.xpu` or `torch.mps`, which have much of the interface of `torch.cuda`."""
+    module: Any = getattr(torch, kind)
+    owners = (module, torch.backends.mps) if kind == "mps" else (module, module.memory, module.random)
+    known = {name: function for name, function in functions.items() if not name.startswith("get_device_")}
+    _replace(stack, owners, {**known, **dict.fromkeys(_MEMORY_OF_MPS, _zero), "is_built": _is_available})
+    for name, stands_in in {"Event": Event, "Stream": Stream}.items():
+        if hasattr(module, name):
+            stack.enter_context(_attribute(module, name, stands_in))
 
 
 def _replace(stack: ExitStack, modules: Iterable[Any], functions: dict[str, Callable[..., Any]]) -> None:

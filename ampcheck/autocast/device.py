@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.cuda_stand_in import gpu_of
 from ampcheck.autocast.emulate import emulate
+from ampcheck.autocast.gpus import gpu_of
 from ampcheck.autocast.placement import is_open
 from ampcheck.autocast.state import KEYS, registered
 from ampcheck.core.errors import UsageError
@@ -54,7 +54,7 @@ def place(device: str) -> Placement:
 
 def is_present(kind: str) -> bool:
     """Whether this machine has a device of a type."""
-    if kind == "cuda" and is_open():
+    if is_open(kind):
         return False
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     is_available = getattr(backend, "is_available", None)  # a backend of another package may have none

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ampcheck.autocast.cuda_stand_in import gpu_of
+from ampcheck.autocast.cuda_stand_in import KINDS
+from ampcheck.autocast.gpus import gpu_of
 from ampcheck.autocast.kernels import CallObserver, CastCache, casts_with_grad, make_kernel
 from ampcheck.autocast.placement import placed
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
@@ -77,7 +78,7 @@ def emulated_policy(device: str, dtype: DType | None = None, release: str | None
         shipped = load_release(release).policy(measured.device, *measured.dtypes)
         custom = {name: op for name, op in measured.ops.items() if not name.startswith("aten::")}
         measured = replace(shipped, ops={**shipped.ops, **custom})
-    elif release_of(measured.torch) in releases():
+    elif measured.device == "cuda" and release_of(measured.torch) in releases():  # cuDNN's
         snapshot = load_release(measured.torch)
         if measured.device in snapshot.policies:
             shipped = snapshot.policy(measured.device, *measured.dtypes)
@@ -146,8 +147,8 @@ class Emulation:
             opening.callback(_active.remove, self)
             _active.append(self)
             opening.enter_context(self._redirected())
-            if self.policy.device == "cuda":
-                opening.enter_context(placed(self._gpu))
+            if self.policy.device in KINDS:
+                opening.enter_context(placed(self.policy.device, self._gpu))
             opening.enter_context(dynamo.without_autograd_cache())  # its key does not include our kernels
             dynamo.reset()  # compiled code is guarded by autocast's state and not by its kernels
             opening.callback(dynamo.reset)

@@ -67,11 +67,11 @@ def assert_policy(
     itself may be absent. dtype: one that autocast casts to, `float16` by default.
 
     With `target`, a model must send the same ops through autocast, under the same rules and in the same dtypes, as its
-    lock says. target: `package.module:factory`, `path/to/file.py:factory`, a `Subject` or one of its shapes; a relative
-    file is searched in the working directory, then next to the calling test and in the folders above it, up to the
-    project's. lock: the file or its folder; by default `ampcheck.lock.json` next to the file of the factory, or of the
-    caller. device, dtype: one or several of those that were locked; all by default. release: whose policy is followed
-    instead of that of the installed PyTorch. name: of the entry, where the target is no text. Under
+    lock says. target: `package.module:function`, `path/to/file.py:function`, a `Subject` or one of its shapes; a
+    relative file is searched in the working directory, then next to the calling test and in the folders above it, up to
+    the project's. lock: the file or its folder; by default `ampcheck.lock.json` next to the file of the function, or of
+    the caller. device, dtype: one or several of those that were locked; all by default. release: whose policy is
+    followed instead of that of the installed PyTorch. name: of the entry, where the target is no text. Under
     `pytest --ampcheck-update` the entries are written instead.
 
     Returns the run. Raises `AssertionError` with each op that differs, and where there is no lock; `UsageError` for an
@@ -81,7 +81,9 @@ def assert_policy(
     __tracebackhide__ = True
     if target is None:
         if lock is not None or name:
-            raise UsageError("lock and name are about a model: give assert_policy the model or its factory as target")
+            raise UsageError(
+                "lock and name are about a model: give assert_policy the model, or the name of its function, as target"
+            )
         return verify(_judge_installed(device or "cuda", dtype or "float16", release))
     try:
         locked = LockTarget.of(target, lock, name, near=callers_folder())

@@ -32,12 +32,12 @@ from ampcheck.autocast.cuda_devices import (
     any_placed,
     device_index,
     index_of,
-    is_cuda_text,
+    is_placed_text,
     number,
     place_storage,
     tensors,
 )
-from ampcheck.autocast.cuda_stand_in import current_device
+from ampcheck.autocast.cuda_stand_in import KINDS, current_device, placed_kind
 from ampcheck.torchtools.patching import once_imported, replaced
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
@@ -52,20 +52,20 @@ _open: list[_Placement] = []
 
 
 @contextmanager
-def placed(gpu: str = "") -> Iterator[None]:
-    """CUDA on the CPU inside, in this thread and those that it starts; a second block inside does nothing.
+def placed(kind: str, gpu: str = "") -> Iterator[None]:
+    """A device on the CPU inside, in this thread and those that it starts; a second block inside does nothing.
 
-    gpu: the name of the GPU whose capability and memory `torch.cuda` reports, of `cuda_stand_in.GPUS`. On a machine
-    with CUDA nothing is replaced.
+    kind: `cuda`, `xpu` or `mps`. gpu: the name of the GPU whose capability and memory `torch.cuda` reports, of
+    `gpus.GPUS`. On a machine that has the device nothing is replaced.
     """
-    if _open or torch.cuda.is_available():
+    if _open or cuda_stand_in.is_here(kind):
         yield
         return
     with ExitStack() as stack:
         mode = _Placement()
         _open.append(mode)
         stack.callback(_open.remove, mode)
-        for context in _replacements(gpu):
+        for context in _replacements(kind, gpu):
             stack.enter_context(context)
         stack.enter_context(wrapped_threads(_in_mode, lambda: bool(_open)))
         stack.callback(_reset_default_device)
@@ -73,9 +73,9 @@ def placed(gpu: str = "") -> Iterator[None]:
         yield
 
 
-def is_open() -> bool:
-    """Whether CUDA is placed on the CPU now, so that `torch.cuda` tells nothing about this machine."""
-    return bool(_open)
+def is_open(kind: str = "cuda") -> bool:
+    """Whether a device is placed on the CPU now, so that `torch.cuda` and its like tell nothing about this machine."""
+    return bool(_open) and placed_kind() == kind
 
 
 def _in_mode(function: Function) -> Function:
@@ -109,7 +109,7 @@ class _Placement(TorchFunctionMode):
 
 def _traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call on the CPU, in code that Dynamo can trace."""
-    if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
+    if func in (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory):
         return args[0]
     if func is torch.device:
         return func(*args, **kwargs)
@@ -121,8 +121,8 @@ def _traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "cuda" else value
-    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+        return torch.device("cpu") if value.type in KINDS else value
+    return "cpu" if isinstance(value, str) and value.partition(":")[0] in KINDS else value
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ def _device_said(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     if device is None:
         if func is torch.Tensor.to or func is torch.Tensor.type_as:
             return _device_of_to(args[1:2] or (kwargs.get("other"),))
-        device = next((value for value in args if type(value) is torch.device or is_cuda_text(value)), None)
+        device = next((value for value in args if type(value) is torch.device or is_placed_text(value)), None)
     if device is None:
         defaults = _device.CURRENT_DEVICE is _DEFAULT and func in _device._device_constructors()
         device = _DEFAULT if defaults else None
@@ -197,18 +197,18 @@ def _device_of_to(target: tuple[Any, ...]) -> int:
 
 
 def _move(value: Any) -> Any:
-    return _CPU if (type(value) is torch.device and value.type == "cuda") or is_cuda_text(value) else value
+    return _CPU if (type(value) is torch.device and value.type == placed_kind()) or is_placed_text(value) else value
 
 
 def _make_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """`torch.device`: a number alone means a device of CUDA."""
-    return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
+    """`torch.device`: a number alone means a device of the accelerator."""
+    return torch.device(placed_kind(), args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
 
 
 def _parse_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments of `Module.to`, whose tensors are then moved one by one."""
     if args and type(args[0]) is int:
-        args = (torch.device("cuda", args[0]), *args[1:])
+        args = (torch.device(placed_kind(), args[0]), *args[1:])
     return func(*args, **kwargs)
 
 
@@ -217,11 +217,16 @@ Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def _read_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     index = device_index(args[0])
-    return func(*args) if index is None else torch.device("cuda", index)
+    return func(*args) if index is None else torch.device(placed_kind(), index)
 
 
-def _read_is_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args) or device_index(args[0]) is not None
+def _read_is(kind: str) -> Special:
+    """`Tensor.is_cuda` and its like."""
+
+    def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args) or (kind == placed_kind() and device_index(args[0]) is not None)
+
+    return read
 
 
 def _read_is_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -273,10 +278,11 @@ _SPECIAL: dict[Any, Special] = {
     torch.device: _make_device,
     torch._C._nn._parse_to: _parse_to,
     torch.Tensor.device.__get__: _read_device,
-    torch.Tensor.is_cuda.__get__: _read_is_cuda,  # type: ignore[attr-defined]
+    **{getattr(torch.Tensor, f"is_{kind}").__get__: _read_is(kind) for kind in KINDS},
     torch.Tensor.is_cpu.__get__: _read_is_cpu,  # type: ignore[attr-defined]
     torch.Tensor.get_device: _get_device,
     torch.Tensor.cuda: _cuda,
+    torch.Tensor.xpu: _cuda,
     torch.Tensor.cpu: _cpu,
     torch.Tensor.type: _type,
     torch.Tensor.pin_memory: _pinned,
@@ -286,9 +292,9 @@ _SHARING = frozenset({torch.as_tensor, torch.asarray})
 """Functions that share the memory of an array of numpy."""
 
 
-def _replacements(gpu: str) -> Iterator[Any]:
+def _replacements(kind: str, gpu: str) -> Iterator[Any]:
     """The functions that `torch.cuda` and others get inside."""
-    yield cuda_stand_in.stand_in(gpu)
+    yield cuda_stand_in.stand_in(kind, gpu)
     yield replaced(_device.DeviceContext, "__init__", _make_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
@@ -341,7 +347,7 @@ def _make_default(original: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(context: Any, device: Any) -> None:  # noqa: N807
         original(context, device)
-        if context.device.type == "cuda":
+        if context.device.type == placed_kind():
             context.device = _DEFAULT
 
     return __init__

@@ -231,14 +231,14 @@ def number_of(release: str) -> tuple[int, ...]:
 
 
 def _policies_from(device: str, version: str, data: Mapping[str, Any]) -> dict[str, Policy]:
-    def read(dtype: str) -> Policy:
-        part = data.get("differing", {}).get(dtype, data)
+    def read(part: Mapping[str, Any]) -> tuple[dict[str, OpPolicy], dict[str, str]]:
         ops = {name: _op_from(op) for name, op in part["ops"].items()}
-        return Policy(device, version, (dtype,), ops, {op: _text(why) for op, why in part["unprobed"].items()})
+        return ops, {op: _text(why) for op, why in part["unprobed"].items()}
 
     if not isinstance(data["dtypes"], list) or not data["dtypes"]:
         raise ValueError(f"{device} names no dtype")
-    return {_text(dtype): read(dtype) for dtype in data["dtypes"]}
+    shared, others = read(data), {dtype: read(part) for dtype, part in data.get("differing", {}).items()}
+    return {_text(d): Policy(device, version, (d,), *others.get(d, shared)) for d in data["dtypes"]}
 
 
 def _op_from(data: object) -> OpPolicy:

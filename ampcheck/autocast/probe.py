@@ -145,6 +145,7 @@ class _Probe:
     def __init__(self, device: str) -> None:
         self.device = device
         self.passed: _Passed | None = None
+        self._tensors: dict[torch.dtype, torch.Tensor] = {}  # no kernel runs that could write to them
         self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
 
@@ -154,10 +155,12 @@ class _Probe:
         return passed
 
     def tensor(self, dtype: torch.dtype) -> torch.Tensor:
-        """A two-by-two tensor of the device."""
-        if self.device == "cpu":
-            return torch.zeros(2, 2, dtype=dtype, device="cpu")
-        return _DeviceTensor(dtype, self.device)
+        """A two-by-two tensor of the device, the same for each call."""
+        if dtype not in self._tensors:
+            on_cpu = self.device == "cpu"
+            made = torch.zeros(2, 2, dtype=dtype, device="cpu") if on_cpu else _DeviceTensor(dtype, self.device)
+            self._tensors[dtype] = made
+        return self._tensors[dtype]
 
     @contextmanager
     def recording(self, op: OpOverload) -> Iterator[None]:

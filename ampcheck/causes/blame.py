@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.causes.case import (
     Case,
@@ -58,12 +59,13 @@ _PAIRS = 15
 """Ratios of step times that are measured, each from two blocks of either version."""
 
 
+@cuda_where_asked
 @restoring
 @naming_users_errors
 def blame(
     subject: object,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     compile: bool = True,
     search: BlameOptions | None = None,
@@ -89,7 +91,7 @@ def blame(
             "blame takes (module, args), (module, args, kwargs), (callable, [args, args, ...]) and ([module, ...], "
             f"[args]); {judged.name} is a {judged.kind.value} subject"
         )
-    placement, native = place(device), native_format(judged)
+    placement, native = place(device or "cpu"), native_format(judged)
     bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
     dtypes, runs = _dtypes(judged, dtype, native), list[Run]()
     with placement.entered():

@@ -14,6 +14,7 @@ from ampcheck.cli.targets import add_audit_options, with_options
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import Target, load_settings
+from ampcheck.core.subject import TARGET_FORMS
 
 if TYPE_CHECKING:
     from ampcheck.bisect.versions import Versions
@@ -33,7 +34,7 @@ def add_command(commands: Commands) -> None:
         "usage error, or a change that cannot be narrowed down to a version, or no change named and a verdict at one "
         "end alone; 130: interrupted; 143: stopped by SIGTERM.",
     )
-    bisect.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    bisect.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
     over = bisect.add_mutually_exclusive_group(required=True)
     over.add_argument("--commits", metavar="A..B", help="from a commit to a later one, which is HEAD if left out")
     over.add_argument(

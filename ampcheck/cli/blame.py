@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
+from ampcheck.core.subject import TARGET_FORMS
 
 
 def add_command(commands: Commands) -> None:
@@ -16,7 +17,7 @@ def add_command(commands: Commands) -> None:
         "smallest set of modules to keep in float32, as code to paste. Exit code 0: nothing fails; 1: something does; "
         "2: usage error.",
     )
-    blame.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    blame.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
     blame.add_argument(
         "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
     )

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -89,8 +89,12 @@ class Following:
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._clock(stage)
         self._done, self._total = done, total
-        expected = self._times.seconds.get(stage)
-        self._bar(stage if expected is None else f"{stage}, {about(expected)}", done, total)
+        known = stage in self._times.seconds
+        self._bar(f"{stage}, {about(self._expected([stage]))}" if known else stage, done, total)
+
+    def _expected(self, stages: Iterable[str]) -> float:
+        # Of loading, which waits for the disk, nothing follows for the other stages.
+        return self._times.expected(stages, {s: time for s, time in self._seconds.items() if s != _LOADING})
 
     def _clock(self, stage: str) -> None:
         """End the current stage and begin the next."""
@@ -102,7 +106,7 @@ class Following:
             self._profile.begin(stage)
 
     def _training(self, steps: int) -> None:
-        expected = sum(self._times.seconds.values())
+        expected = self._expected(self._times.seconds)
         if (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
             return
         time_text = f"{about(expected)}, as the last time" if expected else "each takes several times as long as alone"
@@ -121,10 +125,10 @@ class Following:
         from ampcheck.report.terminal import problem_lines
 
         begun = (*self._seconds, self._stage)
-        left = [seconds for stage, seconds in self._times.seconds.items() if stage not in begun]
+        left = self._expected(stage for stage in self._times.seconds if stage not in begun)
         content = arrange(self._judge(merge(self._runs)))
         width = shutil.get_terminal_size((80, 24)).columns
-        lines = [f"eager: {content.headline}; now compiling{f', {about(sum(left))}' if left else ''}"]
+        lines = [f"eager: {content.headline}; now compiling{f', {about(left)}' if left else ''}"]
         lines += problem_lines(content, width, limit=_EARLY - 1, more="in full below")
         with self._bar.paused():
             print(*lines, sep="\n", flush=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.errors import UsageError
+from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.text import clean
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ def _init(options: argparse.Namespace) -> int:
 
     if not options.yes and not sys.stdin.isatty():
         raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")
-    plan = make_plan(Path(options.folder), _show_stage)
+    with Heartbeat(_show_step) as heartbeat:
+        plan = make_plan(Path(options.folder), partial(heartbeat.step, aloud=True))
     out = Stdout()
     with out:
         print("\n".join(map(clean, _described(plan, "would write" if not options.yes else "writes"))))
@@ -50,8 +53,8 @@ def _init(options: argparse.Namespace) -> int:
     return out.code()
 
 
-def _show_stage(stage: str) -> None:
-    print(clean(f"ampcheck: {stage}"), file=sys.stderr, flush=True)
+def _show_step(step: str) -> None:
+    print(clean(f"ampcheck: {step}"), file=sys.stderr, flush=True)
 
 
 def _confirmed() -> bool:

@@ -21,6 +21,7 @@ from ampcheck.cli import (
     lab,
     policy,
     report,
+    search,
     speed,
     sweep,
 )
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         *(init, doctor, audit, baseline, sweep, report, explain),
-        *(blame, bisect, policy, speed, history, lab),
+        *(blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)
     return parser

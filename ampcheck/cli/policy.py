@@ -17,6 +17,7 @@ from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_repo
 from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar, Table
+from ampcheck.core.subject import TARGET_FORMS
 from ampcheck.report import print_tables
 from ampcheck.report.text import clean
 
@@ -60,7 +61,7 @@ def add_command(commands: Commands) -> None:
         description="Record which ops a model sends through autocast, under which rule, in which dtypes and where, in "
         "ampcheck.lock.json next to its code. Exit code 0: written, or as locked; 1: findings; 2: usage error.",
     )
-    lock.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    lock.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
     for option, default in (("--device", "cpu,cuda"), ("--dtype", "both")):
         meaning = f"separated by commas (default: {default}; with --check all that are locked)"
         lock.add_argument(option, metavar=f"{option[2:].upper()}S", help=meaning)

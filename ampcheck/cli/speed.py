@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
 from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import TARGET_FORMS
 
 if TYPE_CHECKING:
     from ampcheck.core.progress import Progress
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ampcheck.speed.options import SpeedOptions
 
 
-_TARGET = "package.module:factory or path/to/file.py:factory"
+_TARGET = TARGET_FORMS
 
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "mode": (

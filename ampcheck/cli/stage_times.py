@@ -1,10 +1,13 @@
-"""How long the stages of an audit took when it last ran, in the user's cache folder. No verdict depends on it."""
+"""How long the stages of an audit took when it last ran on this machine, in the user's cache folder. No verdict depends
+on it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,14 +29,23 @@ class StageTimes:
 
     @classmethod
     def of(cls, target: Target) -> StageTimes:
-        """The times of the last audit of a target from this folder, with these options and this PyTorch."""
-        key = json.dumps([str(Path.cwd()), {**asdict(target), "severity": None, "fail_on": None}, installed("torch")])
+        """The times of the last audit of a target from this folder, with these options, this PyTorch and this machine:
+        a cache folder may be shared, or restored in a job of CI."""
+        options = {**asdict(target), "severity": None, "fail_on": None}
+        key = json.dumps([str(Path.cwd()), options, installed("torch"), platform.node(), os.cpu_count()])
         name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
         file = cache_home() / "stages" / name
         with suppress(OSError, ValueError):
             if isinstance(data := read_json(file), dict):
                 return cls(file, {s: float(t) for s, t in data.items() if is_number(t) and 0 <= t < 1e6})
         return cls(file)
+
+    def expected(self, stages: Iterable[str], measured: Mapping[str, float]) -> float:
+        """Seconds that these stages will take, 0 where nothing is known: those of the last time, times how much longer
+        the stages that this run has measured took than then."""
+        before = sum(self.seconds[stage] for stage in measured if stage in self.seconds)
+        now = sum(time for stage, time in measured.items() if stage in self.seconds)
+        return (now / before if before and now else 1.0) * sum(self.seconds.get(stage, 0.0) for stage in stages)
 
     def save(self, seconds: Mapping[str, float]) -> None:
         """Keep the times of an audit that came to its end."""

@@ -56,7 +56,7 @@ def add_command(commands: Commands) -> None:
         "list",
         metavar="LIST",
         help="a file with a target a line (# begins a comment); a collection such as path/to/file.py:MODELS, a mapping "
-        "of names to factories or a function that yields such pairs; or a folder with the collection ZOO in zoo.py",
+        "of names to functions or a function that yields such pairs; or a folder with the collection ZOO in zoo.py",
     )
     sweep.add_argument("--only", default="*", metavar="PATTERN", help="audit the targets with such a name alone")
     sweep.add_argument(

@@ -30,10 +30,12 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="TARGET",
-        help="package.module:factory or path/to/file.py:factory; the factory returns (module, args), or for a "
+        help="package.module:function or path/to/file.py:function, which returns (module, args), or for a "
         "training loop {'model', 'optimizer', 'scaler', 'step'}. A function that trains and returns nothing, such as "
-        "train.py:main, is judged while it runs. Random numbers are seeded before each target. Default: the targets in "
-        "[tool.ampcheck] of pyproject.toml, or else the built-in demo",
+        "train.py:main, is judged while it runs. Without code: the architecture of a library, built small with random "
+        "weights (transformers:LlamaForCausalLM, transformers:qwen3, diffusers:UNet2DConditionModel, timm:resnet50, "
+        "torchvision:resnet18, hf:ORG/NAME from the local cache or a folder). Random numbers are seeded before each "
+        "target. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the built-in demo",
     )
     add_audit_options(command)
 
@@ -55,12 +57,14 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--horizon", type=int, metavar="N", help="planned steps of a training loop, for stagnation")
     thorough = command.add_mutually_exclusive_group()
     thorough.add_argument(
-        *("--no-compile", "--fast"), action="store_true", help="seconds: eager alone, torch.compile is not run"
+        *("--no-compile", "--fast"),
+        action="store_true",
+        help="eager mode alone, which takes least: torch.compile is not run",
     )
     thorough.add_argument(
         "--full",
         action="store_true",
-        help="minutes: models also compiled with dynamic shapes and with max-autotune, over three updates of the "
+        help="models also compiled with dynamic shapes and with max-autotune, over three updates of the "
         "weights; training loops for four times as many steps",
     )
 
@@ -81,7 +85,7 @@ def targets_of(options: argparse.Namespace, settings: Settings) -> list[Target]:
     """The targets of the command line with its options, or else those of the settings; empty for the demo."""
     if not all(text.strip() for text in options.targets):
         raise UsageError(
-            "a target must name what to audit, as package.module:factory or path/to/file.py:factory; found an empty "
+            "a target must name what to audit, as package.module:function or path/to/file.py:function; found an empty "
             "one, such as an unset variable gives: leave it out to audit the targets of pyproject.toml, or the demo"
         )
     known = {target.target: target for target in settings.targets}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.accuracy.judge import judge_accuracy
@@ -28,12 +29,13 @@ _ALWAYS = ("compiled-exception", "coverage")
 """Checks that both families report, whichever are chosen."""
 
 
+@cuda_where_asked
 @restoring
 def assert_compiled(
     model: Any,
     calls: Any = None,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     options: CompileOptions | None = None,
     graphs: GraphLimits | None = None,
@@ -69,7 +71,7 @@ def assert_compiled(
     runs_accuracy = subject.kind in MODELS
     if chosen is not None:
         runs_accuracy = bool(set(chosen) - set(GRAPH_CHECKS)) or not runs_graphs
-    placement, runs = place(device), list[Run]()
+    placement, runs = place(device or "cpu"), list[Run]()
     with placement.entered():
         for cast in casts:
             if runs_graphs:

@@ -142,7 +142,7 @@ def _target(entry: object, source: str) -> Target:
     dtype = [entry["dtype"]] if isinstance(entry.get("dtype"), str) else _list(entry, "dtype", where)
     return Target(
         target=entry["target"],
-        device=_text(entry, "device", where, ""),
+        device=_text(entry, "device", where, "cpu") if "device" in entry else "",
         dtype=_names({"dtype": dtype}, "dtype", where),
         compile=parse_flag(entry.get("compile", True), f"compile of {where}"),
         steps=steps,

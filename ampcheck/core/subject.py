@@ -127,6 +127,19 @@ def name_of(model: object) -> str:
 _MEMBER = re.compile(r"(?P<collection>(?:.+?\.py|[\w.]+):[\w.]+)\[(?P<name>.+)\]", re.DOTALL)
 
 
+TARGET_FORMS = "package.module:function, path/to/file.py:function, or the architecture of a library, as timm:resnet50"
+"""The targets of commands, in words."""
+
+ARCHITECTURES = ("transformers", "diffusers", "timm", "torchvision", "hf")
+"""Before the colon of a target, what names an architecture instead of code; see `ampcheck.architectures`."""
+
+
+def is_architecture(target: str) -> bool:
+    """Whether a target names the architecture of a library, such as `timm:resnet50`, and no code."""
+    library, colon, name = target.partition(":")
+    return library in ARCHITECTURES and bool(colon and name)
+
+
 def split_member(target: str) -> tuple[str, str]:
     """The collection and the name of a target `collection[name]`; the target and "" of any other."""
     member = _MEMBER.fullmatch(target)
@@ -139,13 +152,16 @@ def name_of_target(target: str) -> str:
 
 
 def load_subject(target: str, *, trains: bool = False) -> Subject:
-    """The subject that `package.module:factory`, `path/to/file.py:factory` or `path/to/file.py:collection[name]` names.
+    """The subject that `package.module:function`, `path/to/file.py:function` or `file.py:collection[name]` names.
 
-    A factory is called without arguments; a value that is a subject is used unchanged. collection: see
-    `load_collection`; its members are factories or subjects. trains: a function that returns nothing, by its code, is
-    no factory but the subject, as it trains. Raises `UsageError` if the target cannot be imported, the factory raises,
-    or its result has no known shape.
+    A function is called without arguments; a value that is a subject is used unchanged. collection: see
+    `load_collection`; its members are functions or subjects. trains: a function that returns nothing, by its code, is
+    the subject itself, as it trains. Raises `UsageError` if the target cannot be imported, the function raises, or its
+    result has no known shape. The architecture of a library is built small, see `ampcheck.architectures`.
     """
+    if is_architecture(target):  # by name: what is built there stands above this layer
+        build: Callable[[str], Subject] = importlib.import_module("ampcheck.architectures").subject_of_architecture
+        return build(target)
     collection, name = split_member(target)
     if name:
         members = load_collection(collection)
@@ -159,13 +175,13 @@ def load_subject(target: str, *, trains: bool = False) -> Subject:
         return Subject(function, name=target, trains=True)
     if callable(function) and not isinstance(function, Subject):
         try:
-            value = require_ran(function(), f"the factory {target}")
+            value = require_ran(function(), target)
         except BaseException as error:  # the user's code may raise anything
-            raise UsageError(f"the factory {target} raised {brief(as_result(error))}") from error
+            raise UsageError(f"{target} raised {brief(as_result(error))}") from error
         if value is None:
             raise UsageError(
-                f"the factory {target} returned nothing: it must return the subject; to judge the callable itself, "
-                f"return it from a factory: def subject(): return {target.rpartition(':')[2]}"
+                f"{target} returned nothing: it must return what to judge, such as (model, args); to judge the "
+                f"function itself, return it from another: def subject(): return {target.rpartition(':')[2]}"
             )
     try:
         subject = as_subject(value, name_of_target(target))
@@ -195,8 +211,8 @@ def load_collection(target: str) -> dict[str, Any]:
     if not members or len(members) < len(pairs):
         found = type(value).__name__ if not pairs else f"{len(pairs)} pairs with {len(members)} different names"
         raise UsageError(
-            f"{target} must be a mapping of names to subjects or factories, or a function that returns one or yields "
-            f"pairs, each with a name of its own; found {found}"
+            f"{target} must be a mapping of names to subjects or functions that return one, or a function that returns "
+            f"such a mapping or yields pairs, each with a name of its own; found {found}"
         )
     return members
 
@@ -206,7 +222,9 @@ def load_attribute(target: str) -> Any:
     source, _, attribute = target.rpartition(":")
     if not source or not attribute:
         advice = f": name what to judge in it, as {target}:main" if Path(target).is_file() else ""
-        raise UsageError(f"a target is 'package.module:factory' or 'path/to/file.py:factory', found {target!r}{advice}")
+        raise UsageError(
+            f"a target is 'package.module:function' or 'path/to/file.py:function', found {target!r}{advice}"
+        )
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
         return attrgetter(attribute)(module)

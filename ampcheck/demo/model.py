@@ -71,9 +71,9 @@ class CharTransformer(nn.Module):
         return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def subject() -> Subject:
+def subject(layers: int = 2) -> Subject:
     """The demo as a subject: 2 layers, width 128, 4 heads, a batch of 8 by 64 characters, judged by its own loss."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = CharTransformer()
+        model = CharTransformer(layers=layers)
     return Subject((model, batch(8, 64)), name="demo", loss=lambda output: output[1])

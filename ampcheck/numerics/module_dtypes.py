@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
 from ampcheck.autocast.probe import low_dtype
@@ -58,13 +59,14 @@ def measure_dtypes(
     return {name: tuple(of_name) for name, of_name in dtypes.items()}, count
 
 
+@cuda_where_asked
 @restoring
 def assert_dtypes(
     model: object,
     inputs: object,
     expected: Mapping[str, torch.dtype | str | None],
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | None = None,
     name: str = "",
 ) -> Run:
@@ -87,6 +89,7 @@ def assert_dtypes(
     no module where paths are declared, and for an unknown device or dtype.
     """
     __tracebackhide__ = True
+    device = device or "cpu"
     if not expected:
         raise UsageError("assert_dtypes needs at least one pattern: with none it would check nothing")
     modules = {key: format_of(wanted).name for key, wanted in expected.items() if "::" not in key}  # type: ignore[arg-type]

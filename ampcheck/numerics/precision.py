@@ -50,7 +50,7 @@ def check_precision_loss(stats: NumericsStats, limits: Limits) -> list[Finding]:
     if findings:
         return first_findings(findings)
     if stats.judged and not stats.of("output"):
-        hint = "let the factory's model return the tensors that matter; what a model keeps to itself is not compared"
+        hint = "let the model return the tensors that matter; what a model keeps to itself is not compared"
         unseen = (reason for reason in (UNCOMPARED, VALUELESS) if reason in stats.coverage.unseen)
         reason = next(unseen, "no floating tensor with elements")
         text = f"the subject returns {reason}, so no output was compared"

@@ -53,14 +53,15 @@ DTYPES = ("bfloat16", "float16", "half")
 FILES = ("html", "json", "sarif")
 """The files that a session writes, by their options."""
 
-MARKER = (
+MARKERS = (
     "ampcheck(*checks, lock=False, device=None, speed=None): observe the test's body and fail it with the findings of "
     "these checks, such as 'overflow' or 'autocast-state'; without names, of every check that can be observed. "
     "lock=True (or a path): compare the body's calls under autocast with ampcheck.lock.json in the test's folder. "
     "device='cuda': run the body under that device's autocast policy. speed={'at_least': 1.2}: defaults of the fixture "
-    "speed. With lock, device or speed alone nothing is observed. The closest marker counts."
+    "speed. With lock, device or speed alone nothing is observed. The closest marker counts.",
+    "speed: a test of speed; those that ampcheck init writes run only with -m speed.",
 )
-"""The marker's entry in `pytest --markers`; `marker.py` reads its arguments."""
+"""The markers' entries in `pytest --markers`; `marker.py` reads the arguments of the first."""
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -7,12 +7,15 @@ at every start where it cannot write its cache, as in many containers.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampcheck.plugin.options import MARKER, are_given
+from ampcheck.plugin.options import MARKERS, are_given
 from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
 
 if TYPE_CHECKING:
@@ -22,13 +25,23 @@ if TYPE_CHECKING:
 _OPTIONS: pytest.StashKey[Options | None] = pytest.StashKey()
 """The options of a session that runs tests; None if none is given."""
 
+_STDERR: pytest.StashKey[int] = pytest.StashKey()
+"""A descriptor of standard error as it is outside of tests, which pytest captures."""
+
+_QUIET = -2
+"""The verbosity of `-qq`, with which no progress is shown."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; if tests are to run, also what the options need: the report, the session of speed tests."""
-    config.addinivalue_line("markers", MARKER)
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     option = config.option
     if option.help or option.collectonly or option.markers or option.showfixtures:
         return
+    if option.verbose > _QUIET and not hasattr(config, "workerinput"):
+        with suppress(OSError, ValueError, AttributeError):  # there may be no standard error
+            config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())  # type: ignore[union-attr]
     junit, compare = (config.getoption(name, None) for name in ("xmlpath", "benchmark_compare"))
     if not (junit or compare or are_given(config)):
         config.stash[_OPTIONS] = None
@@ -49,6 +62,25 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Suite(config, options, options.watch, report), "ampcheck-suite")
     if options.history is not None or compare:
         _register_speed_session(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what was opened."""
+    if (descriptor := config.stash.get(_STDERR, None)) is not None:
+        del config.stash[_STDERR]
+        os.close(descriptor)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """With `--ampcheck`, show that test files are imported, which takes seconds where they import torch."""
+    options, descriptor = session.config.stash.get(_OPTIONS, None), session.config.stash.get(_STDERR, None)
+    if options is None or not options.enabled or descriptor is None:
+        return (yield)
+    from ampcheck.plugin.progress import heartbeat
+
+    with heartbeat("collecting tests", descriptor):
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # after plugins that add markers
@@ -101,12 +133,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     _capture_no_trace()
     options = item.config.stash.get(_OPTIONS, None)
     guard = options is not None and options.guard
-    if not guard and ("ampcheck" not in item.keywords or item.get_closest_marker("ampcheck") is None):
-        return (yield)
-    from ampcheck.plugin.marker import observed
+    with _progress_of(item):
+        if not guard and ("ampcheck" not in item.keywords or item.get_closest_marker("ampcheck") is None):
+            return (yield)
+        from ampcheck.plugin.marker import observed
 
-    with observed(item, guard=guard):
-        return (yield)
+        with observed(item, guard=guard):
+            return (yield)
+
+
+def _progress_of(item: pytest.Item) -> AbstractContextManager[None]:
+    """Lines about a long test of a module that imports ampcheck; nothing with `-qq` and in workers of xdist."""
+    descriptor = item.config.stash.get(_STDERR, None)
+    if descriptor is None or "ampcheck" not in vars(getattr(item, "module", object)):
+        return nullcontext()
+    from ampcheck.plugin.progress import reported
+
+    return reported(item, descriptor)
 
 
 @pytest.hookimpl(tryfirst=True)

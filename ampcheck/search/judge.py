@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
+from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Table, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Subject, name_of
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
     from hypothesis import strategies as st
 
 
-@restoring
+@cuda_where_asked
 def assert_property(
     model: Callable[..., Any],
     inputs: st.SearchStrategy[Any],
     *,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: DType | Sequence[DType] | None = None,
     compile: bool = True,
     options: SearchOptions | None = None,
@@ -65,6 +67,36 @@ def assert_property(
     that is itself under `@given` needs `suppress_health_check=[HealthCheck.nested_given]`.
     """
     __tracebackhide__ = True
+    return verify(
+        judge_property(
+            model,
+            inputs,
+            device=device or "cpu",
+            dtype=dtype,
+            compile=compile,
+            options=options,
+            limits=limits,
+            name=name,
+            invariances=invariances,
+        )
+    )
+
+
+@restoring
+def judge_property(
+    model: Callable[..., Any],
+    inputs: st.SearchStrategy[Any],
+    *,
+    device: str = "cpu",
+    dtype: DType | Sequence[DType] | None = None,
+    compile: bool = True,
+    options: SearchOptions | None = None,
+    limits: Limits | None = None,
+    name: str = "",
+    invariances: Sequence[Invariance] = (),
+    progress: Progress = silent,
+) -> Run:
+    """The run of a search, which raises nothing for a failure. Parameters as of `assert_property`."""
     _require(model, inputs, invariances)
     options = options or SearchOptions()
     placement = place(device)
@@ -74,7 +106,8 @@ def assert_property(
         first = _first(inputs)
         subject = Subject((model, first.args, dict(first.kwargs)), name=title)
         wanted, native = _dtypes(subject, dtype)
-        for low in wanted:
+        for done, low in enumerate(wanted):
+            progress(f"{title}: {format_of(low).name}", done, len(wanted))
             runner = Runner(subject, low, device=placement.device, native=native)
             compiled = Compiled(runner) if compile else None
             search = Search(Evaluator(runner, invariances, compiled))
@@ -86,8 +119,7 @@ def assert_property(
                 breakings = tuple(map(written, stats.breakings))
                 stats = replace(stats, breakings=breakings)
             runs.append(property_run(stats, bounds))
-    run = replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
-    return verify(run)
+    return replace(merge(runs), environment=environment(placement.device), title=f"search of {title}")
 
 
 def property_run(stats: PropertyStats, limits: Limits) -> Run:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ampcheck.setup.repository import Class, Parameter, Repository, parameters_of
+from ampcheck.setup.repository import Class, Repository, parameters_of
+from ampcheck.setup.scripts import Parameter
+from ampcheck.setup.sources import Attempt
 from ampcheck.setup.uses import import_of
 
 _SIZES = {
@@ -41,6 +44,9 @@ _REQUIRED: Mapping[str, str] = {
 }
 """What a required argument of a name is given."""
 
+_PRESETS = ("model_type", "model_name", "preset", "variant", "arch", "name")
+"""Fields of a configuration that stand for its sizes."""
+
 _CONFIGS = ("config", "cfg", "conf", "args", "hparams", "params", "model_args", "configuration")
 
 
@@ -63,6 +69,24 @@ def guessed(model: Class, repository: Repository, *, small: bool) -> tuple[str, 
         arguments += values
         missing += lacking
     return f"{model.name}({', '.join(arguments)})", tuple(dict.fromkeys(imports)), tuple(missing)
+
+
+def of_default_config(model: Class) -> Iterator[Attempt]:
+    """Constructions with the documented configuration of a class, `Model(Model.get_default_config())`.
+
+    Fields that are None are given sizes by their names; once also without the name of a preset, which excludes sizes.
+    """
+    if not model.default_config or not model.parameters or not model.parameters[0].required:
+        return
+    make = f"config = {model.name}.{model.default_config}()"
+    unset = [each.name for each in model.config_fields if each.default == "None" and each.name in _REQUIRED]
+    sizes = [f"config.{name} = {_REQUIRED[name]}" for name in unset]
+    presets = [each.name for each in model.config_fields if each.name in _PRESETS and each.default != "None"]
+    large = [each.name for each in model.config_fields if _is_larger(each.default, SMALL.get(each.name))]
+    sizes += [f"config.{name} = {SMALL[name]}" for name in large]
+    origin = f"with the configuration of {model.name}.{model.default_config}, in small sizes"
+    for dropped in ([f"config.{name} = None" for name in presets], []) if presets else ([],):
+        yield Attempt(f"{model.name}(config)", (import_of(model),), "", origin, (make, *dropped, *sizes))
 
 
 def _values(parameters: Sequence[Parameter], *, small: bool) -> tuple[list[str], list[str]]:
@@ -105,6 +129,21 @@ def _config(parameter: Parameter, model: Class, repository: Repository) -> Class
     ]
     named = [each for each in beside if each.name.startswith(model.name)]
     return (named or beside)[0] if len(named or beside) == 1 else None
+
+
+def smaller(use: Attempt) -> Attempt:
+    """A construction with every large size, of keywords and of a configuration's fields, replaced by that of `SMALL`.
+
+    Its inputs, which may be of the sizes, are proposed anew.
+    """
+    lines = tuple(map(_smaller_field, use.setup))
+    return replace(use, code=shrunken(use.code), inputs="", origin=f"{use.origin}, in a smaller size", setup=lines)
+
+
+def _smaller_field(line: str) -> str:
+    target, _, value = line.partition(" = ")
+    small = SMALL.get(target.rpartition(".")[2]) if "." in target else None
+    return f"{target} = {small}" if _is_larger(value, small) else line
 
 
 def shrunken(code: str) -> str:

@@ -6,10 +6,11 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
-from ampcheck.setup.arguments import guessed, shrunken
+from ampcheck.setup.arguments import guessed, of_default_config, smaller
+from ampcheck.setup.configs import configured
 from ampcheck.setup.libraries import library_models
 from ampcheck.setup.repository import Class, Repository, parameters_of
 from ampcheck.setup.sources import Attempt
@@ -98,16 +99,15 @@ def _of_classes(repository: Repository) -> Iterator[Candidate]:
 
 
 def _from_class(model: Class, repository: Repository) -> Candidate:
-    uses = sorted(plain_uses(model, repository), key=lambda use: len(use.code))[:_USES]
-    attempts = list(uses)
+    uses = sorted(plain_uses(model, repository), key=lambda use: len(use.code) + sum(map(len, use.setup)))[:_USES]
+    attempts = [*uses, *configured(model, repository), *of_default_config(model)]
     code, imports, missing = guessed(model, repository, small=False)
     small = guessed(model, repository, small=True)[0]
     if not missing:
         origin = "with arguments after the names of its parameters" if "=" in code else "with its defaults"
         attempts.append(Attempt(code, imports, origin=origin))
         attempts.append(Attempt(small, imports, origin="with small sizes"))
-    smaller = ", in a smaller size"
-    attempts += (replace(use, code=shrunken(use.code), inputs="", origin=use.origin + smaller) for use in uses)
+    attempts += map(smaller, uses)
     parameters = parameters_of(model, repository.classes)
     signature = f"{model.name}({', '.join(each.name for each in parameters if each.required)})"
     return Candidate(
@@ -115,16 +115,16 @@ def _from_class(model: Class, repository: Repository) -> Candidate:
         factory_name(model.name),
         _distinct(attempts),
         signature,
-        missing if not uses else (),
+        missing if not attempts else (),
         model.source.root,
         imports,
     )
 
 
 def _distinct(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
-    first: dict[str, Attempt] = {}
+    first: dict[tuple[str, ...], Attempt] = {}
     for attempt in attempts:
-        first.setdefault(attempt.code, attempt)
+        first.setdefault((*attempt.setup, attempt.code), attempt)
     return tuple(first.values())
 
 

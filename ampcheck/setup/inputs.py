@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +23,14 @@ _TIMES = ("t", "time", "times", "timestep", "timesteps", "sigma", "noise_level")
 _LENGTHS = ("lengths", "lens", "seq_lens", "src_lengths", "input_lengths")
 _IMAGES = ("x", "img", "image", "images", "pixel_values", "pixels", "input", "inputs")
 _SIDES = (64, 224, 32, 28, 128, 256)
+_SMALL_SIDES = (32, 64, 96, 128, 188, 224)
+"""Sides of smaller images, 188 being the least of a U-Net of four levels without padding."""
+_SMALL_LENGTHS = (16, 64, 128)
+_BATCH = 2
+"""Of smaller inputs: normalization over a batch needs two."""
+
+_SHAPED = frozenset({"rand", "randn", "randint", "ones", "zeros", "full"})
+"""Functions of torch whose arguments are a shape, or have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,10 @@ def _for_layer(layer: nn.Module) -> Iterator[_Tensor]:
     elif isinstance(layer, nn.Linear):
         yield _Tensor(f"torch.randn(4, {layer.in_features})", 4)
         yield _Tensor(f"torch.randn(2, 16, {layer.in_features})", 2, 16)
+        for channels in (1, 3):  # images that the model flattens
+            side = math.isqrt(layer.in_features // channels)
+            if side >= 8 and channels * side * side == layer.in_features:
+                yield _Tensor(f"torch.randn(4, {channels}, {side}, {side})", 4)
     elif isinstance(layer, nn.RNNBase):
         yield _Tensor(f"torch.randn(4, 16, {layer.input_size})", 4, 16)
     elif isinstance(layer, nn.LayerNorm):
@@ -133,3 +148,38 @@ def runs(model: nn.Module, inputs: object) -> bool:
     got_gradient = any(parameter.grad is not None for parameter in model.parameters())
     model.zero_grad(set_to_none=True)
     return got_gradient
+
+
+def elements(code: str) -> int:
+    """The number of elements of the tensors that inputs are made of."""
+    return sum(math.prod(each.value for each in shape) for shape in _shapes(ast.parse(code, mode="eval")))
+
+
+def smaller_inputs(code: str) -> Iterator[str]:
+    """The same inputs with a smaller batch and smaller images, or shorter sequences, the smallest first."""
+    shapes = _shapes(ast.parse(code, mode="eval"))
+    sides = {shape[-1].value for shape in shapes if len(shape) >= 4}
+    lengths = {shape[1].value for shape in shapes if 2 <= len(shape) <= 3}
+    large, smaller = (max(sides, default=0), _SMALL_SIDES) if sides else (max(lengths, default=0), _SMALL_LENGTHS)
+    for size in (*(each for each in smaller if each < large), large):
+        tree = ast.parse(code, mode="eval")
+        for shape in _shapes(tree):
+            shape[0].value = min(shape[0].value, _BATCH)
+            for dimension in shape[1:] if not sides else shape[2 if len(shape) >= 4 else 1 :]:
+                if dimension.value == large:
+                    dimension.value = size
+        if (text := ast.unparse(tree)) != ast.unparse(ast.parse(code, mode="eval")):
+            yield text
+
+
+def _shapes(tree: ast.Expression) -> list[list[Any]]:
+    """The sizes in the calls that make tensors, as nodes of the tree, of those that are plain numbers."""
+    found: list[list[Any]] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _SHAPED:
+            continue
+        tuples = [each.elts for each in node.args if isinstance(each, (ast.Tuple, ast.List))]
+        sizes = [each for each in (tuples[0] if tuples else node.args) if isinstance(each, ast.Constant)]
+        if sizes and all(type(each.value) is int for each in sizes):
+            found.append(sizes)
+    return found

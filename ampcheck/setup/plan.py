@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from ampcheck.setup import pyproject
 from ampcheck.setup.candidates import candidates, unimportable
 from ampcheck.setup.files import Planned, require_writable
 from ampcheck.setup.render import Contents, render_tests, render_workflow
-from ampcheck.setup.repository import Repository, TrainingScript, read_repository
-from ampcheck.setup.sandbox import Tried, copied, import_paths, run_command, try_all
+from ampcheck.setup.repository import Repository, read_repository
+from ampcheck.setup.sandbox import Process, Tried, copied, import_paths, lock_policy, rehearse, try_all
+from ampcheck.setup.scripts import TrainingScript
 
 TESTS = "tests/test_amp.py"
 LOCK = "tests/ampcheck.lock.json"
@@ -26,8 +27,8 @@ WORKFLOW = ".github/workflows/ampcheck.yml"
 _FROM = "ampcheck @ git+https://github.com/ampcheck/ampcheck"
 """What the workflow installs."""
 
-_SECONDS = 300.0
-"""For a lock, and for the first steps of a training script; a busy machine needs minutes for what takes seconds."""
+_SCRIPTS = 2
+"""Training scripts that are tried until one runs."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Plan:
 def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) -> Plan:
     """Read a repository, try its models in a copy, and draft the files.
 
-    show: called with each stage. Raises `UsageError` for a folder that is missing or cannot be written, and for a
+    show: called with each step. Raises `UsageError` for a folder that is missing or cannot be written, and for a
     pyproject.toml that cannot be read.
     """
     if not folder.is_dir():
@@ -75,9 +76,9 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
         plan.left.append((folder / TESTS, "it exists; init tries no models beside it"))
         targets: list[str] = []
     else:
-        tests, lock, failed = _tried(repository, show)
+        tests, lock, reasons = _tried(repository, show)
         plan.files.append(Planned(folder / TESTS, render_tests(tests), _what(tests)))
-        plan.notes += _notes(repository, tests, failed)
+        plan.notes += _notes(repository, reasons)
         targets = _targets(tests)
     if lock:
         what = f"the policy lock: which ops of {listed(tests.locked)} autocast casts, and to what"
@@ -85,10 +86,10 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
     elif (folder / LOCK).exists():
         plan.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
     else:
-        why = "autocast could not be followed in any model" if tests.models else "no model ran"
+        why = "no model has a test of it" if tests.models else "no model ran"
         target = targets[0] if targets else "TARGET"
         plan.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
-    _plan_settings(plan, folder, before, targets)
+    _plan_settings(plan, folder, before, targets, _devices(tests))
     if repository.other_ci:
         commands = "`ampcheck audit` and `pytest tests/test_amp.py --ampcheck`"
         plan.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
@@ -105,20 +106,27 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
     return plan
 
 
-def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Contents, str, list[Tried]]:
-    """The tests whose factories ran, the text of their lock, and the candidates that did not run."""
+def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Contents, str, list[str]]:
+    """The tests whose factories ran, the text of their lock, and the reasons of what did not run or was left."""
     wanted = candidates(repository)
-    with copied(repository.folder) as copy:
-        if wanted:
-            show(f"trying {listed([each.title for each in wanted if each.attempts] or ['no model'], 3)} in a copy")
-        tried = try_all(copy, wanted)
+    with copied(repository.folder) as copy, Process(copy) as process:
+        tried = try_all(copy, wanted, process, show)
         models = [each for each in tried if each.attempt is not None]
         failed = [each for each in tried if each.attempt is None]
-        script, runs = _script(repository, copy, show)
-        paths = _paths(repository, models or failed[:1], script)
-        tests = Contents(models, failed[0] if failed and not models else None, script, runs, paths)
-        locked, lock = _locked(copy, tests, show)
-    return replace(tests, locked=locked), lock, failed
+        cuda = any(script.cuda for script in repository.scripts)
+        tests = Contents(models, failed[0] if failed and not models else None, cuda=cuda)
+        tests = replace(tests, paths=_paths(repository, models or failed[:1], None))
+        locked, lock, unlocked = _locked(copy, tests, process, show)
+        tests, untrained = _with_script(repository, copy, tests, process, show)
+    reasons = [f"{each.candidate.title} did not run: {each.error}" for each in failed if each is not tests.unfinished]
+    reached = {each.candidate.title for each in tried}
+    if models and (others := [each.title for each in wanted if each.title not in reached]):
+        reasons.append(f"not tried, as {len(models)} models have tests: {listed(others)}")
+    for each in models:
+        if each.heavy:
+            rest = "bfloat16 and compiled code are left to `ampcheck audit`, its lock to `ampcheck policy lock`"
+            reasons.append(f"{each.candidate.title} is heavy, {each.parameters:,} parameters: {rest}")
+    return replace(tests, locked=locked), lock, [*reasons, *unlocked, *untrained]
 
 
 def _paths(repository: Repository, chosen: Sequence[Tried], script: TrainingScript | None) -> list[str]:
@@ -129,50 +137,98 @@ def _paths(repository: Repository, chosen: Sequence[Tried], script: TrainingScri
         imports[each.candidate.root].update(line.split()[1].partition(".")[0] for line in lines)
     if script is not None:
         imports.setdefault(script.source.root, set()).add(script.source.module.partition(".")[0])
+        used = {origin.partition(".")[0] for origin in script.source.names.values()}
+        for source in repository.sources:
+            if (top := source.module.partition(".")[0]) in used:
+                imports.setdefault(source.root, set()).add(top)
     own = {source.module.partition(".")[0] for source in repository.sources}
     return import_paths(repository.folder, {root: names & own for root, names in imports.items()})
 
 
-def _locked(copy: Path, tests: Contents, show: Callable[[str], None]) -> tuple[list[str], str]:
-    """The factories that `ampcheck policy lock` accepts, and the lock that it wrote in the copy."""
+def _locked(
+    copy: Path, tests: Contents, process: Process, show: Callable[[str], None]
+) -> tuple[list[str], str, list[str]]:
+    """The factories whose policy could be locked, the text of their lock in the copy, and why others could not be."""
+    if (copy / LOCK).exists():
+        return [], "", []
+    _write_tests(copy, tests)
+    reasons = dict[str, str]()
+    for name in (each.candidate.name for each in tests.models if not each.heavy):
+        show(f"locking the autocast policy of {name}")
+        reasons[name] = lock_policy(process, f"{TESTS}:{name}")
+    names = [name for name, reason in reasons.items() if not reason]
+    left = [f"the policy of {name} was not locked: {reason}" for name, reason in reasons.items() if reason]
+    return names, (copy / LOCK).read_text(encoding="utf-8") if names else "", left
+
+
+def _write_tests(copy: Path, tests: Contents) -> None:
     path = copy / TESTS
     path.parent.mkdir(exist_ok=True)
     path.write_text(render_tests(tests), encoding="utf-8")
-    if (copy / LOCK).exists():
-        return [], ""
-    names = []
-    for name in (each.candidate.name for each in tests.models):
-        show(f"locking the autocast policy of {name}")
-        if run_command(copy, _SECONDS, "policy", "lock", f"{TESTS}:{name}") == 0:
-            names.append(name)
-    return names, (copy / LOCK).read_text(encoding="utf-8") if names else ""
 
 
-def _script(repository: Repository, copy: Path, show: Callable[[str], None]) -> tuple[TrainingScript | None, bool]:
-    """The training script that gets a test, and whether its function runs: two steps are tried in the copy."""
-    scripts = [script for script in repository.scripts if script.function is not None]
-    scripts.sort(key=lambda each: (each.needs != "", not each.source.path.rpartition("/")[2].startswith("train")))
-    if not scripts or scripts[0].needs:
-        return next(iter(scripts), None), False
-    target = f"{scripts[0].source.path}:{scripts[0].function}"
-    show(f"training two steps of {target} in a copy")
-    return scripts[0], run_command(copy, _SECONDS, "audit", target, "--steps=2", "--fast", "-q") in (0, 1)
+def _with_script(
+    repository: Repository, copy: Path, tests: Contents, process: Process, show: Callable[[str], None]
+) -> tuple[Contents, list[str]]:
+    """The tests with the first training script of which two steps run in the copy, else with the first one as it is to
+    be filled in; and why the others were left."""
+    scripts = sorted(repository.scripts, key=lambda each: (each.needs != "", not _is_named_train(each)))
+    models = tests.models or ([tests.unfinished] if tests.unfinished is not None else [])
+    reasons = dict[str, str]()
+    chosen: Contents | None = None
+    for script in [each for each in scripts if not each.needs][:_SCRIPTS]:
+        trains = replace(tests, script=script, script_runs=True, paths=_paths(repository, models, script))
+        _write_tests(copy, trains)
+        show(f"training two steps of {script.title} in a copy")
+        target = script.title if script.is_target else f"{TESTS}:training"
+        reason = rehearse(process, target, "cuda" if script.cuda else "")
+        if not reason:
+            chosen = trains
+            break
+        reasons[script.title] = reason
+    if chosen is None and scripts:
+        first = replace(scripts[0], needs=scripts[0].needs or f"what it lacks ({reasons[scripts[0].title]})")
+        chosen = replace(tests, script=first, script_runs=False, paths=_paths(repository, models, first))
+    left = [f"{title} did not train: {reason}" for title, reason in reasons.items()]
+    own = chosen.script.title if chosen is not None and chosen.script is not None else ""
+    others = [each for each in scripts if each.title != own and each.title not in reasons]
+    if others:
+        named = listed([f"{each.title} (which needs {each.needs})" if each.needs else each.title for each in others], 3)
+        left.append(f"one training script has a test; no test has {named}")
+    return chosen or tests, left
+
+
+def _is_named_train(script: TrainingScript) -> bool:
+    return script.source.path.rpartition("/")[2].startswith("train")
 
 
 def _targets(tests: Contents) -> list[str]:
     names = [each.candidate.name for each in tests.models]
     names += [tests.unfinished.candidate.name] if tests.unfinished is not None else []
-    if tests.script is None:
+    script = tests.script
+    if script is None:
         names = names or ["model"]
-    elif not tests.script_runs:
-        names = names or ["training"]
+    elif not (tests.script_runs and script.is_target):
+        names += ["training"] if tests.script_runs or not names else []
     targets = [f"{TESTS}:{name}" for name in names]
-    if tests.script is not None and tests.script_runs:
-        targets.append(f"{tests.script.source.path}:{tests.script.function}")
+    if script is not None and tests.script_runs and script.is_target:
+        targets.append(script.title)
     return targets
 
 
-def _plan_settings(plan: Plan, folder: Path, before: str | None, targets: Sequence[str]) -> None:
+def _devices(tests: Contents) -> dict[str, str]:
+    """The device of the targets where the scripts ask for CUDA: a machine without it emulates it."""
+    trained = tests.script.cuda if tests.script is not None else tests.cuda
+    return {each: "cuda" for each in _targets(tests) if (trained if _trains(each, tests) else tests.cuda)}
+
+
+def _trains(target: str, tests: Contents) -> bool:
+    return tests.script is not None and target in (tests.script.title, f"{TESTS}:training")
+
+
+def _plan_settings(
+    plan: Plan, folder: Path, before: str | None, targets: Sequence[str], devices: Mapping[str, str]
+) -> None:
     path = folder / pyproject.NAME
     if not targets:
         plan.left.append((path, "no targets are added beside tests that exist"))
@@ -180,7 +236,7 @@ def _plan_settings(plan: Plan, folder: Path, before: str | None, targets: Sequen
         plan.left.append((path, f"[tool.ampcheck] has targets; new ones would be {listed(targets)}"))
     else:
         what = f"[tool.ampcheck] with the targets {listed(targets)}"
-        plan.files.append(Planned(path, pyproject.with_targets(before, targets), what, before))
+        plan.files.append(Planned(path, pyproject.with_targets(before, targets, devices), what, before))
 
 
 def _what(tests: Contents) -> str:
@@ -191,7 +247,8 @@ def _what(tests: Contents) -> str:
         parts.append("tests, skipped until you fill in a model")
     if tests.script is not None:
         skipped = "" if tests.script_runs else ", skipped until you fill in what it needs"
-        parts.append(f"a test of {tests.script.source.path}:{tests.script.function}{skipped}")
+        data = " on random images" if tests.script_runs and tests.script.datasets else ""
+        parts.append(f"a test of {tests.script.title}{data}{skipped}")
     return "; ".join(parts)
 
 
@@ -205,16 +262,13 @@ def _seen(repository: Repository) -> tuple[str, ...]:
     )
 
 
-def _notes(repository: Repository, tests: Contents, failed: Sequence[Tried]) -> list[str]:
-    notes = [f"{each.candidate.title} did not run: {each.error}" for each in failed if each is not tests.unfinished][:4]
+def _notes(repository: Repository, reasons: Sequence[str]) -> list[str]:
+    notes = list(reasons)
     if repository.unnameable:
         files = listed(repository.unnameable, 3)
         notes.append(f"no import statement can name {files}: rename to letters, digits and _ to have it tried")
     for path, names in unimportable(repository).items():
         notes.append(f"{names} of {path} cannot be imported without training: move the loop into a function")
-    for script in repository.scripts:
-        if script.function is None and len(notes) < 8:
-            notes.append(f"{script.source.path}: {script.needs}; put `with ampcheck.watch():` around its loop")
     return notes
 
 

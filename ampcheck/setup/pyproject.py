@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
@@ -32,13 +32,18 @@ def has_targets(folder: Path) -> bool:
     return settings.folder == folder.resolve() and bool(settings.targets)
 
 
-def with_targets(text: str | None, targets: Sequence[str]) -> str:
+def with_targets(text: str | None, targets: Sequence[str], devices: Mapping[str, str] | None = None) -> str:
     """The text with the targets in `[tool.ampcheck]`, which is appended where there is none.
+
+    devices: of targets that have one.
 
     Raises `UsageError` where the file writes its tables in a form to which nothing can be added.
     """
     newline = "\r\n" if text and "\r\n" in text else "\n"
-    key = newline.join(["targets = [", *(f'    "{target}",' for target in targets), "]", ""])
+    devices = devices or {}
+    tables = {target: f'{{ target = "{target}", device = "{device}" }}' for target, device in devices.items()}
+    entries = [tables.get(target, f'"{target}"') for target in targets]
+    key = newline.join(["targets = [", *(f"    {entry}," for entry in entries), "]", ""])
     table = f"[tool.ampcheck]{newline}{key}"
     if not text:
         return table
@@ -47,11 +52,11 @@ def with_targets(text: str | None, targets: Sequence[str]) -> str:
         new = (start if start.endswith("\n") else start + newline) + key + end
     else:
         new = (text if text.endswith("\n") else text + newline) + newline + table
-    _require_added(new, targets)
+    _require_added(new, [{"target": each, "device": devices[each]} if each in devices else each for each in targets])
     return new
 
 
-def _require_added(text: str, targets: Sequence[str]) -> None:
+def _require_added(text: str, targets: Sequence[object]) -> None:
     try:
         added = parse_toml(text)["tool"]["ampcheck"]["targets"] == list(targets)
     except (ValueError, KeyError, TypeError):

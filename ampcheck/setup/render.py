@@ -14,11 +14,12 @@ from importlib.resources import files
 
 from ampcheck.core.errors import UsageError
 from ampcheck.setup.candidates import Candidate
-from ampcheck.setup.repository import TrainingScript
 from ampcheck.setup.sandbox import Tried
+from ampcheck.setup.scripts import TrainingScript
 
 _WIDTH = 100
 _SINGLE_QUOTED = re.compile(r"'([^'\"\\]*)'")
+_DOUBLE = r'"\1"'
 
 
 class _Template(string.Template):
@@ -37,7 +38,8 @@ class Contents:
     """What `tests/test_amp.py` is about.
 
     models: that ran. unfinished: a model whose arguments are missing. script: the training loop, and whether it ran.
-    paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock.
+    paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock. cuda: the models are
+    trained on CUDA.
     """
 
     models: Sequence[Tried] = ()
@@ -46,6 +48,7 @@ class Contents:
     script_runs: bool = False
     paths: Sequence[str] = ()
     locked: Sequence[str] = ()
+    cuda: bool = False
 
 
 def render_tests(tests: Contents) -> str:
@@ -55,9 +58,11 @@ def render_tests(tests: Contents) -> str:
     standard = ["import sys"] if tests.paths or "sys." in training else []
     standard += ["from pathlib import Path"] if tests.paths else []
     sections = [models]
+    if models and (compiled := _compiled(tests)):
+        sections.append(_template("compiled.py").substitute(models=compiled))
     if tests.locked:
         sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
-    if tests.models:
+    if tests.models and not tests.models[0].heavy:
         star = "**" if tests.models[0].inputs.startswith("{") else "*"
         sections.append(_template("speed.py").substitute(star=star))
     text = _template("test_amp.py").substitute(
@@ -84,7 +89,23 @@ def _models(tests: Contents) -> str:
     if not factories and tests.script is not None:
         return ""
     factories = factories or {"model": _template("no_model.py").template}
-    return _template("models.py").substitute(factories="".join(factories.values()), names=", ".join(factories))
+    heavy = any(each.heavy for each in tests.models)
+    options = ['dtype="float16"'] if heavy else []
+    options += ['device="cuda"'] if tests.cuda else []
+    return _template("models.py").substitute(
+        factories="".join(factories.values()),
+        names=", ".join(factories),
+        dtypes="float16" if heavy else "float16 and bfloat16",
+        options="".join(f", {option}" for option in options),
+    )
+
+
+def _compiled(tests: Contents) -> str:
+    """The factories whose compiled code has a test, as code; "" for none."""
+    light = [each.candidate.name for each in tests.models if not each.heavy]
+    if len(light) == len(tests.models):
+        return "MODELS"
+    return f"[{', '.join(light)}]" if light else ""
 
 
 def _path_line(path: str) -> str:
@@ -100,6 +121,7 @@ def _factory(tried: Tried) -> str:
         origin=tried.attempt.origin,
         parameters=f"{tried.parameters:,}",
         imports="\n    ".join(_merged(tried.attempt.imports)),
+        setup=_setup(tried.attempt.setup),
         code=_folded(tried.attempt.code, len("model = ")),
         inputs=_folded(tried.inputs, len("return model, ")),
     )
@@ -108,44 +130,72 @@ def _factory(tried: Tried) -> str:
 def _unfinished(candidate: Candidate, error: str) -> str:
     """A factory with dots: of the first construction that was tried, or else of the arguments that are missing."""
     if candidate.attempts:
-        code, imports = candidate.attempts[0].code, candidate.attempts[0].imports
+        code, imports, setup = candidate.attempts[0].code, candidate.attempts[0].imports, candidate.attempts[0].setup
         wanted = f"the arguments and inputs of {candidate.title}, as those drafted do not run: {error}"
     else:
         arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
-        code, imports = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports
+        code, imports, setup = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports, ()
         wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and the inputs of the model"
     return _template("unfinished.py").substitute(
         name=candidate.name,
         title=candidate.title,
         missing=wanted.replace("\\", "/").replace('"', "'"),
         imports="\n    ".join(_merged(imports)),
+        setup=_setup(setup),
         code=_folded(code, len("model = ")),
     )
 
 
+def _setup(lines: Sequence[str]) -> str:
+    return "".join(f"    {_SINGLE_QUOTED.sub(_DOUBLE, line)}\n" for line in lines)
+
+
 def _training(script: TrainingScript, *, runs: bool) -> str:
-    name = script.function or ""
-    lines = [f"from {script.source.module} import {name}", "", f"return {name}"]
-    own_line = f"sys.argv = [{_quoted(script.source.path)}]"
-    if runs and script.has_options:
-        lines = [f"{own_line}  # its options keep their defaults", *lines]
-    if not runs:
-        missing = script.signature.partition("(")[2].rstrip(")")
-        call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
-        ending = f"return lambda: {name}({call})" if call else f"return {name}"
-        options = [] if call else [f"{own_line}  # and its options"]
-        needs = script.needs or "its data and settings"
-        lines = [
-            "# FILL IN what is missing below, then delete this line and the next one.",
-            f"raise FillIn({_quoted(f'{needs}, for {script.source.path}')})",
-            lines[0],
-            "",
-            *options,
-            ending,
-        ]
-    body = "".join(f"    {line}\n" if line else "\n" for line in lines)
-    target = f"{script.source.path}:{name}"
-    return _template("training.py").substitute(path=target.replace('"', "'"), name=_quoted(target), body=body)
+    body = "".join(f"    {line}\n" if line else "\n" for line in (_runs if runs else _fill_in)(script))
+    return _template("training.py").substitute(
+        path=script.title.replace('"', "'"),
+        data=", on random images in the shapes of its datasets" if runs and script.datasets else "",
+        name=_quoted(script.title),
+        body=body,
+        device=', device="cuda"' if script.cuda else "",
+    )
+
+
+def _runs(script: TrainingScript) -> list[str]:
+    """The lines of a factory of which nothing is missing."""
+    imports = [] if script.function else ["import runpy"]
+    if script.datasets:
+        imports += [*([""] if imports else []), "from ampcheck.setup.datasets import random_datasets"]
+    if script.function:
+        imports.append(f"from {script.source.module} import {script.function}")
+        call = f"{script.function}()"
+    else:
+        call = f'runpy.run_path({_quoted(script.source.path)}, run_name="__main__")'
+    argv = f"sys.argv = [{', '.join(map(_quoted, (script.source.path, *script.arguments)))}]"
+    if script.is_target:
+        own = [f"{argv}  # its options keep their defaults"] if script.has_options else []
+        return [*own, *imports, "", f"return {script.function}"]
+    lines = [f"    {argv}"] if script.has_options or not script.function else []
+    lines += ["    with random_datasets():", f"        {call}"] if script.datasets else [f"    {call}"]
+    return [*imports, "", "def run():", *lines, "", "return run"]
+
+
+def _fill_in(script: TrainingScript) -> list[str]:
+    """The lines of a factory in which something is missing."""
+    name, own_line = script.function, f"sys.argv = [{_quoted(script.source.path)}]"
+    missing = script.signature.partition("(")[2].rstrip(")")
+    call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
+    needs = (script.needs or "its data and settings").replace("\\", "/")
+    lines = [
+        "# FILL IN what is missing below, then delete this line and the next one.",
+        f"raise FillIn({_quoted(f'{needs}, for {script.source.path}')})",
+    ]
+    if name is None:
+        run = f'runpy.run_path({_quoted(script.source.path)}, run_name="__main__")'
+        return [*lines, "import runpy", "", f"{own_line}  # and its options", f"return lambda: {run} and None"]
+    ending = f"return lambda: {name}({call})" if call else f"return {name}"
+    options = [] if call else [f"{own_line}  # and its options"]
+    return [*lines, f"from {script.source.module} import {name}", "", *options, ending]
 
 
 def _quoted(text: str) -> str:
@@ -169,7 +219,7 @@ def _folded(code: str, taken: int) -> str:
     text = code
     if 4 + taken + len(code) > _WIDTH:
         text = _fold(ast.parse(code, mode="eval").body, 4)
-    return _SINGLE_QUOTED.sub(r'"\1"', text)
+    return _SINGLE_QUOTED.sub(_DOUBLE, text)
 
 
 def _fold(node: ast.expr, indent: int) -> str:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampcheck.core.source import repository_of
-from ampcheck.setup.sources import Source, dotted, read_examples, read_sources
+from ampcheck.setup.scripts import Parameter, TrainingScript, function_parameters, training_script
+from ampcheck.setup.sources import Source, dotted, read_examples, read_readme, read_sources
 
 _MODULES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
 """Last names of classes outside of the repository whose subclasses are models."""
 
-_PARSERS = ("argparse", "click", "fire", "hydra", "typer", "absl", "tyro", "simple_parsing", "HfArgumentParser")
-_TRAINERS = ("main", "train", "run", "fit", "training_function", "train_model", "training_loop", "main_worker")
+_DEFAULT_CONFIGS = ("get_default_config", "default_config", "get_config", "get_default_cfg")
+"""Class methods and static methods that make the documented configuration of a class."""
+
 _OTHER_CI = (
     ".gitlab-ci.yml",
     ".circleci",
@@ -26,24 +28,11 @@ _OTHER_CI = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of a constructor. annotation, default: as source text, None where there is none."""
-
-    name: str
-    annotation: str | None = None
-    default: str | None = None
-
-    @property
-    def required(self) -> bool:
-        """Whether it has no default."""
-        return self.default is None
-
-
 @dataclass(frozen=True)
 class Class:
     """A class of the repository. bases: their last names. parameters: of the constructor, or the fields of a
-    dataclass; None where the class has none of its own. mentions: every name in its body."""
+    dataclass; None where the class has none of its own. mentions: every name in its body. default_config: the method
+    that makes its documented configuration, "" without one, and the fields that it sets."""
 
     name: str
     source: Source = field(repr=False)
@@ -51,20 +40,8 @@ class Class:
     parameters: tuple[Parameter, ...] | None = None
     methods: frozenset[str] = frozenset()
     mentions: frozenset[str] = field(default=frozenset(), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingScript:
-    """A script with a training loop. function: the one that trains, None where no function does. needs: what the user
-    must add before it can be called, "" for nothing. importable: whether importing it does not train. has_options:
-    whether it reads a command line, all of whose options have defaults."""
-
-    source: Source
-    function: str | None
-    signature: str
-    needs: str
-    importable: bool = True
-    has_options: bool = False
+    default_config: str = ""
+    config_fields: tuple[Parameter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +73,10 @@ def read_repository(folder: Path) -> Repository:
     """Read every Python file and the README of a folder."""
     sources, examples = read_sources(folder), read_examples(folder)
     classes = _by_name(found for source in sources for found in _classes(source))
-    scripts = [script for source in sources if not source.is_test and (script := _script(source)) is not None]
+    readme = read_readme(folder)
+    own = [source for source in sources if not source.is_test]
+    datasets = any(source.takes_datasets for source in own)
+    scripts = [each for source in own if (each := training_script(source, readme, datasets=datasets)) is not None]
     wanted = [*(model.source for model in _models(classes)), *(script.source for script in scripts)]
     unnameable = sorted({source.path for source in wanted if not source.has_importable_name})
     classes = _by_name(each for found in classes.values() for each in found if each.source.has_importable_name)
@@ -140,7 +120,25 @@ def _classes(source: Source) -> Iterator[Class]:
             for each in ast.walk(item)
             if isinstance(each, (ast.Name, ast.Attribute))
         )
-        yield Class(node.name, source, bases, _parameters(node, methods), frozenset(methods), mentions)
+        config = next((methods[name] for name in _DEFAULT_CONFIGS if name in methods), None)
+        yield Class(
+            node.name,
+            source,
+            bases,
+            _parameters(node, methods),
+            frozenset(methods),
+            mentions,
+            config.name if config is not None and config.decorator_list else "",
+            tuple(_fields_set(config)) if config is not None else (),
+        )
+
+
+def _fields_set(function: ast.FunctionDef) -> Iterator[Parameter]:
+    """The fields that a function sets: `config.width = 128`."""
+    for node in ast.walk(function):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            yield Parameter(target.attr, None, ast.unparse(node.value))
 
 
 def _parameters(node: ast.ClassDef, methods: Mapping[str, ast.FunctionDef]) -> tuple[Parameter, ...] | None:
@@ -156,21 +154,6 @@ def _parameters(node: ast.ClassDef, methods: Mapping[str, ast.FunctionDef]) -> t
             if isinstance(item.target, ast.Name)
         )
     return None
-
-
-def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
-    """The parameters of a function, without `*args` and `**kwargs`."""
-    positional = [*node.args.posonlyargs, *node.args.args]
-    defaults: list[ast.expr | None] = [None] * (len(positional) - len(node.args.defaults)) + list(node.args.defaults)
-    pairs = [*zip(positional, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-    return [
-        Parameter(
-            argument.arg,
-            ast.unparse(argument.annotation) if argument.annotation else None,
-            ast.unparse(default) if default is not None else None,
-        )
-        for argument, default in pairs
-    ]
 
 
 def _models(classes: Mapping[str, Sequence[Class]]) -> list[Class]:
@@ -278,63 +261,3 @@ def _reach(name: str, parts: Mapping[str, frozenset[str]]) -> int:
         seen |= new
         waiting += new
     return len(seen)
-
-
-def _script(source: Source) -> TrainingScript | None:
-    """The training loop of a file: what calls `.backward(...)`, or fits a trainer; in a package, what also steps."""
-    if source.path.endswith("__init__.py") or not _trains(source.tree):
-        return None
-    functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
-    if "." in source.module and not any(_trains(node) and _optimizes(node) for node in functions.values()):
-        return None  # a library's function of gradients, such as a penalty
-    body = [node for node in source.tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    guarded = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
-    if _trains(ast.Module([node for node in body if node not in guarded], [])):
-        return TrainingScript(source, None, source.path, "its module trains when it is imported", importable=False)
-    if guarded and _trains(ast.Module(list(guarded), [])):
-        return TrainingScript(source, None, source.path, "its loop is below `if __name__`, in no function")
-    name = next((name for name in _TRAINERS if name in functions), None)
-    if name is None:
-        return None
-    parameters = function_parameters(functions[name])
-    missing = [each.name for each in parameters if each.required]
-    signature = f"{name}({', '.join(missing)})"
-    parsers = sorted({origin.partition(".")[0] for origin in source.names.values()} & {*_PARSERS})
-    if "HfArgumentParser" in source.names:
-        parsers.append("HfArgumentParser")
-    has_options = parsers == ["argparse"] and not _has_required_options(source.tree)
-    needs = f"the command line that {parsers[0]} reads" if parsers and not has_options else ""
-    if missing:
-        needs = f"its arguments {', '.join(missing)}"
-    return TrainingScript(source, name, signature, needs, has_options=has_options)
-
-
-def _has_required_options(tree: ast.AST) -> bool:
-    """Whether a parser of argparse has an argument without a default: a positional one, or `required=True`."""
-    for node in ast.walk(tree):
-        called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-        if not isinstance(node, ast.Call) or called not in ("add_argument", "add_mutually_exclusive_group"):
-            continue
-        keywords = {each.arg: ast.unparse(each.value).strip("'\"") for each in node.keywords}
-        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "-"
-        optional = str(first).startswith("-") or keywords.get("nargs") in ("?", "*")
-        if keywords.get("required", "False") != "False" or not optional:
-            return True
-    return False
-
-
-def _optimizes(tree: ast.AST) -> bool:
-    """Whether code calls `step` of an optimizer or a scaler, or a trainer of a library."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return any(dotted(call).rpartition(".")[2] in ("step", "fit", "train") for call in calls)
-
-
-def _trains(tree: ast.AST) -> bool:
-    methods = {
-        node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    }
-    trainer = any(
-        isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2].endswith("Trainer")
-        for node in ast.walk(tree)
-    )
-    return "backward" in methods or (trainer and bool({"fit", "train"} & methods))

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,10 @@ _FILES = 20_000
 """Files that are copied; of more, Python's alone."""
 
 _SECONDS = 60.0
-"""CPU time for one candidate."""
+"""CPU time for one candidate, for a lock, and for the first steps of a training script."""
+
+_WAIT = 300.0
+"""Wall time for a lock, and for the first steps of a training script; a busy machine needs minutes for seconds."""
 
 _ALL = 600.0
 """Wall time for all of them: what waits uses no CPU time."""
@@ -46,13 +49,15 @@ _OFFLINE = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a candidate. attempt: that ran, None if none did. inputs: as code. error: why none ran."""
+    """What became of a candidate. attempt: that ran, None if none did. inputs: as code. error: why none ran. heavy: one
+    pass takes so long that compiled code and a second dtype would take minutes."""
 
     candidate: Candidate
     attempt: Attempt | None = None
     inputs: str = ""
     parameters: int = 0
     error: str = ""
+    heavy: bool = False
 
 
 @contextmanager
@@ -118,30 +123,60 @@ def import_paths(repository: Path, packages: Mapping[str, Collection[str]]) -> l
     ]
 
 
-def try_all(copy: Path, candidates: Sequence[Candidate]) -> list[Tried]:
-    """Build and run the candidates in the copy until `ENOUGH` of them run; those that were not reached are left out."""
+class Process:
+    """The process that runs the repository's code in a copy of it, entered as a context; its libraries are offline.
+
+    One serves for all: what the code imports takes seconds. Where it ended, the next question starts another.
+    """
+
+    def __init__(self, copy: Path) -> None:
+        self._copy = copy
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._worker is not None:
+            self._worker.kill()  # PyTorch's own end takes seconds
+
+    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
+        """The answer of a command of `trial`. Raises `UsageError` where the process ended or took longer."""
+        if self._worker is None:
+            self._worker = _started(self._copy, "ampcheck.setup.trial")
+        try:
+            return self._worker.ask(command, timeout=timeout, **arguments)
+        except UsageError:
+            self._worker.kill()
+            self._worker = None
+            raise
+
+
+def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show: Callable[[str], None]) -> list[Tried]:
+    """Build and run the candidates in the copy until `ENOUGH` of them run; those that were not reached are left out.
+
+    show: called with each one that begins.
+    """
     ready = [each for each in candidates if each.attempts]
     lacking = [Tried(each, error=f"required: {', '.join(each.missing)}") for each in candidates if not each.attempts]
-    if not ready:
-        return lacking
     paths = [str(copy / root) for root in dict.fromkeys(candidate.root for candidate in candidates)]
     tried, end = list[Tried](), time.monotonic() + _ALL
-    with _started(copy, "ampcheck.setup.trial") as worker:
-        for candidate in ready:
-            attempts, left = list(map(asdict, candidate.attempts)), max(end - time.monotonic(), 0.0)
-            try:
-                answer = worker.ask("build", timeout=left, paths=paths, attempts=attempts, seconds=_SECONDS)
-            except UsageError as error:
-                tried.append(Tried(candidate, error=_reason(error)))
-                break
-            tried.append(_tried(candidate, answer))
-            if sum(each.attempt is not None for each in tried) == ENOUGH:
-                break
+    for candidate in ready:
+        show(f"trying {candidate.title} in a copy")
+        attempts, left = list(map(asdict, candidate.attempts)), max(end - time.monotonic(), 0.0)
+        try:
+            answer = process.ask("build", left, paths=paths, attempts=attempts, seconds=_SECONDS)
+        except UsageError as error:
+            tried.append(Tried(candidate, error=_reason(error)))
+            break
+        tried.append(_tried(candidate, answer))
+        if sum(each.attempt is not None for each in tried) == ENOUGH:
+            break
     return [*tried, *lacking]
 
 
 def _reason(error: UsageError) -> str:
-    """Why no candidate is tried after this one, in a line."""
+    """Why nothing is tried after this, in a line."""
     if isinstance(error, WorkerEndedError) and error.why == TIME:
         return f"all candidates together took longer than {_ALL:g} s"
     first, *printed = str(error).splitlines()
@@ -151,17 +186,27 @@ def _reason(error: UsageError) -> str:
 def _tried(candidate: Candidate, answer: Mapping[str, Any]) -> Tried:
     if "error" in answer:
         return Tried(candidate, error=answer["error"])
-    attempt = next(each for each in candidate.attempts if each.code == answer["code"])
-    return Tried(candidate, attempt, answer["inputs"], answer["parameters"])
+    ran = (answer["code"], tuple(answer["setup"]))
+    attempt = next(each for each in candidate.attempts if (each.code, each.setup) == ran)
+    return Tried(candidate, attempt, answer["inputs"], answer["parameters"], heavy=answer["heavy"])
 
 
-def run_command(copy: Path, seconds: float, *arguments: str) -> int | None:
-    """The exit code of a command of ampcheck in the copy; None where it took longer, or its process ended."""
-    with suppress(UsageError), _started(copy, "ampcheck.cli.main") as worker:
-        code: int = worker.ask("main", timeout=seconds, argv=arguments)
-        worker.kill()  # PyTorch's own end takes seconds
-        return code
-    return None
+def lock_policy(process: Process, target: str) -> str:
+    """Write the policy lock of a factory in the copy: why it could not be written, "" where it was."""
+    try:
+        answer: str = process.ask("lock", _WAIT, target=target, seconds=_SECONDS)
+    except UsageError as error:
+        return _reason(error)
+    return answer
+
+
+def rehearse(process: Process, target: str, device: str) -> str:
+    """Train two steps of a target in the copy: why it trained none, "" where it did."""
+    try:
+        answer: str = process.ask("rehearse", _WAIT, target=target, device=device, seconds=_SECONDS)
+    except UsageError as error:
+        return _reason(error)
+    return answer
 
 
 def _started(copy: Path, commands: str) -> Worker:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 _SKIPPED = frozenset(
@@ -49,6 +50,13 @@ class Source:
         """Whether an import statement can name the module; it cannot for `my-model.py` and `01_train.py`."""
         return all(part.isidentifier() and not keyword.iskeyword(part) for part in self.module.split("."))
 
+    @property
+    def takes_datasets(self) -> bool:
+        """Whether the file takes datasets from torchvision."""
+        return "torchvision.datasets." in self.text or any(
+            f"{origin}.".startswith("torchvision.datasets.") for origin in self.names.values()
+        )
+
     @cached_property
     def names(self) -> dict[str, str]:
         """What each imported name stands for: `GPT` -> `model.GPT`, `nn` -> `torch.nn`."""
@@ -78,7 +86,8 @@ class Source:
 class Attempt:
     """A construction of a model.
 
-    code: the expression. imports: lines that it needs. inputs: the arguments of a call of the model, as a tuple or a
+    code: the expression. setup: statements before it, such as those that fill a configuration. imports: lines that both
+    need. inputs: the arguments of a call of the model, as a tuple or a
     mapping, "" where they are proposed from the model. origin: where it comes from, in words.
     """
 
@@ -86,6 +95,7 @@ class Attempt:
     imports: tuple[str, ...]
     inputs: str = ""
     origin: str = ""
+    setup: tuple[str, ...] = ()
 
 
 def dotted(node: ast.expr) -> str:
@@ -99,23 +109,25 @@ def dotted(node: ast.expr) -> str:
 
 def read_sources(folder: Path) -> list[Source]:
     """Every Python file that can be parsed, outside of hidden folders, environments and builds."""
-    sources = [_read(folder, path) for path in _python_files(folder)]
+    sources = [_read(folder, path) for path in islice(files_of(folder, (".py",), _BYTES), _FILES)]
     return [source for source in sources if source is not None]
+
+
+def read_readme(folder: Path) -> str:
+    """The text of the README, "" without one."""
+    found = (path for path in sorted(folder.glob("README*")) if path.suffix.lower() == ".md" and path.is_file())
+    path = next(found, None)
+    return path.read_text(encoding="utf-8", errors="replace") if path is not None else ""
 
 
 def read_examples(folder: Path) -> list[Source]:
     """The blocks of Python in the README, each as a source of its own."""
-    found = (path for path in sorted(folder.glob("README*")) if path.suffix.lower() == ".md" and path.is_file())
-    path = next(found, None)
-    if path is None:
-        return []
-    blocks = _FENCE.findall(path.read_text(encoding="utf-8", errors="replace"))
-    trees = [(block, tree) for block in blocks if (tree := _parse(block)) is not None]
-    return [Source(path.name, block, tree) for block, tree in trees]
+    trees = [(block, tree) for block in _FENCE.findall(read_readme(folder)) if (tree := _parse(block)) is not None]
+    return [Source("README.md", block, tree) for block, tree in trees]
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    count = 0
+def files_of(folder: Path, endings: tuple[str, ...], size: int) -> Iterator[Path]:
+    """The files with these endings and no more bytes, outside of hidden folders, environments and builds."""
     for parent, folders, files in os.walk(folder):
         if "pyvenv.cfg" in files:
             folders.clear()
@@ -123,11 +135,8 @@ def _python_files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         for name in sorted(files):
             path = Path(parent, name)
-            if name.endswith(".py") and path.is_file() and path.stat().st_size <= _BYTES:
+            if name.endswith(endings) and path.is_file() and path.stat().st_size <= size:
                 yield path
-                count += 1
-                if count == _FILES:
-                    return
 
 
 def _read(folder: Path, path: Path) -> Source | None:

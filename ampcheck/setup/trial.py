@@ -1,30 +1,49 @@
-"""The command of the process that builds and runs candidates: the user's code, in a copy of the repository."""
+"""The commands of the process that tries models, locks and scripts: the user's code, in a copy of the repository."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import nn
 
-from ampcheck.core.errors import as_result, brief
+from ampcheck.autocast.locks.lock import DEVICES, LockTarget, write_lock
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.process_memory import total_memory
-from ampcheck.setup.inputs import proposed_inputs, runs
+from ampcheck.core.run import Verdict
+from ampcheck.core.settings import Target
+from ampcheck.setup.inputs import elements, proposed_inputs, runs, smaller_inputs
+from ampcheck.target import audit_target
 
 LARGE = 10_000_000
 """A model of more parameters is tried in a smaller size first."""
 
+_RAISED = re.compile(r"^the code must run to its end, but it |: later code was not checked$")
+
+_STEPS = 2
+"""Steps of a training script that are tried."""
+
 _TRIES = 60
 """So many proposed inputs are tried at most."""
 
-_SLOW = 3.0
-"""Seconds of a forward and backward pass; inputs of an example that take longer give way to proposed ones."""
+_SLOW = 0.3
+"""CPU seconds of a forward and backward pass in float32. An audit runs some fifty of them, those in 16 bits up to forty
+times as slow on a CPU without such instructions: inputs that take longer give way to smaller ones."""
+
+_HEAVY = 0.5
+"""CPU seconds of a pass above which the tests leave to an audit what takes minutes."""
+
+_MANY = 200_000
+"""Elements of inputs above which smaller ones are tried first."""
 
 
 class TrialTimeoutError(BaseException):
@@ -57,7 +76,7 @@ def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: flo
                 except Exception as raised:  # noqa: BLE001, PERF203  # the user's code may raise anything
                     errors.append(brief(as_result(raised)))
     except TrialTimeoutError:
-        errors.insert(0, f"it took longer than {seconds:g} s of CPU time")
+        errors.insert(0, _took_longer(seconds))
     except SystemExit:
         errors.insert(0, "its module exits when it is imported, as scripts do that read their command line there")
     except BaseException as raised:  # noqa: BLE001
@@ -65,12 +84,47 @@ def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: flo
     return {"error": errors[0]}
 
 
+def lock(target: str, seconds: float) -> str:
+    """Write the policy lock of a factory next to its file: why it could not be written, "" where it was."""
+    try:
+        with _at_most(seconds):
+            write_lock(LockTarget.of(target), DEVICES, ("float16", "bfloat16"))
+    except TrialTimeoutError:
+        return _took_longer(seconds)
+    except Exception as raised:  # noqa: BLE001  # the user's code may raise anything
+        return brief(as_result(raised))
+    return ""
+
+
+def rehearse(target: str, device: str, seconds: float) -> str:
+    """Train two steps of a target: why it trained none, "" where it did."""
+    file = os.path.abspath(target.rpartition(":")[0])
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == file]:
+        del sys.modules[name]  # an earlier version of the file
+    try:
+        with _at_most(seconds):
+            run = audit_target(Target(target, device=device, compile=False, steps=_STEPS))
+    except TrialTimeoutError:
+        return f"two steps take longer than {seconds:g} s of CPU time"
+    except UsageError as error:
+        return brief(error)
+    if run is None or run.coverage.seen.get("steps"):
+        return ""
+    reasons = [f.message for f in run.findings if f.check == COVERAGE.slug and f.verdict is not Verdict.PASS]
+    reason = next(iter(reasons), "it stepped no optimizer")
+    return _RAISED.sub("", reason)
+
+
+def _took_longer(seconds: float) -> str:
+    return f"it took longer than {seconds:g} s of CPU time"
+
+
 def _is_large(attempt: dict[str, Any]) -> bool:
     """Whether a model has more than `LARGE` parameters, counted without their memory."""
     try:
         namespace = _namespace(attempt)
         with torch.device("meta"):
-            model = eval(attempt["code"], namespace)
+            model: Any = _built(attempt, namespace)
         return bool(sum(parameter.numel() for parameter in model.parameters()) > LARGE)
     except Exception:  # noqa: BLE001  # it is built with memory next, which gives the reason
         return False
@@ -102,27 +156,40 @@ def _namespace(attempt: dict[str, Any]) -> dict[str, Any]:
 def _run(attempt: dict[str, Any]) -> dict[str, Any]:
     namespace = _namespace(attempt)
     torch.manual_seed(0)
-    model = eval(attempt["code"], namespace)
+    model = _built(attempt, namespace)
     if not isinstance(model, nn.Module):
         raise TypeError(f"{attempt['code']} is a {type(model).__name__}, no nn.Module")
-    error, slow = "", dict[str, Any]()
+    errors = list[str]()
     own = attempt["inputs"]
-    for inputs in (*([own] if own else []), *islice(proposed_inputs(model), _TRIES)):
-        begin = time.monotonic()
+    first = (*(smaller_inputs(own) if own and elements(own) > _MANY else ()), *([own] if own else ()))
+    proposed = islice(proposed_inputs(model), _TRIES)
+    found = next(_running(model, chain(first, proposed), namespace, errors), None)
+    if found is None:
+        raise ValueError(errors[0] if errors else "no inputs found that it takes")
+    if found[1] > _SLOW:
+        found = next(_running(model, smaller_inputs(found[0]), namespace, errors), found)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {**attempt, "inputs": found[0], "parameters": count, "heavy": found[1] > _HEAVY}
+
+
+def _running(
+    model: nn.Module, proposed: Iterable[str], namespace: dict[str, Any], errors: list[str]
+) -> Iterator[tuple[str, float]]:
+    """The inputs from which the model trains, each with the CPU seconds of the pass. errors: gets why others do not."""
+    for inputs in proposed:
+        begin = time.process_time()
         try:
             trains = runs(model, eval(inputs, namespace))
-        except Exception as raised:  # noqa: BLE001
-            error = error or f"no inputs found that it takes; with {inputs}: {brief(as_result(raised))}"
+        except Exception as raised:  # noqa: BLE001  # the user's code may raise anything
+            errors.append(f"no inputs found that it takes; with {inputs}: {brief(as_result(raised))}")
             continue
-        if not trains:
-            error = error or f"with {inputs} no parameter gets a gradient"
-            continue
-        took = time.monotonic() - begin
-        count = sum(parameter.numel() for parameter in model.parameters())
-        result = {**attempt, "inputs": inputs, "parameters": count, "seconds": took}
-        if took <= _SLOW or inputs != own:
-            return slow if slow and took > slow["seconds"] else result
-        slow = result
-    if slow:
-        return slow
-    raise ValueError(error or "no inputs found that it takes")
+        if trains:
+            yield inputs, time.process_time() - begin
+        else:
+            errors.append(f"with {inputs} no parameter gets a gradient")
+
+
+def _built(attempt: dict[str, Any], namespace: dict[str, Any]) -> object:
+    for line in attempt["setup"]:
+        exec(line, namespace)
+    return eval(attempt["code"], namespace)

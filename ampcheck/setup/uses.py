@@ -1,8 +1,9 @@
 """How a repository itself builds its models: calls whose arguments are plain, as explicit code.
 
 A name in an argument is replaced by what was assigned to it, so that `TransformerWrapper(num_tokens=256,
-attn_layers=Decoder(dim=512))` is left of a script that has `layers = Decoder(dim=DIM)`. What cannot be followed (an
-option of the command line, `**config`) makes a call no plain one.
+attn_layers=Decoder(dim=512))` is left of a script that has `layers = Decoder(dim=DIM)`; an option of the command line
+by its default; a configuration whose fields are set one by one keeps its statements. What cannot be followed (an option
+without a default, `**config`) makes a call no plain one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
+from ampcheck.setup.options import option_defaults
 from ampcheck.setup.repository import Class, Repository
 from ampcheck.setup.sources import Attempt, Source, dotted
 
 _DEPTH = 12
 """Names within names that are followed."""
+
+_OPTIONS = frozenset({"args", "opt", "opts", "options", "hparams", "params", "config", "cfg", "flags", "FLAGS"})
+"""Names of parameters that hold the options of the command line."""
 
 _INPUTS = frozenset({"rand", "randn", "randint", "ones", "zeros", "arange", "full", "tensor", "eye", "linspace"})
 """Functions of torch that make inputs."""
@@ -55,7 +60,8 @@ def _uses_in(source: Source, model: Class, classes: Mapping[str, Sequence[Class]
             call = next(_calls_of(value, model.name), None)
             if call is None:
                 continue
-            writer = _Writer(source, names, classes)
+            fields = _fields(body, statement.lineno)
+            writer = _Writer(source, names, classes, fields)
             try:
                 code = writer.plain(call)
             except _NotPlainError:
@@ -63,7 +69,8 @@ def _uses_in(source: Source, model: Class, classes: Mapping[str, Sequence[Class]
             target = statement.targets[0] if isinstance(statement, ast.Assign) and call is value else None
             inputs = _inputs(target.id, body, writer) if isinstance(target, ast.Name) else ""
             where = f"{source.path}:{statement.lineno}" if source.module else source.path
-            yield Attempt(code, tuple(sorted(writer.imports)), inputs, f"as {where} builds it")
+            setup = tuple(writer.setup)
+            yield Attempt(code, tuple(sorted(writer.imports)), inputs, f"as {where} builds it", setup)
 
 
 def _calls_of(tree: ast.AST, name: str) -> Iterator[ast.Call]:
@@ -80,6 +87,17 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         for block in ("body", "orelse", "finalbody"):
             yield from _flat(getattr(statement, block, []))
+
+
+def _fields(body: Sequence[ast.stmt], end: int) -> dict[str, list[ast.Assign]]:
+    """The statements `name.field = value` of a scope before a line, by name."""
+    found: dict[str, list[ast.Assign]] = {}
+    for statement in _flat(body):
+        if isinstance(statement, ast.Assign) and statement.lineno < end:
+            target = statement.targets[0]
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                found.setdefault(target.value.id, []).append(statement)
+    return found
 
 
 def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr | None]:
@@ -104,10 +122,15 @@ class _Writer:
     """Writes expressions of one scope with every name resolved; collects the imports that they need."""
 
     def __init__(
-        self, source: Source, names: Mapping[str, ast.expr | None], classes: Mapping[str, Sequence[Class]]
+        self,
+        source: Source,
+        names: Mapping[str, ast.expr | None],
+        classes: Mapping[str, Sequence[Class]],
+        fields: Mapping[str, Sequence[ast.Assign]],
     ) -> None:
-        self._source, self._names, self._classes = source, names, classes
+        self._source, self._names, self._classes, self._fields = source, names, classes, fields
         self.imports: set[str] = set()
+        self.setup: list[str] = []
 
     def plain(self, node: ast.expr) -> str:
         """The expression as source text. Raises `_NotPlainError` where a part depends on a run."""
@@ -134,25 +157,50 @@ class _Writer:
             return node
         if isinstance(node, ast.Call):
             return self._call(node, depth)
-        if isinstance(node, ast.Attribute) and dotted(node).startswith("torch."):
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        raise _NotPlainError
+
+    def _attribute(self, node: ast.Attribute) -> ast.expr:
+        """A name of torch, or an option of the command line, of which its default is left."""
+        if dotted(node).startswith("torch."):
             return node
+        if isinstance(node.value, ast.Name) and node.attr in (defaults := option_defaults(self._source.tree)):
+            value = self._names.get(node.value.id)
+            if (value is None and node.value.id in _OPTIONS) or (value is not None and "parse" in ast.unparse(value)):
+                return ast.parse(repr(defaults[node.attr]), mode="eval").body
         raise _NotPlainError
 
     def _name(self, node: ast.Name, depth: int) -> ast.expr:
         value = self._names.get(node.id)
         if value is not None:
-            return self._resolved(deepcopy(value), depth - 1)
+            resolved = self._resolved(deepcopy(value), depth - 1)
+            if node.id not in self._fields:
+                return resolved
+            self._set_fields(node.id, resolved, depth)
+            return node
         if node.id not in self._names and node.id in self._classes:
             self._import(node.id)
             return node
         raise _NotPlainError
 
+    def _set_fields(self, name: str, value: ast.expr, depth: int) -> None:
+        """Keep the statements that make an object and set its fields."""
+        lines = [f"{name} = {ast.unparse(ast.fix_missing_locations(value))}"]
+        for statement in self._fields[name]:
+            field = self._resolved(deepcopy(statement.value), depth - 1)
+            text = ast.unparse(ast.fix_missing_locations(field))
+            lines.append(f"{ast.unparse(statement.targets[0])} = {text}")
+        self.setup += [line for line in lines if line not in self.setup]
+
     def _call(self, node: ast.Call, depth: int) -> ast.expr:
         name = dotted(node.func)
-        last = name.rpartition(".")[2]
+        first, _, last = name.rpartition(".")
         if last in self._classes and name not in self._names:
             self._import(last)
             node.func = ast.Name(last)
+        elif first in self._classes and first not in self._names:  # such as Config.from_name("small")
+            self._import(first)
         elif name.startswith("torch.nn.") or (name.startswith("torch.") and last in _INPUTS):
             pass
         elif (

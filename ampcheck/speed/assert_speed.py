@@ -23,14 +23,14 @@ def assert_speed(
     at_least: float | Mapping[str, float] = 1.0,
     base: str | None = None,
     startup: StartupLimits | bool = False,
-    device: str = "cpu",
+    device: str | None = None,
     options: SpeedOptions | None = None,
     name: str = "",
 ) -> Run:
     """Assert that code is fast enough: arms against each other, the working tree against a base, or a compiled start.
 
     arms: name to a callable without arguments, of which the first is the reference; or, with `base` or `startup`, a
-    target `package.module:factory` or `path/to/file.py:factory`, which fresh processes load. at_least: how many times
+    target `package.module:function` or `path/to/file.py:function`, which fresh processes load. at_least: how many times
     as fast as the reference, or as the base, the rest must be; of arms one ratio for all, or one for each that is
     judged. base: a commit, branch or tag of the same repository, such as `origin/main`. startup: the limits of a start,
     True for the default ones. name: of arms, in findings.
@@ -39,14 +39,15 @@ def assert_speed(
     measured.
     """
     __tracebackhide__ = True
+    device = device or "cpu"
     options = options or SpeedOptions()
     if isinstance(arms, str):
         return verify(_target_run(arms, at_least, base, startup, device, options))
     if base is not None or startup is not False:
         which = "startup" if base is None else "base"
         raise UsageError(
-            f"{which} needs a target that fresh processes load by its name, 'package.module:factory' or "
-            f"'path/to/file.py:factory'; found a {type(arms).__name__}"
+            f"{which} needs a target that fresh processes load by its name, 'package.module:function' or "
+            f"'path/to/file.py:function'; found a {type(arms).__name__}"
         )
     options.require_used("arms")
     limits = limits_of(arms, at_least)

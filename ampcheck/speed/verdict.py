@@ -6,9 +6,9 @@ The requirement is `ratio >= limit`; a shortfall below the minimum effect does n
 - PASS: the whole interval is above limit / (1 + effect).
 - UNDECIDED: anything else.
 
-The interval covers chance. Systematic differences show in the A/A twin of the reference: where its interval reaches
-further from 1 than the minimum effect, the twin's own ratio is subtracted on both sides, and an arm that is then
-undecided is "not comparable".
+The interval covers chance. Systematic differences show in the A/A twin of the reference. Where its interval reaches
+further from 1 than the minimum effect, a failure has to be larger than the twin's own ratio, a pass has to be clear of
+all that interval, the noise, and an arm that is then undecided is "not comparable".
 
 The interval's confidence is `1 - 2 * false_alarms / (comparisons * looks)`: of all comparisons of a suite, each judged
 several times while it runs, together at most `false_alarms` fail without a cause (Bonferroni's inequality, which
@@ -164,7 +164,7 @@ def conclude(ratio: float, low: float, high: float, rule: Rule, *, noise: float,
     slack = 1 + bias if noisy else 1.0
     if high * slack < rule.limit and ratio * slack < rule.floor:
         return Decision(Verdict.FAIL, ratio, low, high)
-    if low > rule.floor * slack:
+    if low > rule.floor * (1 + noise if noisy else 1.0):
         return Decision(Verdict.PASS, ratio, low, high)
     return Decision(Verdict.UNDECIDED, ratio, low, high, NOISE if noisy else STRADDLES)
 
@@ -224,6 +224,7 @@ def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
     decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
     required = requirement(arm.name, rule.limit, reference)
     observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
+    observed += f"; its first call took {arm.first:.0f} s" if arm.first >= 1 else ""
     if stats.threads is not None and stats.threads.fewer:
         observed += f"; it {stats.threads.fewer}"
     message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
@@ -277,7 +278,10 @@ def explain(decision: Decision, rule: Rule, required: str, observed: str, refere
         return f"not comparable: {twins}, more than the minimum effect of {percent(rule.effect)}; {observed}"
     if decision.reason == STRADDLES:
         return f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
-    return f"{required}, shortfalls below {percent(rule.effect)} not counted; {observed}"
+    message = f"{required}, shortfalls below {percent(rule.effect)} not counted; {observed}"
+    if decision.verdict is Verdict.PASS and noise > rule.effect:
+        message += f", which is clear of the noise of {100 * noise:.2g} % between {reference} and its twin"
+    return message
 
 
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.subject import name_of_target, split_member
+from ampcheck.core.subject import is_architecture, name_of_target, split_member
 from ampcheck.core.worker import Worker
 
 ZOO = "zoo.py:ZOO"
@@ -35,9 +35,10 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
     """The targets that a list names, one of each family first, then a second of each.
 
     source: a file with a target a line, where `#` begins a comment; a collection (see `load_collection`), as
-    `package.module:attribute` or `path/to/file.py:attribute`; or a folder with the collection `ZOO` in `zoo.py`. A
-    target of a file may be `collection[pattern]`. only: a pattern of names. Collections are loaded in a process of
-    their own. Raises `UsageError` for a list that cannot be read, or that names nothing.
+    `package.module:attribute` or `path/to/file.py:attribute`; the architecture of a library; or a folder with
+    the collection `ZOO` in `zoo.py`. A target of a file may be `collection[pattern]`. only: a pattern of names.
+    Collections are loaded in a process of their own. Raises `UsageError` for a list that cannot be read, or that names
+    nothing.
     """
     families = cache(_families)
     entries = [entry for target in _targets(source) for entry in _expanded(target, families)]
@@ -61,6 +62,8 @@ def _targets(source: str) -> list[str]:
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} must be a text file with a target a line: {error}") from error
         return [line for text in lines if (line := text.partition(" #")[0].strip()) and not line.startswith("#")]
+    if is_architecture(source):
+        return [source]
     if ":" in source:
         return [source if split_member(source)[1] else f"{source}[*]"]
     raise UsageError(f"a sweep needs a file of targets, a folder with a zoo.py, or file.py:collection; found {source}")

@@ -32,6 +32,7 @@ _CALLS_THROUGH = os.path.join(AMPCHECK, "autocast", "placement.py")
 """Calls the functions of PyTorch for the user's code, which raise there what the user's code is at fault for."""
 _SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
 _NOT_THE_USERS = (AMPCHECK, _TORCH, _SCRIPTS, os.path.dirname(os.__file__) + os.sep + "contextlib.py", "<")
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _CYTHON = (".pyx", ".pxd", ".pxi")
 """A compiled extension names its own source in a traceback; the file is not installed."""
 
@@ -234,10 +235,15 @@ def short_path(path: str) -> str:
 
 
 def users_place(error: BaseException) -> tuple[str, int | None]:
-    """The innermost line of the user's code that an exception came through."""
+    """The innermost line of the user's code that an exception came through; of Python's library in need."""
     frames = ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__))
-    lines = [(short_path(path), line) for path, line in frames if is_users(path)]
-    return lines[-1] if lines else ("", None)
+    lines = [(path, line) for path, line in frames if is_users(path)]
+    lines = [each for each in lines if not _is_pythons(each[0])] or lines
+    return (short_path(lines[-1][0]), lines[-1][1]) if lines else ("", None)
+
+
+def _is_pythons(path: str) -> bool:
+    return path.startswith(_PYTHON) and "-packages" + os.sep not in path
 
 
 def scaler_method(error: BaseException) -> str:

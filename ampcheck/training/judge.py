@@ -327,7 +327,7 @@ def judge_training(
 def assert_training(
     subject: object,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     checks: Collection[str] | None = None,
     limits: Limits | None = None,
     name: str = "",
@@ -346,7 +346,7 @@ def assert_training(
         raise UsageError(f"{loop.name} is of kind '{loop.kind.value}'; a training loop is a mapping with 'step'")
     slugs = parse_checks(checks, for_kind(Kind.TRAINING))
     loop = replace(loop, name=name or loop.name)
-    return verify(judge_training(loop, slugs, limits, steps=steps, device=device))
+    return verify(judge_training(loop, slugs, limits, steps=steps, device=device or "cpu"))
 
 
 def _runs(context: Context, checks: Collection[str] | None, progress: Progress) -> Iterator[Run]:

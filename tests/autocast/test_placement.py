@@ -449,3 +449,27 @@ def test_a_loop_that_was_placed_is_audited_and_watched() -> None:
         for number in range(3):
             seen.step(step(number))
     assert not seen.run.failed
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps"])
+def test_code_for_another_accelerator_runs_as_it_stands(kind: str) -> None:
+    backend = torch.backends.mps if kind == "mps" else torch.xpu
+    if backend.is_available():
+        pytest.skip(f"this machine has {kind}")
+    with emulate(kind):
+        layer, x = torch.nn.Linear(4, 4).to(kind), torch.randn(2, 4, device=kind)
+        getattr(torch, kind).manual_seed(0)
+        getattr(torch, kind).synchronize()
+        with torch.autocast(kind, torch.float16):
+            y = layer(x)
+        compiled = torch.compile(lambda t: t.to(kind) * 2, backend="eager")
+        assert backend.is_available()
+        assert y.dtype is torch.float16
+        assert {y.device.type, layer.weight.device.type} == {kind}
+        assert getattr(y, f"is_{kind}")
+        assert not y.is_cuda
+        assert y.cpu().device.type == "cpu"
+        assert torch.equal(compiled(x.cpu()), 2 * x.cpu())
+        assert torch.accelerator.current_accelerator() == torch.device(kind)
+    assert not backend.is_available()
+    assert layer.weight.device.type == "cpu"

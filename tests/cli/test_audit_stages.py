@@ -212,6 +212,20 @@ def test_times_are_those_of_the_last_audit_of_this_target_with_these_options(cac
     assert all(path.is_relative_to(cache) for path in cache.rglob("*"))
 
 
+def test_times_of_another_machine_are_not_shown(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StageTimes.of(Target("m.py:f")).save({"eager": 12.0})
+    monkeypatch.setattr("ampcheck.cli.stage_times.platform.node", lambda: "another")
+    assert StageTimes.of(Target("m.py:f")).seconds == {}
+
+
+def test_what_this_run_measured_scales_the_times_of_the_last(cache: Path) -> None:
+    times = StageTimes(cache, {"eager": 10.0, "compiled": 60.0})
+    assert times.expected(["compiled"], {}) == 60.0
+    assert times.expected(["compiled"], {"eager": 30.0}) == 180.0, "a machine that is busier now"
+    assert times.expected(["compiled"], {"another stage": 30.0}) == 60.0
+    assert times.expected(["unknown"], {"eager": 30.0}) == 0.0
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\xff", b"[1]", b'{"eager": "long"}', b'{"eager": -1, "x": {"float": "nan"}}', b"{"]
 )

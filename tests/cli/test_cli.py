@@ -135,7 +135,7 @@ def test_the_kept_run_is_the_run_that_was_judged(demo: Audited) -> None:
     run = Run.load(demo.folder / "run.json")
     assert run.title == "audit of demo"
     assert not run.failed
-    assert run.coverage.seen["ops"] > 100
+    assert run.coverage.seen["ops"] > 50  # one layer, for one dtype
     assert {finding.check for finding in run.findings} >= {"overflow", "precision-loss", "coverage"}
     assert run.environment["torch"] == torch.__version__
 
@@ -201,7 +201,7 @@ AUDITS = {
     "missing file": ("absent.py:f", "there is no file absent.py"),
     "missing module": ("no_such_module:f", "cannot import no_such_module"),
     "missing attribute": ("targets.py:absent", "has no 'absent'"),
-    "no factory": ("targets.py", "package.module:factory"),
+    "no factory": ("targets.py", "package.module:function"),
     "wrong shape": ("targets.py:number", "found int"),
     "factory that raises": ("targets.py:raises", "raised RuntimeError: first"),
     "factory that exits": ("targets.py:leaves", "raised SystemExit"),
@@ -449,7 +449,7 @@ def test_a_target_that_cannot_be_judged_leaves_the_others_judged(
 ) -> None:
     done = command(capfd, "audit", "targets.py:raises", "targets.py:overflow", *QUICK)
     assert done.code == 1
-    assert "incomplete coverage: not judged: the factory targets.py:raises raised" in done.out
+    assert "incomplete coverage: not judged: targets.py:raises raised" in done.out
     assert "FAIL overflow" in done.out
 
 

@@ -93,7 +93,7 @@ class Callable2:
     [
         None,
         5,
-        "module:factory",
+        "module:function",
         X,
         MODEL,
         nn.Linear,
@@ -301,7 +301,7 @@ def test_an_attribute_may_be_a_subject_a_shape_or_dotted(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["", ":", "module", "module:", ":factory", "file.py", "file.py:"])
 def test_what_is_no_target_says_what_one_is(target: str) -> None:
-    assert "package.module:factory" in complaint(target)
+    assert "package.module:function" in complaint(target)
 
 
 def test_a_missing_file_and_a_folder_are_usage_errors(folder: Path) -> None:
@@ -438,7 +438,7 @@ def test_a_target_may_be_a_member_of_a_collection_and_has_its_name(collections: 
     [
         ("models_k.py:MODELS[c]", "models_k.py:MODELS has no 'c'; it has a/linear, b:[x]"),
         ("models_k.py:twice[a]", "found 2 pairs with 1 different names"),
-        ("models_k.py:empty[a]", "must be a mapping of names to subjects or factories, or a function"),
+        ("models_k.py:empty[a]", "must be a mapping of names to subjects or functions that return one"),
         ("models_k.py:number[a]", "found int"),
         ("models_k.py:raises[a]", "the collection models_k.py:raises raised RuntimeError: no weights"),
         ("models_k.py:linear[a]", "the collection models_k.py:linear raised"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from importlib.resources import files
@@ -12,8 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck import demo
+from ampcheck import Run, Subject, demo
+from ampcheck.core.settings import Target
 from ampcheck.core.subject import Kind
+from ampcheck.target import audit_target
 
 VOCABULARY = sorted(set(demo.corpus()))
 
@@ -85,6 +88,16 @@ def test_it_is_two_layers_of_width_128_and_4_heads_on_8_by_64_characters() -> No
     assert [tuple(tensor.shape) for tensor in call.args] == [(8, 64), (8, 64)]
     assert call.kwargs == {}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_the_demo_of_an_audit_without_a_target_has_one_layer_which_compiles_in_less_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[Subject] = []
+    audit = importlib.import_module("ampcheck.audit")  # `ampcheck.audit` is the function
+    monkeypatch.setattr(audit, "judge_subject", lambda subject, **_: judged.append(subject) or Run())
+    audit_target(Target(""))
+    assert [len(subject.model.blocks) for subject in judged] == [1]
 
 
 def test_its_loss_starts_near_the_entropy_of_a_guess() -> None:

@@ -159,7 +159,7 @@ def test_scripts_say_what_their_functions_need(tmp_path: Path) -> None:
         found[name] = (script.signature, script.needs)
     assert found == {
         "loop": ("main()", ""),
-        "module": ("train.py", "its module trains when it is imported"),
+        "module": ("train.py", ""),
         "options": ("main()", ""),
     }
 
@@ -168,8 +168,8 @@ def test_scripts_say_what_their_functions_need(tmp_path: Path) -> None:
     ("arguments", "needs"),
     [
         ("'--lr', type=float, default=0.1", ""),
-        ("'--lr', type=float, required=True", "the command line that argparse reads"),
-        ("'data'", "the command line that argparse reads"),
+        ("'--lr', type=float, required=True", "the options --lr of its command line"),
+        ("'data'", "the options data of its command line"),
         ("'data', nargs='?'", ""),
         ("'--fast', action='store_true'", ""),
     ],

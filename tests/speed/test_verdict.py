@@ -12,7 +12,7 @@ from simulated import SimulatedClock, taking
 from ampcheck import UsageError, Verdict
 from ampcheck.speed.paired import PairedMeasurement
 from ampcheck.speed.stats import TWIN, ArmTimes, SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed, decide, is_decided, record_of
+from ampcheck.speed.verdict import Rule, aa_noise, check_speed, decide, is_decided, record_of
 
 
 def stats_of(ratio: float, *, noise: float = 0.01, twin: float = 1.0, cycles: int = 100, **more: object) -> SpeedStats:
@@ -69,6 +69,23 @@ def test_a_twin_that_differs_from_the_reference_makes_what_differs_no_more_not_c
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.5, Verdict.FAIL), (2.0, Verdict.PASS)])
 def test_what_stands_clear_of_the_noise_is_judged_all_the_same(ratio: float, verdict: Verdict) -> None:
     assert verdict_of(ratio, twin=0.9) is verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.5, Verdict.UNDECIDED), (2.0, Verdict.UNDECIDED), (6.0, Verdict.PASS)]
+)
+def test_a_pass_is_clear_of_the_noise_that_its_report_shows(ratio: float, verdict: Verdict) -> None:
+    twin = math.log(4) * np.linspace(-1, 1, 12)  # of two runs of one code, one takes up to four times as long
+    assert aa_noise(twin) > 1.3
+    assert decide(np.full(12, math.log(ratio)), twin, Rule()).verdict is verdict
+
+
+def test_a_pass_beside_noise_says_that_it_is_clear_of_it() -> None:
+    (finding,) = check_speed(stats_of(2.0, twin=0.9))
+    assert finding.verdict is Verdict.PASS
+    assert "clear of the noise of 10 % between base and its twin" in finding.message
+    (finding,) = check_speed(stats_of(2.0))
+    assert "noise" not in finding.message
 
 
 def test_a_finding_says_requirement_observation_interval_and_confidence() -> None:

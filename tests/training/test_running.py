@@ -359,10 +359,28 @@ def test_the_command_line_takes_a_training_script(tmp_path: Path, capsys: pytest
     assert "6 steps" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_factory_that_forgets_to_return_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_forgets_to_return_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "script_that_forgets.py").write_text(SCRIPT, encoding="utf-8")
     assert command_line(["audit", f"{tmp_path / 'script_that_forgets.py'}:forgets_to_return"]) == 2
-    assert "stepped no optimizer" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "script_that_forgets.py:forgets_to_return returned nothing, and stepped no optimizer" in said
+    assert "factory" not in said
+
+
+def test_a_script_that_raises_before_it_trains_is_refused_at_its_line_in_the_words_of_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script_without_data.py"
+    script.write_text("def main():\n    open('no_such_data.bin')\n", encoding="utf-8")
+    for target in (f"{script}:main", str(script)):
+        assert command_line(["audit", target]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "factory" not in said
+        assert "main" in said
+        wanted = (
+            "script_without_data.py:2, before any step of an optimizer" if ":main" in target else "name what to judge"
+        )
+        assert wanted in said
 
 
 def verdicts(*pairs: tuple[str, Verdict]) -> list[Finding]:

@@ -36,7 +36,7 @@ from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table
-from ampcheck.core.subject import Subject, as_subject, load_subject, package_root
+from ampcheck.core.subject import Subject, as_subject, is_architecture, load_subject, package_root
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import users_frame
@@ -60,7 +60,7 @@ class LockTarget:
 
     @classmethod
     def of(cls, target: Any, path: PathLike | None = None, name: str = "", *, near: Path | None = None) -> LockTarget:
-        """Load the target; its entry is named `file.py:factory`, however the target was spelled.
+        """Load the target; its entry is named `file.py:function`, however the target was spelled.
 
         near: a relative file is searched there and in the folders above, up to the project's, where the working
         directory has none. Raises `UsageError` naming the folders where none of them has it.
@@ -78,6 +78,8 @@ class LockTarget:
             "cuda" if is_present("cuda") else "cpu"
         ):  # weights decide which experts a router calls; the same ones each time
             subject = load_subject(loaded)
+        if is_architecture(target):  # of a library's code, beside which no lock belongs
+            return cls(subject, name or target, lock_path(path, Path.cwd()), BY_PYTEST if name else ANY_COMMAND)
         subject = replace(subject, name=target) if subject.name == loaded else subject
         source = Path(module if module.endswith(".py") else sys.modules[module].__file__ or module)
         command = BY_PYTEST if name else ANY_COMMAND  # the command line names entries by their factory

@@ -178,7 +178,7 @@ def require_origin(target: str, root: Path, repository: Path) -> None:
         if origin is None or not is_inside(origin, root):
             raise UsageError(
                 f"{module} must be imported from the checkout that is measured, and came from {origin or 'no file'}: "
-                "put its folder on PYTHONPATH, or name a file of the repository, path/to/file.py:factory"
+                "put its folder on PYTHONPATH, or name a file of the repository, path/to/file.py:function"
             )
     if root == repository:
         return

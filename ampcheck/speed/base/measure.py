@@ -74,7 +74,7 @@ def measure_base(
 ) -> BaseStats:
     """Measure the working tree, the head, against a base of the same repository.
 
-    target: `package.module:factory` or `path/to/file.py:factory`. base: a commit, branch or tag; where the head lacks
+    target: `package.module:function` or `path/to/file.py:function`. base: a commit, branch or tag; where the head lacks
     commits of it, the merge base of both. options: with a mode of torch.compile the target also runs eager, so that a
     changed speedup is recognized; without mode and precision it runs unmodified. Each round starts the base, its twin
     and the head in fresh processes; only a step of which two rounds of one cycle take longer exceeds the budget. rule:

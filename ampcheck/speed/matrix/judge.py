@@ -65,7 +65,7 @@ def _check_best(stats: MatrixStats) -> Finding:
         message += f"; {stats.threads.crowded}" if stats.threads and stats.threads.crowded else ""
         hint = "raise the budget, or leave other work off this machine"
         return SPEEDUP.undecided(name, message, where=WHERE, hint=hint)
-    message = f"none of {len(timed)} cells is right and {_least(stats.noise)}"
+    message = f"none of {len(timed)} cells is right and {_least(EFFECT)}"  # the noise has been subtracted
     return SPEEDUP.passed(name, message, len(timed), where=WHERE)
 
 

@@ -41,13 +41,13 @@ def measure_startup(
 ) -> StartupStats:
     """Measure the cost of a subject's start, each launch in a process of its own with cache folders of its own.
 
-    target: `package.module:factory` or `path/to/file.py:factory`, which each process loads. Raises `UsageError` for a
+    target: `package.module:function` or `path/to/file.py:function`, which each process loads. Raises `UsageError` for a
     subject that cannot be loaded or compiled, or a process that fails.
     """
     if not isinstance(target, str):
         raise UsageError(
             "start-up is measured in fresh processes, which load the subject by its name: pass "
-            f"'package.module:factory' or 'path/to/file.py:factory'; found {type(target).__name__}"
+            f"'package.module:function' or 'path/to/file.py:function'; found {type(target).__name__}"
         )
     options = options or SpeedOptions()
     options.require_used("startup")

@@ -1,0 +1,128 @@
+"""Random images in the place of torchvision's datasets, so that a training script runs without a download."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.torchtools.patching import replaced
+
+_TRAIN = {"MNIST": 60_000, "CIFAR10": 50_000, "SVHN": 73_257, "STL10": 5_000}
+_TEST = {"MNIST": 10_000, "CIFAR10": 10_000, "SVHN": 26_032, "STL10": 8_000}
+_SHAPES = {"MNIST": (28, 28), "CIFAR10": (32, 32, 3), "SVHN": (3, 32, 32), "STL10": (3, 96, 96)}
+"""Images of one split and the shape of one, as torchvision's class keeps them; subclasses have that of their base."""
+
+_CLASSES = {"CIFAR100": 100, "EMNIST": 47}
+"""Numbers of classes other than 10."""
+
+_DRAWN = 500
+"""Images that are drawn; a dataset repeats them."""
+
+_FOLDER_CLASSES, _FOLDER_SIDE, _FOLDER_IMAGES = 10, 256, 10_000
+
+
+@contextmanager
+def random_datasets() -> Iterator[None]:
+    """Inside, torchvision's datasets whose files are not there hold random images of their shapes, and nothing is
+    downloaded.
+
+    Those are MNIST and its relatives, CIFAR10, CIFAR100, SVHN, STL10, and `ImageFolder` with ImageNet's: ten classes of
+    256 x 256 pixels. Numbers of images, labels and transforms are as in the dataset itself.
+    """
+    datasets = importlib.import_module("torchvision.datasets")
+    with ExitStack() as stack:
+        for name in ("MNIST", "EMNIST", "QMNIST", "CIFAR10", "SVHN", "STL10"):
+            stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random))
+        for name in ("ImageFolder", "ImageNet"):
+            stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random_folder))
+        for name in ("MNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "DatasetFolder"):
+            stack.enter_context(replaced(getattr(datasets, name), "__getitem__", _make_unobserved))
+        yield
+
+
+def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
+    def item(self: object, index: int) -> object:
+        with _disable_current_modes():  # as in a worker: transforms of each image would take longer than the training
+            return original(self, index)
+
+    return item
+
+
+def _make_random(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = _arguments(original, self, args, kwargs)
+        try:
+            original(self, **{**given, **({"download": False} if "download" in given else {})})
+        except Exception:  # noqa: BLE001  # of a missing file, which each dataset reports in its own way
+            _fill(self, given)
+
+    return init
+
+
+def _arguments(
+    original: Callable[..., None], self: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    bound = inspect.signature(original).bind(self, *args, **kwargs)
+    bound.apply_defaults()
+    given = dict(list(bound.arguments.items())[1:])
+    return {**given, **given.pop("kwargs", {})}
+
+
+def _fill(self: Any, given: dict[str, Any]) -> None:
+    """Give a dataset random images and labels, in the attributes from which its class reads them."""
+    import torch
+
+    base = next(each.__name__ for each in type(self).__mro__ if each.__name__ in _SHAPES)
+    trains = given.get("train")
+    trains = "train" in given.get("split", "train") if trains is None else bool(trains)
+    _begin(self, given, [str(each) for each in range(_CLASSES.get(type(self).__name__, 10))])
+    self.train = trains
+    count = (_TRAIN if trains else _TEST)[base]
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(0, 256, (_DRAWN, *_SHAPES[base]), dtype=np.uint8)
+    self.data = np.resize(drawn, (count, *_SHAPES[base]))
+    labels = generator.integers(0, len(self.classes), count)
+    self.targets, self.labels = labels.tolist(), labels
+    if base == "MNIST":
+        self.data, self.targets = torch.from_numpy(self.data), torch.from_numpy(labels)
+
+
+def _begin(self: Any, given: dict[str, Any], classes: list[str]) -> None:
+    base = importlib.import_module("torchvision.datasets").VisionDataset
+
+    names = ("transforms", "transform", "target_transform")
+    base.__init__(self, given.get("root", ""), **{name: given[name] for name in names if name in given})
+    self.split = given.get("split", "")
+    own = getattr(type(self), "classes", ())
+    if len(own) != len(classes):
+        self.classes = classes
+    if not isinstance(getattr(type(self), "class_to_idx", None), property):
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+
+def _make_random_folder(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = _arguments(original, self, args, kwargs)
+        try:
+            original(self, *args, **kwargs)
+            return
+        except Exception:  # noqa: BLE001  # a folder that is not there, or has no images
+            _begin(self, given, [str(each) for each in range(_FOLDER_CLASSES)])
+        self.samples = self.imgs = [(str(each), each % _FOLDER_CLASSES) for each in range(_FOLDER_IMAGES)]
+        self.targets = [label for _, label in self.samples]
+        self.loader, self.extensions = _random_image, None
+
+    return init
+
+
+def _random_image(path: str) -> object:
+    from PIL import Image
+
+    generator = np.random.default_rng(int(path))
+    return Image.fromarray(generator.integers(0, 256, (_FOLDER_SIDE, _FOLDER_SIDE, 3), dtype=np.uint8))

@@ -1,0 +1,128 @@
+"""Training scripts run as they are documented, with small batches, and on random images of the shapes of their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from setup.repositories import write
+
+from ampcheck.setup.datasets import random_datasets
+from ampcheck.setup.render import Contents, render_tests
+from ampcheck.setup.repository import read_repository
+from ampcheck.setup.scripts import TrainingScript
+
+LOOP = """
+import argparse
+import torch
+
+def train(args):
+    net = torch.nn.Linear(4, 1)
+    net(torch.randn(args.batch_size, 4)).sum().backward()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-net", required=True)
+    parser.add_argument("-b", "--batch-size", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=4)
+    train(parser.parse_args())
+"""
+
+
+def script_of(folder: Path, files: dict[str, str]) -> TrainingScript:
+    (script,) = read_repository(write(folder, files)).scripts
+    return script
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python train.py -net vgg16", "$ accelerate launch --mixed_precision fp16 train.py \\\n  -net vgg16  # all"],
+)
+def test_the_readmes_command_gives_the_options_and_the_batch_is_made_small(tmp_path: Path, line: str) -> None:
+    script = script_of(tmp_path, {"train.py": LOOP, "README.md": f"# Net\n```sh\n{line}\n```\n"})
+    assert (script.function, script.needs) == (None, "")
+    assert script.arguments == ("-net", "vgg16", "--batch-size", "8", "--workers", "0")
+
+
+@pytest.mark.parametrize(
+    "line", ["", "python train.py -net NET", "python train.py -net /path/to/it", "python other.py -net a"]
+)
+def test_without_a_documented_command_the_options_are_asked_for(tmp_path: Path, line: str) -> None:
+    script = script_of(tmp_path, {"train.py": LOOP, "README.md": line})
+    assert (script.needs, script.arguments) == ("the options -net of its command line", ())
+
+
+def test_a_batch_that_is_given_stays(tmp_path: Path) -> None:
+    script = script_of(tmp_path, {"train.py": LOOP, "README.md": "`python train.py -net a -b 64`"})
+    assert script.arguments == ("-net", "a", "-b", "64", "--workers", "0")
+
+
+HYDRA = """
+import hydra
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def main(cfg):
+    trainer = hydra.utils.instantiate(cfg.trainer)
+    trainer.fit(hydra.utils.instantiate(cfg.model))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_of_hydra_runs_whole_with_its_own_configuration(tmp_path: Path) -> None:
+    script = script_of(tmp_path, {"train.py": HYDRA})
+    assert (script.function, script.needs, script.title) == (None, "", "train.py")
+    text = render_tests(Contents(script=script, script_runs=True))
+    assert 'runpy.run_path("train.py", run_name="__main__")' in text
+    assert 'sys.argv = ["train.py"]' in text
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [
+        ("net = net.cuda()", True),
+        ("device = 'cuda:0'", True),
+        ("scaler = torch.cuda.amp.GradScaler()", True),
+        ("print('no cuda here')", False),
+    ],
+)
+def test_a_script_that_asks_for_cuda_has_it_in_its_test(tmp_path: Path, line: str, cuda: bool) -> None:
+    files = {"train.py": f"import torch\ndef main():\n    {line}\n    net(1).backward()\n"}
+    script = script_of(tmp_path, files)
+    assert script.cuda is cuda
+    assert ('device="cuda"' in render_tests(Contents(script=script, script_runs=True))) is cuda
+
+
+def test_datasets_of_torchvision_are_random_wherever_the_repository_takes_them(tmp_path: Path) -> None:
+    files = {"data.py": "from torchvision.datasets import MNIST\n", "train.py": "def main():\n    loss().backward()\n"}
+    script = script_of(tmp_path, files)
+    assert (script.datasets, script.is_target) == (True, False)
+    text = render_tests(Contents(script=script, script_runs=True))
+    assert "with random_datasets():\n            main()" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "count", "size"),
+    [
+        ("MNIST", {"train": True}, 60_000, (28, 28)),
+        ("FashionMNIST", {"train": False}, 10_000, (28, 28)),
+        ("CIFAR100", {"train": True}, 50_000, (32, 32)),
+        ("SVHN", {"split": "test"}, 26_032, (32, 32)),
+        ("ImageFolder", {}, 10_000, (256, 256)),
+    ],
+)
+def test_a_dataset_that_is_not_there_has_random_images_of_its_shape(
+    tmp_path: Path, name: str, options: dict[str, object], count: int, size: tuple[int, int]
+) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+    options = options if name == "ImageFolder" else {**options, "download": True}
+    with random_datasets():
+        data = getattr(datasets, name)(str(tmp_path / "none"), transform=lambda image: image, **options)
+        image, label = data[count - 1]
+    assert (len(data), image.size) == (count, size)
+    assert 0 <= int(label) < (100 if name == "CIFAR100" else 10)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises((RuntimeError, OSError)):
+        getattr(datasets, name)(str(tmp_path / "none"), **{key: options[key] for key in options if key != "download"})
