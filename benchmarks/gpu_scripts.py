@@ -1,6 +1,6 @@
 """Public training scripts that were written for a GPU, unmodified, audited on a CPU; then with planted mistakes.
 
-    python benchmarks/gpu_scripts.py --mirror FOLDER [--only NAME] [--healthy] [--list]
+    python benchmarks/gpu_scripts.py --mirror FOLDER [--older FOLDER] [--only NAME] [--healthy] [--list]
 
 Each script runs as it stands: a driver of `benchmarks/gpu_scripts` gives it a small model, random data of the shape
 that it reads and random weights, and changes nothing else. `--mirror` names a folder of local clones,
@@ -14,12 +14,13 @@ import argparse
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -35,6 +36,9 @@ DRIVERS = Path(__file__).with_name("gpu_scripts")
 EVIDENCE = ROOT / "reports" / "evidence" / "gpu_scripts.json"
 LIMIT = 900
 """Seconds that one audit may take."""
+
+OLDER: list[str] = []
+"""The folder of `--older`, with releases of packages that are no longer current."""
 
 SHARED = ("torch", "torchvision", "numpy", "PIL.Image", "ampcheck.audit", "ampcheck.target", "torch._dynamo")
 """What is imported once, before the runs are forked; what asks for a device when it is imported is not among them."""
@@ -108,6 +112,8 @@ def audit(script: Script, folder: Path, result: Path) -> None:
     from ampcheck.core.settings import Target
     from ampcheck.target import audit_target
 
+    if script.older and OLDER:
+        sys.path.insert(0, OLDER[0])
     os.chdir(folder)
     os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", **dict(script.environment))
     target = Target(f"{DRIVERS / script.name}.py:main", device="cuda", compile=False, steps=script.steps)
@@ -139,8 +145,8 @@ def outcome(mistake: Mistake, row: Row, script: Script, lines: list[int], health
     if "error" in row:
         return "error"
     before = {(f["check"], f["message"]) for f in healthy["findings"]}
-    found = [f for f in row["findings"] if f["verdict"] in ("fail", "warn") and (f["check"], f["message"]) not in before]
-    found = [f for f in found if f["check"] in mistake.checks]
+    found = [f for f in row["findings"] if f["verdict"] in ("fail", "warn") and f["check"] in mistake.checks]
+    found = [f for f in found if (f["check"], f["message"]) not in before]
     file = mistake.path or script.path
     if any(f["file"] == file and f["line"] in lines for f in found):
         return "line"
@@ -174,6 +180,19 @@ def measured(script: Script, mirror: Path | None, logs: Path, *, healthy_alone: 
     return {"name": script.name, "kind": script.kind, **facts, "healthy": healthy, "mistakes": kept}
 
 
+def scrubbed(value: Any, machine: Mapping[str, str]) -> Any:
+    """Evidence without the folders of this machine: each is written as its name."""
+    if isinstance(value, dict):
+        return {name: scrubbed(part, machine) for name, part in value.items()}
+    if isinstance(value, list):
+        return [scrubbed(part, machine) for part in value]
+    if not isinstance(value, str):
+        return value
+    for folder, name in machine.items():
+        value = value.replace(folder, name)
+    return re.sub(r"/[^ '\"]*/site-packages/", "", value)
+
+
 def show(name: str, what: str, row: Row) -> None:
     print(f"{name}: {what}, {row['cpu_seconds']} CPU s, {row['seconds']} s", row.get("error", ""), flush=True)
     for f in row["findings"]:
@@ -187,12 +206,14 @@ def table(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         fails = [f for f in row["healthy"]["findings"] if f["verdict"] == "fail"]
         judged = told[row["name"]].judged if row["name"] in told else {}
+        found = ", ".join(f"{f['check']} {f['file']}:{f['line']}" for f in fails)
+        source = f"https://github.com/{row['repository']}"
         columns.append(
             {
-                "script": f"[{row['repository']}](https://github.com/{row['repository']}) `{row['script'].lstrip('/')}`",
+                "script": f"[{row['repository']}]({source}) `{row['script'].lstrip('/')}`",
                 "kind": row["kind"],
                 "commit": row["commit"][:10],
-                "healthy": row["healthy"].get("error") or ", ".join(f"{f['check']} {f['file']}:{f['line']}" for f in fails),
+                "healthy": row["healthy"].get("error") or found,
                 "judged": "; ".join(judged.get(f["check"], "not judged") for f in fails),
                 **{
                     f"mistake {number + 1}": f"{mistake['kind']}: {mistake['outcome']}"
@@ -214,6 +235,7 @@ def main() -> None:
     """Measure the scripts that are named, all by default."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mirror", type=Path)
+    parser.add_argument("--older", type=Path, help="a folder that `pip install --target` filled with older releases")
     parser.add_argument("--only", metavar="NAME", action="append")
     parser.add_argument("--healthy", action="store_true", help="without the mistakes")
     parser.add_argument("--again", action="store_true", help="also run the healthy script where its row is known")
@@ -223,6 +245,7 @@ def main() -> None:
         for script in SCRIPTS:
             print(f"{script.name}: {script.repository} {script.commit} {script.folder}/{script.path}; {script.needs}")
         return
+    OLDER.extend([str(options.older.resolve())] if options.older else [])
     for name in SHARED:
         importlib.import_module(name)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -230,14 +253,22 @@ def main() -> None:
     print(f"output of the scripts: {logs}", file=sys.stderr)
     kept = json.loads(EVIDENCE.read_text(encoding="utf-8"))["scripts"] if EVIDENCE.exists() else []
     rows = {row["name"]: row for row in kept}
+    machine = {f"{ROOT.resolve()}/": ""}
+    machine |= {f"{folder.resolve()}/": "" for folder in (options.older, options.mirror) if folder}
+    sys.argv = ["benchmarks/gpu_scripts.py", "--mirror", "MIRROR", "--older", "OLDER"]  # what makes all rows
+
+    def write() -> None:
+        ordered = scrubbed([rows[script.name] for script in SCRIPTS if script.name in rows], machine)
+        write_evidence(EVIDENCE, {"scripts": ordered}, table(ordered))
+
     for script in SCRIPTS:
         if options.only is None or script.name in options.only:
             known = rows.get(script.name, {})
             if options.again:
                 known = {name: value for name, value in known.items() if name != "healthy"}
             rows[script.name] = measured(script, options.mirror, logs, healthy_alone=options.healthy, known=known)
-            ordered = [rows[each.name] for each in SCRIPTS if each.name in rows]
-            write_evidence(EVIDENCE, {"scripts": ordered}, table(ordered))
+            write()
+    write()
 
 
 if __name__ == "__main__":

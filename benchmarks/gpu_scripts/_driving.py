@@ -34,7 +34,9 @@ def run_with_constants(path: str, constants: Mapping[str, object]) -> None:
     exec(compile("\n".join(lines), file, "exec"), {"__name__": "__main__", "__file__": file})
 
 
-def write_images(folder: str, count: int, size: int, *, suffix: str = ".png", high: int = 256, channels: int = 3) -> None:
+def write_images(
+    folder: str, count: int, size: int, *, suffix: str = ".png", high: int = 256, channels: int = 3
+) -> None:
     """Random images: `count` of `size` by `size` pixels, values below `high`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(len(folder))

@@ -8,7 +8,7 @@ from _driving import run_script, write_images
 
 def narrow(module):
     """A class of modules whose first arguments are channels, made with an eighth of them."""
-    return lambda *channels: module(*(count // 8 if type(count) is int and count >= 64 else count for count in channels))
+    return lambda *channels: module(*(n // 8 if type(n) is int and n >= 64 else n for n in channels))
 
 
 def main():

@@ -12,10 +12,10 @@ def main():
     sys.path.insert(0, ".")
     import vision_transformer
 
-    options = {"embed_dim": 24, "depth": 2, "num_heads": 2, "qkv_bias": True}
+    options = {"embed_dim": 96, "depth": 2, "num_heads": 2, "qkv_bias": True}
     vision_transformer.vit_tiny = partial(vision_transformer.VisionTransformer, **options)
-    vision_transformer.DINOHead = partial(vision_transformer.DINOHead, hidden_dim=64, bottleneck_dim=16)
-    write_classes("train_images", count=4)
+    vision_transformer.DINOHead = partial(vision_transformer.DINOHead, hidden_dim=512, bottleneck_dim=64)
+    write_classes("train_images", count=6)
     run_script(
         "main_dino.py",
         *("--arch", "vit_tiny", "--patch_size", "32", "--out_dim", "32", "--use_fp16", "true", "--epochs", "2"),

@@ -24,5 +24,6 @@ def main():
     tinystories.Task.iter_batches = staticmethod(batches)
     sizes = [f"--{name}={value}" for name, value in SIZES.items()]
     run_script(
-        "train.py", "--dtype=float16", "--vocab_source=custom", "--eval_iters=1", "--gradient_accumulation_steps=2", f"--out_dir={tempfile.mkdtemp()}", *sizes
+        *("train.py", "--dtype=float16", "--vocab_source=custom", "--eval_iters=1"),
+        *("--gradient_accumulation_steps=2", f"--out_dir={tempfile.mkdtemp()}", *sizes),
     )

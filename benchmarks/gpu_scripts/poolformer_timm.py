@@ -15,7 +15,7 @@ def main():
     def poolformer_small(pretrained=False, **options):
         for name in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             options.pop(name, None)
-        sizes = {"layers": [1, 1, 1, 1], "embed_dims": [8, 16, 16, 16], "mlp_ratios": [2] * 4, "downsamples": [True] * 4}
+        sizes = {"layers": [1] * 4, "embed_dims": [8, 16, 16, 16], "mlp_ratios": [2] * 4, "downsamples": [True] * 4}
         return models.poolformer.PoolFormer(**sizes, **options)
 
     torch.manual_seed(0)
@@ -24,5 +24,6 @@ def main():
     run_script(
         "train.py",
         *("data", "--model", "poolformer_small", "-b", "2", "--num-classes", "2", "--img-size", "64", "--native-amp"),
-        *("--clip-grad", "1.0", "-j", "0", "--epochs", "2", "--opt", "adamw", "--warmup-epochs", "0", "--output", "out"),
+        *("--clip-grad", "1.0", "-j", "1", "--epochs", "2", "--opt", "adamw", "--warmup-epochs", "0"),
+        *("--output", "out"),
     )

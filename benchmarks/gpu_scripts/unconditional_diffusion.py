@@ -24,6 +24,7 @@ def main():
     run_script(
         "train_unconditional.py",
         *("--train_data_dir", "images", "--model_config_name_or_path", "model", "--resolution", "16"),
-        *("--train_batch_size", "2", "--mixed_precision", "fp16", "--use_ema", "--num_epochs", "2"),
+        *("--train_batch_size", "2", "--mixed_precision", "fp16", "--use_ema", "--num_epochs", "1"),
+        *("--ddpm_num_inference_steps", "2", "--eval_batch_size", "2", "--lr_warmup_steps", "0"),
         *("--cache_dir", "cache", "--output_dir", "out"),
     )

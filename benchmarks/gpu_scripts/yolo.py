@@ -17,12 +17,14 @@ MODEL = {
 
 
 def main():
+    np.trapz = np.trapezoid  # the name that NumPy had for it when the script was written
     random = np.random.default_rng(0)
     for part in ("train", "val"):
         write_images(f"data/{part}/images", 8, 64, suffix=".jpg")
         Path(f"data/{part}/labels").mkdir(parents=True)
         for number in range(8):
-            boxes = np.column_stack([random.integers(0, 3, 4), random.uniform(0.3, 0.7, (4, 2)), random.uniform(0.1, 0.5, (4, 2))])
+            places, sizes = random.uniform(0.3, 0.7, (4, 2)), random.uniform(0.1, 0.5, (4, 2))
+            boxes = np.column_stack([random.integers(0, 3, 4), places, sizes])
             np.savetxt(f"data/{part}/labels/{number}.txt", boxes, "%d %.3f %.3f %.3f %.3f")
     Path("small.yaml").write_text(yaml.safe_dump(MODEL), encoding="utf-8")
     data = {"train": "data/train/images", "val": "data/val/images", "nc": 3, "names": ["a", "b", "c"]}
@@ -30,5 +32,6 @@ def main():
     run_script(
         "train.py",
         *("--weights", "", "--cfg", "small.yaml", "--data", "random.yaml", "--hyp", "data/hyp.scratch.p5.yaml"),
-        *("--img-size", "64", "--batch-size", "2", "--workers", "0", "--epochs", "2", "--noautoanchor", "--device", "0"),
+        *("--img-size", "64", "--batch-size", "2", "--workers", "0", "--epochs", "2", "--noautoanchor"),
+        *("--device", "0"),
     )
