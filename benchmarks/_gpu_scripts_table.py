@@ -86,6 +86,7 @@ SCRIPTS = (
                 "scaler.step(opt)",
             ),
         ),
+        judged={"autocast-state": "wrong: the default device of a script that ends is its own"},
     ),
     Script(
         "llama2_c",
@@ -153,6 +154,10 @@ SCRIPTS = (
             Mistake(PLAIN_STEP, "fp16_scaler.step(optimizer)", "optimizer.step()", PROTOCOL),
             Mistake(NO_UPDATE, "            fp16_scaler.update()\n", "", PROTOCOL, "fp16_scaler.step(optimizer)"),
         ),
+        judged={
+            "precision-loss": "wrong: the script's own clipping scales gradients in place; rows of the query's gradient, "
+            "a 50th of the value's, have float16's error from the backward pass, where it is allowed"
+        },
     ),
     Script(
         "reference_segmentation",
