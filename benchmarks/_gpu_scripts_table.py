@@ -23,7 +23,7 @@ class Mistake:
 @dataclass(frozen=True)
 class Script:
     """A script of a public repository. name: of its driver. folder, path: where it is. needs: packages that it imports
-    beside torch. older: it needs releases that are no longer current, from the folder of `--older`. judged: of the
+    beside torch. older: it needs releases that are no longer current, from `--older`/NAME. judged: of the
     checks that fail on the healthy script, whether they are right and why."""
 
     name: str
@@ -155,8 +155,8 @@ SCRIPTS = (
             Mistake(NO_UPDATE, "            fp16_scaler.update()\n", "", PROTOCOL, "fp16_scaler.step(optimizer)"),
         ),
         judged={
-            "precision-loss": "wrong: the script's own clipping scales gradients in place; rows of the query's gradient, "
-            "a 50th of the value's, have float16's error from the backward pass, where it is allowed"
+            "precision-loss": "wrong: the script's own clipping scales gradients in place; rows of the query's "
+            "gradient, a 50th of the value's, have float16's error from the backward pass, where it is allowed"
         },
     ),
     Script(

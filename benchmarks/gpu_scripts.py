@@ -113,7 +113,7 @@ def audit(script: Script, folder: Path, result: Path) -> None:
     from ampcheck.target import audit_target
 
     if script.older and OLDER:
-        sys.path.insert(0, OLDER[0])
+        sys.path.insert(0, f"{OLDER[0]}/{script.name}/site-packages")
     os.chdir(folder)
     os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", **dict(script.environment))
     target = Target(f"{DRIVERS / script.name}.py:main", device="cuda", compile=False, steps=script.steps)
@@ -223,8 +223,10 @@ def table(rows: list[Row]) -> Iterator[str]:
             }
         )
     mistakes = [mistake["outcome"] for row in rows for mistake in row["mistakes"]]
-    silent = sum(not [f for f in row["healthy"]["findings"] if f["verdict"] == "fail"] for row in rows)
-    yield f"{len(rows)} scripts; {silent} are silent when healthy. Of {len(mistakes)} planted mistakes, "
+    ran = [row["healthy"] for row in rows if "error" not in row["healthy"]]
+    silent = sum(all(f["verdict"] != "fail" for f in healthy["findings"]) for healthy in ran)
+    yield f"{len(rows)} scripts, {len(ran)} of them measured; {silent} are silent when healthy. "
+    yield f"Of {len(mistakes)} planted mistakes, "
     yield f"{mistakes.count('line')} were found at their line, {mistakes.count('elsewhere')} elsewhere, "
     yield f"{mistakes.count('missed')} not, {mistakes.count('error')} ended the run."
     yield ""
@@ -235,7 +237,7 @@ def main() -> None:
     """Measure the scripts that are named, all by default."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mirror", type=Path)
-    parser.add_argument("--older", type=Path, help="a folder that `pip install --target` filled with older releases")
+    parser.add_argument("--older", type=Path, help="older releases: `pip install --target OLDER/NAME/site-packages`")
     parser.add_argument("--only", metavar="NAME", action="append")
     parser.add_argument("--healthy", action="store_true", help="without the mistakes")
     parser.add_argument("--again", action="store_true", help="also run the healthy script where its row is known")
