@@ -95,7 +95,8 @@ def children(value: object, path: str = "", *, read_globals: bool = True) -> lis
         several = len(value) > 1
         return [(f"{path}.{i}" if several else path, child) for i, child in enumerate(islice(value, WALKED))]
     if isinstance(value, dict):
-        return [(f"{path}.{key}" if path else str(key), child) for key, child in list(value.items())[:WALKED]]
+        held = islice(dict.items(value), WALKED)  # its own `items` may import or compute what it has: Transformers
+        return [(f"{path}.{key}" if path else str(key), child) for key, child in list(held)]
     return _attributes(value, path)
 
 

@@ -92,6 +92,32 @@ def test_a_clip_after_unscale_passes(judged):
     assert found.verdict is Verdict.PASS
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another, as Accelerate makes them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+
+def test_an_optimizer_that_is_wrapped_once_it_has_a_name_is_one_optimizer():
+    """As in diffusers' scripts: a scheduler names it, then `accelerator.prepare` puts it in a list."""
+    shape = amp_loop()
+    model, optimizer, scaler = shape["model"], shape["optimizer"], shape["scaler"]
+    loop = TrainingLoop(Subject(shape))
+    recorder = Recorder(loop)
+    loop.optimizers["accelerator._optimizers"] = Wrapped(optimizer)
+    recorder.name_parts()
+    with recorder.listening():
+        scaler.scale(model(torch.ones(8, 16)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        clip(model)
+    assert {name for event in recorder.events for name in event.optimizers} == {"optimizer"}
+
+
 def test_gradients_that_are_kept_and_unscaled_again_in_the_next_step_are_found(failures):
     model = torch.nn.Linear(8, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -185,3 +185,18 @@ def test_what_goes_on_as_it_is_is_named(tmp_path):
         "numbers": "range_iterator",
         "model.loader": "_SingleProcessDataLoaderIter",
     }
+
+
+class Lazy(dict):
+    """As the mappings of Transformers, whose values are imported when they are asked for."""
+
+    def items(self):
+        raise ValueError("could not be imported")
+
+    keys = values = __iter__ = items
+
+
+def test_a_dictionary_that_computes_its_items_is_not_asked_for_them():
+    network = mlp()
+    reached = reach({"held": Lazy(net=network)})
+    assert list(reached.modules.values()) == [network]

@@ -78,10 +78,11 @@ class Recorder:
         """Name parameters, optimizers, scalers and schedulers as the loop does; parts that have a name keep it."""
         loop = self._loop
         self._parameters = {id(parameter): name for name, parameter in loop.parameters()}
-        for path, part in (*loop.optimizers.items(), *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
+        optimizers = [(path, inner_optimizer(optimizer)) for path, optimizer in loop.optimizers.items()]
+        for path, part in (*optimizers, *loop.reached.scalers.items(), *loop.reached.schedulers.items()):
             if id(part) not in self._paths:
                 self._paths[id(part)] = part, self._numbered(path)
-        for optimizer in loop.optimizers.values():
+        for _, optimizer in optimizers:
             self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
 
     @contextmanager
