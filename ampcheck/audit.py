@@ -120,8 +120,12 @@ def audit(
             horizon=horizon,
         ),
         # The objects of a loop were made without CUDA: a scaler of it stays off.
-        "cpu" if device is None and isinstance(subject, Mapping) else device,
+        "cpu" if device is None and _is_loop(subject) else device,
     )
+
+
+def _is_loop(subject: object) -> bool:
+    return isinstance(subject.shape if isinstance(subject, Subject) else subject, Mapping)
 
 
 @restoring

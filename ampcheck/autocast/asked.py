@@ -7,12 +7,15 @@ would train in float32, unscaled, and nothing of what it does on a GPU would be 
 from __future__ import annotations
 
 import functools
-import os
+import inspect
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -29,21 +32,28 @@ _T = TypeVar("_T")
 def on_cpu_or_cuda(judge: Callable[[str], _T], device: str | None) -> _T:
     """`judge(device)`. Without a device that is the CPU, or CUDA, emulated, where the code asks for CUDA.
 
-    Modules of the user that were imported meanwhile are imported again then.
+    What the code does before it asks is done twice; modules of the user that were imported meanwhile are imported
+    again. Code that catches the request, or asks in a thread, is judged again when it ends.
     """
     __tracebackhide__ = True
     if device:
         return judge(device)
     if is_present("cuda") or active() is not None:
         return judge("cpu")
-    before = set(sys.modules)
+    before, request = set(sys.modules), _Request()
     try:
-        with _asking():
-            return judge("cpu")
+        with _asking(request):
+            run = judge("cpu")
+        if not request.asked:
+            return run
     except AsksForCUDA:
-        for name in sys.modules.keys() - before:
-            if _is_own(getattr(sys.modules[name], "__file__", None)):
-                del sys.modules[name]
+        pass
+    except Exception:
+        if not request.asked:
+            raise
+    for name in sys.modules.keys() - before:
+        if _is_own(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
     return judge("cuda")
 
 
@@ -65,37 +75,72 @@ def cuda_where_asked(judge: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _is_own(file: str | None) -> bool:
-    """Whether a file is the user's and of no installed package, which may not be importable twice."""
-    return bool(file) and is_users(str(file)) and f"{os.sep}site-packages{os.sep}" not in str(file)
+    """Whether a file is the user's own Python: none of an installed package or of Python, which may not load twice."""
+    if not file or not file.endswith(".py") or not is_users(file):
+        return False
+    return not any(Path(file).is_relative_to(folder) for folder in _INSTALLED) and "dist-packages" not in file
+
+
+@dataclass
+class _Request:
+    """Whether code has asked for CUDA."""
+
+    asked: bool = False
+
+    def ask(self) -> NoReturn:
+        self.asked = True
+        raise AsksForCUDA
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
+def _asking(request: _Request) -> Iterator[None]:
     """Raise `AsksForCUDA` inside where the user's code needs CUDA or asks for its autocast or its scaler by name."""
+
+    def asks(original: Callable[..., Any]) -> Callable[..., Any]:
+        def need(*args: Any, **kwargs: Any) -> Any:
+            no_device = len(args) == 1 and type(args[0]) is int and args[0] < 0  # `torch.cuda.device_of` a CPU tensor
+            return original(*args, **kwargs) if no_device else request.ask()
+
+        return need
+
+    def asks_if_off(original: Callable[..., None]) -> Callable[..., None]:
+        """The constructor of a region or a scaler; `GradScaler()` alone is one for CUDA."""
+        signature = inspect.signature(original)
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*CUDA is not available")  # it is emulated then
+                original(self, *args, **kwargs)
+            if active() is not None:  # a part of the judgement is emulated, with regions of its own
+                return
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            device = given.arguments.get("device_type", given.arguments.get("device"))
+            if device == "cuda" and given.arguments["enabled"] and not self._enabled:
+                request.ask()
+
+        return init
+
+    def asks_for_nccl(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return request.ask() if "nccl" in str(backend) else original(backend, *args, **kwargs)
+
+        return init
+
     with ExitStack() as stack:
-        for name in ("_lazy_init", "set_device"):
-            stack.enter_context(replaced(torch.cuda, name, _make_raising))
-        stack.enter_context(replaced(torch.autocast, "__init__", _make_raising_for_cuda))
-        stack.enter_context(replaced(torch.amp.GradScaler, "__init__", _make_raising_for_cuda))
+        for owner, name in _NEED_CUDA:
+            stack.enter_context(replaced(owner, name, asks))
+        for kind in (torch.autocast, torch.amp.GradScaler):
+            stack.enter_context(replaced(kind, "__init__", asks_if_off))
+        if torch.distributed.is_available():
+            for owner in (torch.distributed, torch.distributed.distributed_c10d):
+                stack.enter_context(replaced(owner, "init_process_group", asks_for_nccl))
         yield
 
 
-def _make_raising(original: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        raise AsksForCUDA
-
-    return ask
-
-
-def _make_raising_for_cuda(original: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a region or a scaler; `GradScaler()` alone is one for CUDA."""
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        device = args[0] if args else kwargs.get("device_type", kwargs.get("device", "cuda"))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA is not available")  # it is emulated then
-            original(self, *args, **kwargs)
-        if device == "cuda" and kwargs.get("enabled", True) and not self._enabled:
-            raise AsksForCUDA
-
-    return init
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_NEED_CUDA: tuple[tuple[Any, str], ...] = (
+    *((torch.cuda, name) for name in ("_lazy_init", "set_device", "_exchange_device", "_maybe_exchange_device")),
+    *((kind, "__new__") for kind in (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph)),
+)
+"""What every use of CUDA that places a tensor, names a device or orders work goes through."""

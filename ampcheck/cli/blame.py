@@ -19,7 +19,9 @@ def add_command(commands: Commands) -> None:
     )
     blame.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
     blame.add_argument(
-        "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
+        "--device",
+        help="device to run on (default: cpu, or cuda where the target asks for it); one that this machine lacks is "
+        "emulated",
     )
     blame.add_argument(
         "--dtype",
@@ -50,18 +52,22 @@ def _blame(options: argparse.Namespace) -> int:
 
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
+        from ampcheck.autocast.asked import on_cpu_or_cuda
         from ampcheck.causes.blame import blame
         from ampcheck.causes.stats import is_code
         from ampcheck.compiled.options import BlameOptions
         from ampcheck.target import load_placed
 
-        run = blame(
-            load_placed(options.target, options.device),
-            device=options.device,
-            dtype=None if options.dtype is None else split_names(options.dtype),
-            compile=options.compile,
-            search=BlameOptions(steps=options.steps, runs=options.runs, time=options.time),
-            progress=progress,
+        run = on_cpu_or_cuda(
+            lambda device: blame(
+                load_placed(options.target, device),
+                device=device,
+                dtype=None if options.dtype is None else split_names(options.dtype),
+                compile=options.compile,
+                search=BlameOptions(steps=options.steps, runs=options.runs, time=options.time),
+                progress=progress,
+            ),
+            options.device,
         )
     console = Console()
 

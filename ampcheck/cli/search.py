@@ -33,7 +33,9 @@ def add_command(commands: Commands) -> None:
         "and ranges are kept, or (model, strategy), with a Hypothesis strategy for the arguments",
     )
     search.add_argument(
-        "--device", default="cpu", help="device to run on (default: cpu); one that this machine lacks is emulated"
+        "--device",
+        help="device to run on (default: cpu, or cuda where the target asks for it); one that this machine lacks is "
+        "emulated",
     )
     search.add_argument(
         "--dtype",
@@ -80,6 +82,7 @@ def _run(
     settings: Settings,
     progress: Progress,
 ) -> Run:
+    from ampcheck.autocast.asked import on_cpu_or_cuda
     from ampcheck.core.settings import resolve_limits
     from ampcheck.outcome.accept import accept
     from ampcheck.outcome.raising import with_commands
@@ -90,18 +93,22 @@ def _run(
 
     given = {name: value for name in _BUDGET if (value := getattr(arguments, name)) is not None}
     options = SearchOptions(domain=domain, **given)  # raises for a value out of range, before anything runs
-    subject = load_placed(target, arguments.device)
-    run = judge_property(
-        subject.model,
-        inputs_of(subject, domain),
-        device=arguments.device,
-        dtype=None if arguments.dtype is None else split_names(arguments.dtype),
-        compile=arguments.compile,
-        options=options,
-        limits=resolve_limits(None).with_(subject.limits, f"the subject {subject.name}"),
-        name=subject.name,
-        progress=progress,
-    )
+
+    def judge(device: str) -> Run:
+        subject = load_placed(target, device)
+        return judge_property(
+            subject.model,
+            inputs_of(subject, domain),
+            device=device,
+            dtype=None if arguments.dtype is None else split_names(arguments.dtype),
+            compile=arguments.compile,
+            options=options,
+            limits=resolve_limits(None).with_(subject.limits, f"the subject {subject.name}"),
+            name=subject.name,
+            progress=progress,
+        )
+
+    run = on_cpu_or_cuda(judge, arguments.device)
     return with_commands(accept(run, settings), partial(_command_of, target, arguments))
 
 
@@ -123,7 +130,7 @@ def _command_of(target: str, arguments: argparse.Namespace, finding: Finding) ->
     """The command that finds this one again: in its dtype alone."""
     dtype = finding.subject.rpartition(" [")[2].partition(",")[0].split(" ")[0]
     words = ["ampcheck", "search", target, "--dtype", dtype]
-    words += ["--device", arguments.device] if arguments.device != "cpu" else []
+    words += ["--device", arguments.device] if arguments.device else []
     words += [] if arguments.compile else ["--no-compile"]
     words += [f"--domain={arguments.domain}"] if arguments.domain is not None else []
     words += [f"--{name}={value}" for name in _BUDGET[:3] if (value := getattr(arguments, name)) is not None]

@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -78,7 +79,11 @@ def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     if "torch._dynamo" in sys.modules:  # whose import takes a second
-        torch.compiler.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of modules of torch that it imports
+            torch.compiler.reset()
 
 
 @contextmanager

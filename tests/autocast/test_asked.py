@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ampcheck import audit
+from ampcheck import Subject, audit
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.report.sections import headline
@@ -139,3 +142,92 @@ def test_an_audit_on_the_cpu_says_what_cuda_judges_otherwise() -> None:
 def test_nothing_is_said_of_cuda_where_it_judges_the_same() -> None:
     run = audit((torch.nn.Linear(4, 4), (torch.randn(2, 4),)), compile=False, device="cpu")
     assert "policy-gap" not in {finding.check for finding in run.findings}
+
+
+class DisabledIsland(torch.nn.Module):
+    """As rotary embeddings and norms have it: float32 by a region that is off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16, False), torch.autocast("cuda", enabled=False):
+            return self.linear(x)
+
+
+def test_a_region_that_is_off_does_not_ask() -> None:
+    run = audit((DisabledIsland(), (torch.randn(2, 8),)), compile=False)
+    assert "autocast policy" not in run.environment
+
+
+def _stream() -> None:
+    torch.cuda.Stream()
+    Halves()(torch.randn(2, 8))
+
+
+def _device() -> None:
+    with torch.cuda.device(0):
+        Halves()(torch.randn(2, 8))
+
+
+def _caught() -> None:
+    x = torch.randn(2, 8)
+    try:
+        x = x.cuda()
+    except:  # noqa: E722  # as scripts have it
+        print("no GPU")
+    torch.nn.Linear(8, 8)(x.cpu())
+
+
+def _in_a_thread() -> None:
+    thread = threading.Thread(target=lambda: Halves()(torch.randn(2, 8)))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("ask", [_stream, _device, _caught, _in_a_thread])
+def test_every_way_of_asking_is_heard(ask: Callable[[], None]) -> None:
+    assert audit(ask, compile=False).environment["autocast policy"] == "cuda, emulated"
+
+
+def test_the_device_of_a_tensor_on_the_cpu_does_not_ask() -> None:
+    def look() -> None:
+        with torch.cuda.device_of(torch.ones(2)):
+            torch.ones(2).half().sum().item()
+
+    assert "autocast policy" not in audit(look, compile=False).environment
+
+
+def test_modules_of_python_are_not_imported_again() -> None:
+    def ask() -> None:
+        importlib.import_module("mailbox")
+        Halves()(torch.randn(2, 8))
+
+    sys.modules.pop("mailbox", None)
+    audit(ask, compile=False)
+    kept = sys.modules["mailbox"]
+    assert importlib.import_module("mailbox") is kept
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_the_objects_of_a_loop_stay_where_they_were_made() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cuda")  # off: there is no CUDA
+
+    def step(i: int) -> float:
+        with torch.autocast("cuda", torch.float16):
+            loss = model(torch.ones(2, 4)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    loop = {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
+    for subject in (loop, Subject(loop)):
+        run = audit(subject, compile=False, steps=3, checks=["scaler-protocol", "loss-scale"])
+        assert "autocast policy" not in run.environment
+        assert not run.of(Verdict.FAIL)
