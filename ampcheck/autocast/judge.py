@@ -160,4 +160,6 @@ def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:
             return run()
         return [subject.run_step(number) for number in range(STEPS)]
 
-    return judge_call(body, emulated_name(subject), wanted, must_run=subject.kind is Kind.TRAINING)
+    steps = subject.kind is Kind.TRAINING and not callable(subject.shape.get("run"))
+    must_run = subject.kind is Kind.TRAINING
+    return judge_call(body, emulated_name(subject), wanted, must_run=must_run, program=not steps)

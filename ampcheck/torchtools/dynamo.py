@@ -80,9 +80,7 @@ def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     if "torch._dynamo" in sys.modules:  # whose import takes a second
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of modules of torch that it imports
+            warnings.simplefilter("ignore")  # of modules of torch that it imports
             torch.compiler.reset()
 
 

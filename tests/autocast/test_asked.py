@@ -231,3 +231,20 @@ def test_the_objects_of_a_loop_stay_where_they_were_made() -> None:
         run = audit(subject, compile=False, steps=3, checks=["scaler-protocol", "loss-scale"])
         assert "autocast policy" not in run.environment
         assert not run.of(Verdict.FAIL)
+
+
+def test_a_program_sets_the_precision_of_its_process_for_itself() -> None:
+    def main() -> None:
+        torch.set_float32_matmul_precision("high")
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+
+    assert not [
+        finding
+        for finding in audit(main, compile=False, steps=8).findings
+        if finding.check == "autocast-state" and finding.verdict is Verdict.FAIL
+    ]

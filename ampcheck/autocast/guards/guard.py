@@ -122,13 +122,19 @@ class AutocastObservation:
 
 
 def judge_call(
-    function: Callable[[], object], subject_name: str, checks: Collection[str] | None = None, *, must_run: bool = False
+    function: Callable[[], object],
+    subject_name: str,
+    checks: Collection[str] | None = None,
+    *,
+    must_run: bool = False,
+    program: bool = False,
 ) -> Run:
     """Call `function` under the guards. Nothing is raised and nothing emitted.
 
     An exception of the function is evidence: where no check explains it, the run fails under `coverage`, since later
     code was not checked. So does a function in which nothing was checked. Where no op ran, though the settings were
-    compared, `coverage` is incomplete; must_run: it fails. Raises `UsageError` for an unknown check.
+    compared, `coverage` is incomplete; must_run: it fails. program: it is
+    run whole, as `python train.py` runs it. Raises `UsageError` for an unknown check.
     """
     observation = AutocastObservation(checks, counted=must_run)
     error: BaseException | None = None
@@ -139,7 +145,11 @@ def judge_call(
         pass
     except BaseException as raised:  # noqa: BLE001  # the user's code may raise anything; the run reports it
         error, must_run = as_result(raised), False
-    return guard_run(observation, observation.stats(subject_name), error, must_run=must_run)
+    stats = observation.stats(subject_name)
+    if program and stats.counts.get("optimizer steps"):  # one that trains sets the precision of its process for itself
+        left = {name: pair for name, pair in stats.changed.items() if name.startswith("autocast")}
+        stats = replace(stats, changed=left)
+    return guard_run(observation, stats, error, must_run=must_run)
 
 
 def guard_run(
