@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from setup.repositories import write
@@ -108,6 +110,8 @@ def test_datasets_of_torchvision_are_random_wherever_the_repository_takes_them(t
     [
         ("MNIST", {"train": True}, 60_000, (28, 28)),
         ("FashionMNIST", {"train": False}, 10_000, (28, 28)),
+        ("EMNIST", {"split": "balanced", "train": True}, 60_000, (28, 28)),
+        ("QMNIST", {"train": False}, 10_000, (28, 28)),
         ("CIFAR100", {"train": True}, 50_000, (32, 32)),
         ("SVHN", {"split": "test"}, 26_032, (32, 32)),
         ("ImageFolder", {}, 10_000, (256, 256)),
@@ -122,7 +126,56 @@ def test_a_dataset_that_is_not_there_has_random_images_of_its_shape(
         data = getattr(datasets, name)(str(tmp_path / "none"), transform=lambda image: image, **options)
         image, label = data[count - 1]
     assert (len(data), image.size) == (count, size)
-    assert 0 <= int(label) < (100 if name == "CIFAR100" else 10)
+    assert 0 <= int(label) < {"CIFAR100": 100, "EMNIST": 47}.get(name, 10)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises((RuntimeError, OSError)):
         getattr(datasets, name)(str(tmp_path / "none"), **{key: options[key] for key in options if key != "download"})
+
+
+class _Dataset:
+    """A dataset of torchvision as far as it matters here; subclasses are those of its names."""
+
+    def __init__(self, root: str, **kwargs: object) -> None:
+        if error := kwargs.pop("error", None):
+            raise error  # type: ignore[misc]
+        self.root, self.given = root, kwargs
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("torchvision.datasets")
+    vars(module)["VisionDataset"] = type("VisionDataset", (), {"__init__": lambda self, root: None})
+    for name in ("MNIST", "EMNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "ImageFolder", "ImageNet", "DatasetFolder"):
+        vars(module)[name] = type(name, (_Dataset,), {})
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
+def test_a_dataset_that_is_there_is_read(
+    name: str, torchvision: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with random_datasets():
+        data = getattr(torchvision, name)("here", train=True)
+    assert (data.root, data.given) == ("here", {"train": True})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
+def test_a_dataset_that_is_not_there_is_named(
+    name: str, torchvision: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with random_datasets():
+        for _ in range(2):
+            getattr(torchvision, name)("none", error=FileNotFoundError())
+    assert capsys.readouterr().err == f"ampcheck: random images, as the files are not there: {name}\n"
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "ImageFolder"])
+def test_an_error_other_than_of_missing_files_is_the_users(name: str, torchvision: ModuleType) -> None:
+    with random_datasets(), pytest.raises(TypeError):
+        getattr(torchvision, name)("here", error=TypeError())
