@@ -10,6 +10,7 @@ import pytest
 from setup.repositories import write
 
 from ampcheck.setup.datasets import random_datasets
+from ampcheck.setup.options import documented_arguments
 from ampcheck.setup.render import Contents, render_tests
 from ampcheck.setup.repository import read_repository
 from ampcheck.setup.scripts import TrainingScript
@@ -47,16 +48,33 @@ def test_the_readmes_command_gives_the_options_and_the_batch_is_made_small(tmp_p
 
 
 @pytest.mark.parametrize(
-    "line", ["", "python train.py -net NET", "python train.py -net /path/to/it", "python other.py -net a"]
+    "line",
+    [
+        "",
+        "python train.py -net NET",
+        "python train.py -net /path/to/it",
+        "python other.py -net a",
+        "python other/train.py -net a",
+        "python train.py -net /data/a",
+        "python train.py -net a --data=/data",
+        "python train.py -net ~/a",
+    ],
 )
 def test_without_a_documented_command_the_options_are_asked_for(tmp_path: Path, line: str) -> None:
     script = script_of(tmp_path, {"train.py": LOOP, "README.md": line})
     assert (script.needs, script.arguments) == ("the options -net of its command line", ())
 
 
-def test_a_batch_that_is_given_stays(tmp_path: Path) -> None:
-    script = script_of(tmp_path, {"train.py": LOOP, "README.md": "`python train.py -net a -b 64`"})
-    assert script.arguments == ("-net", "a", "-b", "64", "--workers", "0")
+@pytest.mark.parametrize("batch", ["-b 64", "--batch-size=64"])
+def test_a_batch_that_is_given_stays(tmp_path: Path, batch: str) -> None:
+    script = script_of(tmp_path, {"train.py": LOOP, "README.md": f"`python train.py -net a {batch}`"})
+    assert script.arguments == ("-net", "a", *batch.split(), "--workers", "0")
+
+
+@pytest.mark.parametrize("name", ["other/train.py", "./other/train.py", "train.py"])
+def test_a_command_is_of_the_script_in_its_folder(name: str) -> None:
+    examples = f"python examples/train.py --lr 1\npython setup.py install; python {name} --lr 2\n"
+    assert documented_arguments("other/train.py", examples) == ["--lr", "2"]
 
 
 HYDRA = """
