@@ -104,11 +104,39 @@ def asks_for_cuda(source: Source) -> bool:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             return True
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"cuda(:\d+)?", node.value):
+        if any(map(_is_cuda, _devices(node))):
             return True
         if isinstance(node, ast.Attribute) and dotted(node).startswith("torch.cuda.amp"):
             return True
     return any(origin.startswith("torch.cuda.amp") for origin in source.names.values())
+
+
+def _devices(node: ast.AST) -> list[ast.expr | None]:
+    """The values of a node that say where code runs: of `device=`, and the arguments of `.to`, `autocast` and such."""
+    if isinstance(node, ast.keyword):
+        return [node.value] if node.arg == "device" else []
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [node.value] if any(dotted(each).rpartition(".")[2] == "device" for each in targets) else []
+    if isinstance(node, ast.arguments):
+        positional = [*node.posonlyargs, *node.args]
+        named = zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)
+        pairs = [*named, *zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+        return [default for argument, default in pairs if argument.arg == "device"]
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+        if name in ("to", "device", "autocast", "GradScaler"):
+            return [*node.args, *(each.value for each in node.keywords)]
+    return []
+
+
+def _is_cuda(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_cuda(node.body) or _is_cuda(node.orelse)
+    if isinstance(node, (ast.BoolOp, ast.JoinedStr)):
+        return any(map(_is_cuda, node.values))
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and re.fullmatch(r"cuda(:\d*)?", text) is not None
 
 
 def _literal(node: ast.expr | None) -> object:

@@ -104,7 +104,15 @@ def test_a_script_of_hydra_runs_whole_with_its_own_configuration(tmp_path: Path)
         ("net = net.cuda()", True),
         ("device = 'cuda:0'", True),
         ("scaler = torch.cuda.amp.GradScaler()", True),
+        ("net.to('cuda' if torch.cuda.is_available() else 'cpu')", True),
+        ("device = torch.device(f'cuda:{0}')", True),
+        ("torch.autocast(device_type='cuda')", True),
+        ("scaler = GradScaler('cuda')", True),
+        ("x = torch.ones(3, device='cuda')", True),
         ("print('no cuda here')", False),
+        ("print('cuda')", False),
+        ("fast = net.device.type == 'cuda'", False),
+        ("torch.autocast('cpu', enabled=net.device.type == 'cuda')", False),
     ],
 )
 def test_a_script_that_asks_for_cuda_has_it_in_its_test(tmp_path: Path, line: str, cuda: bool) -> None:
