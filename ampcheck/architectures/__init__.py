@@ -13,7 +13,8 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.core.errors import UsageError, as_result, brief
@@ -29,6 +30,7 @@ _ROOMS = {
     "torchvision": "ampcheck.architectures.vision",
     "hf": "ampcheck.architectures.checkpoint",
 }
+_OFFLINE = "HF_HUB_OFFLINE"
 _NAMED = 6
 """Fields that a line about what was reduced names."""
 
@@ -51,16 +53,38 @@ def build_target(target: str) -> Built:
     """The small model of a target, with its inputs."""
     from ampcheck.architectures.build import build
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            architecture = _architecture(target)
-    except UsageError:
-        raise
-    except BaseException as error:  # an import runs the library's code, which may raise anything
-        raise UsageError(f"{target} cannot be loaded: {brief(as_result(error))}") from error
-    return build(architecture)
+    with _offline():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                architecture = _architecture(target)
+        except UsageError:
+            raise
+        except BaseException as error:  # an import runs the library's code, which may raise anything
+            raise UsageError(f"{target} cannot be loaded: {brief(as_result(error))}") from error
+        return build(architecture)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Inside, `huggingface_hub` downloads nothing; it reads the variable when it is imported, so before it is set."""
+    constants: Any = None
+    with suppress(ImportError):
+        constants = importlib.import_module("huggingface_hub.constants")
+    with ExitStack() as stack:
+        stack.callback(_restore, os.environ.get(_OFFLINE))
+        os.environ[_OFFLINE] = "1"
+        if constants is not None:
+            stack.callback(setattr, constants, _OFFLINE, getattr(constants, _OFFLINE))
+            setattr(constants, _OFFLINE, True)
+        yield
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(_OFFLINE, None)
+    else:
+        os.environ[_OFFLINE] = before
 
 
 def described(target: str, built: Built) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,17 +35,25 @@ def random_datasets() -> Iterator[None]:
     downloaded.
 
     Those are MNIST and its relatives, CIFAR10, CIFAR100, SVHN, STL10, and `ImageFolder` with ImageNet's: ten classes of
-    256 x 256 pixels. Numbers of images, labels and transforms are as in the dataset itself.
+    256 x 256 pixels. Numbers of images, labels and transforms are as in the dataset itself. Standard error names those
+    that are random.
     """
     datasets = importlib.import_module("torchvision.datasets")
+    filled = dict[str, None]()
     with ExitStack() as stack:
+        stack.callback(_tell, filled)
         for name in ("MNIST", "EMNIST", "QMNIST", "CIFAR10", "SVHN", "STL10"):
-            stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random))
+            stack.enter_context(replaced(getattr(datasets, name), "__init__", partial(_make_random, filled)))
         for name in ("ImageFolder", "ImageNet"):
-            stack.enter_context(replaced(getattr(datasets, name), "__init__", _make_random_folder))
+            stack.enter_context(replaced(getattr(datasets, name), "__init__", partial(_make_random_folder, filled)))
         for name in ("MNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "DatasetFolder"):
             stack.enter_context(replaced(getattr(datasets, name), "__getitem__", _make_unobserved))
         yield
+
+
+def _tell(filled: dict[str, None]) -> None:
+    if filled:
+        print(f"ampcheck: random images, as the files are not there: {', '.join(filled)}", file=sys.stderr, flush=True)
 
 
 def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
@@ -54,13 +64,14 @@ def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
     return item
 
 
-def _make_random(original: Callable[..., None]) -> Callable[..., None]:
+def _make_random(filled: dict[str, None], original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = _arguments(original, self, args, kwargs)
         try:
             original(self, **{**given, **({"download": False} if "download" in given else {})})
-        except Exception:  # noqa: BLE001  # of a missing file, which each dataset reports in its own way
+        except (RuntimeError, OSError):  # of a missing file, which each dataset reports in its own way
             _fill(self, given)
+            filled[type(self).__name__] = None
 
     return init
 
@@ -71,7 +82,8 @@ def _arguments(
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     bound.apply_defaults()
     given = dict(list(bound.arguments.items())[1:])
-    return {**given, **given.pop("kwargs", {})}
+    more = given.pop("kwargs", {})
+    return {**given, **more}
 
 
 def _fill(self: Any, given: dict[str, Any]) -> None:
@@ -91,6 +103,8 @@ def _fill(self: Any, given: dict[str, Any]) -> None:
     self.targets, self.labels = labels.tolist(), labels
     if base == "MNIST":
         self.data, self.targets = torch.from_numpy(self.data), torch.from_numpy(labels)
+        if hasattr(self, "compat"):  # QMNIST, of whose eight numbers of an image the first is the label
+            self.targets = self.targets[:, None].repeat(1, 8)
 
 
 def _begin(self: Any, given: dict[str, Any], classes: list[str]) -> None:
@@ -98,7 +112,8 @@ def _begin(self: Any, given: dict[str, Any], classes: list[str]) -> None:
 
     names = ("transforms", "transform", "target_transform")
     base.__init__(self, given.get("root", ""), **{name: given[name] for name in names if name in given})
-    self.split = given.get("split", "")
+    if "split" in given:
+        self.split = given["split"]
     own = getattr(type(self), "classes", ())
     if len(own) != len(classes):
         self.classes = classes
@@ -106,13 +121,14 @@ def _begin(self: Any, given: dict[str, Any], classes: list[str]) -> None:
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
 
-def _make_random_folder(original: Callable[..., None]) -> Callable[..., None]:
+def _make_random_folder(filled: dict[str, None], original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = _arguments(original, self, args, kwargs)
         try:
             original(self, *args, **kwargs)
             return
-        except Exception:  # noqa: BLE001  # a folder that is not there, or has no images
+        except (RuntimeError, OSError):  # a folder that is not there, or has no images
+            filled[type(self).__name__] = None
             _begin(self, given, [str(each) for each in range(_FOLDER_CLASSES)])
         self.samples = self.imgs = [(str(each), each % _FOLDER_CLASSES) for each in range(_FOLDER_IMAGES)]
         self.targets = [label for _, label in self.samples]

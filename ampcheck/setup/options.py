@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,11 @@ _WORKERS = frozenset({"j", "workers", "num_workers", "n_workers", "n_cpu"})
 _SMALL_BATCH = 8
 """Samples of a step that is observed."""
 
-_PLACEHOLDER = re.compile(r"[<>\[\]{}$]|path/to|/path|\.\.\.|^[A-Z_]{3,}$|[|&;]")
-"""What stands in a README where a reader's own value belongs."""
+_CALL = re.compile(r"(?:python3?|accelerate launch|torchrun)\b[^`]*?\s([^\s`]+\.py)\b(?=([^`#]*))")
+"""A command that runs a script, with its arguments, among which another command may begin."""
+
+_PLACEHOLDER = re.compile(r"[<>\[\]{}$]|path/to|/path|\.\.\.|^[A-Z_]{3,}$|[|&;]|(?:^|=)[/~]")
+"""What stands in a README where a reader's own value belongs, such as a path outside the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +65,32 @@ def required_options(tree: ast.AST) -> list[str]:
 
 
 def documented_arguments(path: str, examples: str) -> list[str] | None:
-    """The arguments with which a README calls a script; None where it does not, or leaves values to the reader."""
-    name = re.escape(path.rpartition("/")[2])
+    """The arguments with which a README calls a script; None where it does not, or leaves values to the reader.
+
+    path: relative to the README, which may leave out its folder.
+    """
+    names = {path, path.rpartition("/")[2]}
     for line in examples.replace("\\\n", " ").splitlines():
-        match = re.search(rf"(?:python3?|accelerate launch|torchrun)\b[^`]*?(?:^|[\s/]){name}\b([^`#]*)", line)
-        if match is None:
-            continue
-        try:
-            words = shlex.split(match[1])
-        except ValueError:
-            continue
-        if not any(map(_PLACEHOLDER.search, words)) and not {"-h", "--help"} & {*words}:
-            return words
+        for called, arguments in _CALL.findall(line):
+            if posixpath.normpath(called) not in names:
+                continue
+            try:
+                words = shlex.split(arguments)
+            except ValueError:
+                continue
+            if not any(map(_PLACEHOLDER.search, words)) and not {"-h", "--help"} & {*words}:
+                return words
     return None
 
 
 def small_arguments(tree: ast.AST, given: Sequence[str]) -> list[str]:
     """Options for a smaller batch and no workers, of those that are not given."""
     found: list[str] = []
+    flags = {word.partition("=")[0] for word in given}
     for option in options_of(tree):
         names = {option.name, *(flag.lstrip("-").replace("-", "_") for flag in option.flags)}
         default = option.default
-        if not option.flags or {*option.flags} & {*given} or type(default) is not int:
+        if not option.flags or {*option.flags} & flags or type(default) is not int:
             continue
         if names & {*_BATCH, *_BATCH_OF_ALL} and default > _SMALL_BATCH:
             found += [option.flags[-1], str(_SMALL_BATCH)]
@@ -96,11 +104,39 @@ def asks_for_cuda(source: Source) -> bool:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             return True
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"cuda(:\d+)?", node.value):
+        if any(map(_is_cuda, _devices(node))):
             return True
         if isinstance(node, ast.Attribute) and dotted(node).startswith("torch.cuda.amp"):
             return True
     return any(origin.startswith("torch.cuda.amp") for origin in source.names.values())
+
+
+def _devices(node: ast.AST) -> list[ast.expr | None]:
+    """The values of a node that say where code runs: of `device=`, and the arguments of `.to`, `autocast` and such."""
+    if isinstance(node, ast.keyword):
+        return [node.value] if node.arg == "device" else []
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [node.value] if any(dotted(each).rpartition(".")[2] == "device" for each in targets) else []
+    if isinstance(node, ast.arguments):
+        positional = [*node.posonlyargs, *node.args]
+        named = zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)
+        pairs = [*named, *zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+        return [default for argument, default in pairs if argument.arg == "device"]
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+        if name in ("to", "device", "autocast", "GradScaler"):
+            return [*node.args, *(each.value for each in node.keywords)]
+    return []
+
+
+def _is_cuda(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_cuda(node.body) or _is_cuda(node.orelse)
+    if isinstance(node, (ast.BoolOp, ast.JoinedStr)):
+        return any(map(_is_cuda, node.values))
+    text = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(text, str) and re.fullmatch(r"cuda(:\d*)?", text) is not None
 
 
 def _literal(node: ast.expr | None) -> object:

@@ -59,7 +59,7 @@ def render_tests(tests: Contents) -> str:
     standard += ["from pathlib import Path"] if tests.paths else []
     sections = [models]
     if models and (compiled := _compiled(tests)):
-        sections.append(_template("compiled.py").substitute(models=compiled))
+        sections.append(_template("compiled.py").substitute(models=compiled, device=_device(tests.cuda)))
     if tests.locked:
         sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
     if tests.models and not tests.models[0].heavy:
@@ -91,13 +91,16 @@ def _models(tests: Contents) -> str:
     factories = factories or {"model": _template("no_model.py").template}
     heavy = any(each.heavy for each in tests.models)
     options = ['dtype="float16"'] if heavy else []
-    options += ['device="cuda"'] if tests.cuda else []
     return _template("models.py").substitute(
         factories="".join(factories.values()),
         names=", ".join(factories),
         dtypes="float16" if heavy else "float16 and bfloat16",
-        options="".join(f", {option}" for option in options),
+        options="".join(f", {option}" for option in options) + _device(tests.cuda),
     )
+
+
+def _device(cuda: bool) -> str:
+    return ', device="cuda"' if cuda else ""
 
 
 def _compiled(tests: Contents) -> str:
@@ -157,7 +160,7 @@ def _training(script: TrainingScript, *, runs: bool) -> str:
         data=", on random images in the shapes of its datasets" if runs and script.datasets else "",
         name=_quoted(script.title),
         body=body,
-        device=', device="cuda"' if script.cuda else "",
+        device=_device(script.cuda),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,29 @@ def test_a_class_and_a_model_type_are_built_small(target: str, name: str, capsys
     assert subject.loss is not None
     assert subject.loss(output).isfinite()
     assert f"{target} is built small" in capsys.readouterr().err
+
+
+@requires("transformers", "huggingface_hub")
+@pytest.mark.parametrize("before", [None, "0", "1"])
+def test_nothing_is_downloaded_while_a_model_is_built_and_after_it_all_is_as_before(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", before == "1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if before is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
+    seen = []
+
+    def build(architecture: object) -> object:
+        seen.append((os.environ["HF_HUB_OFFLINE"], constants.HF_HUB_OFFLINE))
+        raise UsageError("enough")
+
+    monkeypatch.setattr("ampcheck.architectures.build.build", build)
+    with pytest.raises(UsageError, match="enough"):
+        load_subject(LLAMA)
+    assert seen == [("1", True)]
+    assert (os.environ.get("HF_HUB_OFFLINE"), constants.HF_HUB_OFFLINE) == (before, before == "1")
 
 
 @requires("transformers")

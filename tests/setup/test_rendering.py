@@ -55,6 +55,17 @@ def test_the_file_is_formatted_and_lints(tmp_path: Path, files: dict[str, str], 
         assert done.returncode == 0, done.stdout + text
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_models_that_are_trained_on_cuda_are_judged_and_compiled_there(tmp_path: Path, cuda: bool) -> None:
+    tests = as_if_run(write(tmp_path, NANOGPT))
+    text = render_tests(replace(tests, script=None, cuda=cuda))
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    judged = [
+        each for each in calls if ast.unparse(each.func) in ("ampcheck.assert_numerics", "ampcheck.assert_compiled")
+    ]
+    assert [any(keyword.arg == "device" for keyword in each.keywords) for each in judged] == [cuda, cuda]
+
+
 def test_long_constructions_get_a_line_for_each_argument(tmp_path: Path) -> None:
     text = render_tests(as_if_run(write(tmp_path, TRANSFORMERS)))
     assert "            intermediate_size=256,\n" in text
