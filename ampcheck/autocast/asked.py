@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -99,7 +100,7 @@ def _asking(request: _Request) -> Iterator[None]:
     def asks(original: Callable[..., Any]) -> Callable[..., Any]:
         def need(*args: Any, **kwargs: Any) -> Any:
             no_device = len(args) == 1 and type(args[0]) is int and args[0] < 0  # `torch.cuda.device_of` a CPU tensor
-            return original(*args, **kwargs) if no_device else request.ask()
+            return original(*args, **kwargs) if no_device or _for_a_compiler() else request.ask()
 
         return need
 
@@ -111,7 +112,7 @@ def _asking(request: _Request) -> Iterator[None]:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*CUDA is not available")  # it is emulated then
                 original(self, *args, **kwargs)
-            if active() is not None:  # a part of the judgement is emulated, with regions of its own
+            if active() is not None or _for_a_compiler():  # a part of the judgement is emulated, with its own regions
                 return
             given = signature.bind(self, *args, **kwargs)
             given.apply_defaults()
@@ -138,6 +139,17 @@ def _asking(request: _Request) -> Iterator[None]:
         yield
 
 
+def _for_a_compiler() -> bool:
+    """Whether Dynamo or Inductor calls, which look for devices, and not the user's code."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 _INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _NEED_CUDA: tuple[tuple[Any, str], ...] = (
     *((torch.cuda, name) for name in ("_lazy_init", "set_device", "_exchange_device", "_maybe_exchange_device")),

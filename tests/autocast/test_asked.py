@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.codecache
 
 from ampcheck import Subject, audit
 from ampcheck.core.run import Run, Verdict
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="code gets the
 
 LOOP = """
 import torch
+import torch._inductor.codecache
 from torch import nn
 {before}
 
@@ -248,3 +250,9 @@ def test_a_program_sets_the_precision_of_its_process_for_itself() -> None:
         for finding in audit(main, compile=False, steps=8).findings
         if finding.check == "autocast-state" and finding.verdict is Verdict.FAIL
     ]
+
+
+def test_a_compiler_that_looks_for_devices_does_not_ask() -> None:
+    torch._inductor.codecache.CacheBase.get_system.cache_clear()
+    run = audit((torch.nn.Linear(4, 4), (torch.randn(2, 4),)), dtype="bfloat16")
+    assert "autocast policy" not in run.environment
