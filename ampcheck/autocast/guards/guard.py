@@ -133,8 +133,8 @@ def judge_call(
 
     An exception of the function is evidence: where no check explains it, the run fails under `coverage`, since later
     code was not checked. So does a function in which nothing was checked. Where no op ran, though the settings were
-    compared, `coverage` is incomplete; must_run: it fails. program: it is
-    run whole, as `python train.py` runs it. Raises `UsageError` for an unknown check.
+    compared, `coverage` is incomplete; must_run: it fails. program: the function runs whole, as `python train.py` does;
+    if it trains, what it sets beside autocast is its own. Raises `UsageError` for an unknown check.
     """
     observation = AutocastObservation(checks, counted=must_run)
     error: BaseException | None = None
