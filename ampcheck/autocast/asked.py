@@ -11,9 +11,10 @@ import inspect
 import sys
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -23,6 +24,8 @@ import torch
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.emulate import active
 from ampcheck.core.errors import AsksForCUDA
+from ampcheck.core.progress import current_listener, listening
+from ampcheck.core.run import Run, emitted_if
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.source import is_users
 
@@ -34,16 +37,17 @@ def on_cpu_or_cuda(judge: Callable[[str], _T], device: str | None) -> _T:
     """`judge(device)`. Without a device that is the CPU, or CUDA, emulated, where the code asks for CUDA.
 
     What the code does before it asks is done twice; modules of the user that were imported meanwhile are imported
-    again. Code that catches the request, or asks in a thread, is judged again when it ends.
+    again. Code that catches the request, or asks in a thread, is judged again when it ends. Only the last judgement
+    emits runs, lines that both print are shown once, and a process group of the first one serves the second.
     """
     __tracebackhide__ = True
     if device:
         return judge(device)
     if is_present("cuda") or active() is not None:
         return judge("cpu")
-    before, request = set(sys.modules), _Request()
+    before, request, grouped = set(sys.modules), _Request(), _is_grouped()
     try:
-        with _asking(request):
+        with _provisional(request), _asking(request):
             run = judge("cpu")
         if not request.asked:
             return run
@@ -55,7 +59,8 @@ def on_cpu_or_cuda(judge: Callable[[str], _T], device: str | None) -> _T:
     for name in sys.modules.keys() - before:
         if _is_own(getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
-    return judge("cuda")
+    with _continuing(request.printed, grouped=_is_grouped() and not grouped):
+        return judge("cuda")
 
 
 def cuda_where_asked(judge: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -84,13 +89,80 @@ def _is_own(file: str | None) -> bool:
 
 @dataclass
 class _Request:
-    """Whether code has asked for CUDA."""
+    """Whether code has asked for CUDA, and what it printed."""
 
     asked: bool = False
+    printed: deque[str] = field(default_factory=deque)
 
     def ask(self) -> NoReturn:
         self.asked = True
         raise AsksForCUDA
+
+
+@contextmanager
+def _provisional(request: _Request) -> Iterator[None]:
+    """Emit nothing of a block that asks for CUDA, show no verdicts of it from then on, and note what it prints."""
+    listener = current_listener()
+
+    def judged(run: Run) -> None:
+        if not request.asked:
+            listener.judged(run)
+
+    def compiling() -> None:
+        if not request.asked:
+            listener.compiling()
+
+    def note(write: Callable[[str], int]) -> Callable[[str], int]:
+        def noted(text: str) -> int:
+            request.printed.append(text)
+            return write(text)
+
+        return noted
+
+    following = listening(replace(listener, judged=judged, compiling=compiling))
+    with emitted_if(lambda: not request.asked), following, replaced(sys.stdout, "write", note):
+        yield
+
+
+@contextmanager
+def _continuing(printed: deque[str], *, grouped: bool) -> Iterator[None]:
+    """Do not print again what was printed. grouped: the process group that there is takes the place of the next one.
+
+    Under torchrun a second group would find the addresses of the first one in the store, and wait for those.
+    """
+
+    def skip(write: Callable[[str], int]) -> Callable[[str], int]:
+        line = ""
+
+        def skipped(text: str) -> int:
+            nonlocal line
+            if printed and printed[0] == text:
+                printed.popleft()
+                line = (line + text).rpartition("\n")[2] if printed else ""
+                return len(text)
+            printed.clear()
+            text, line = line + text, ""  # a line that ends otherwise is printed whole
+            return write(text)
+
+        return skipped
+
+    def keep(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(*args: Any, **kwargs: Any) -> Any:
+            return None if torch.distributed.group.WORLD is group else original(*args, **kwargs)
+
+        return init
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(sys.stdout, "write", skip))
+        if grouped:
+            group = torch.distributed.group.WORLD
+            for owner in (torch.distributed, torch.distributed.distributed_c10d):
+                stack.enter_context(replaced(owner, "init_process_group", keep))
+        yield
+
+
+def _is_grouped() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 @contextmanager

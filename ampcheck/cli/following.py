@@ -56,7 +56,7 @@ class Following:
         self._runs: list[Run] = []
         self._seconds: dict[str, float] = {}
         self._stage, self._begin, self._done, self._total = "", 0.0, 0, 1
-        self.printed = 0
+        self.printed, self._noted = 0, False
         self._progress(_LOADING, 0, 1)
 
     @property
@@ -107,8 +107,9 @@ class Following:
 
     def _training(self, steps: int) -> None:
         expected = self._expected(self._times.seconds)
-        if (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
+        if self._noted or (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
             return
+        self._noted = True
         time_text = f"{about(expected)}, as the last time" if expected else "each takes several times as long as alone"
         text = (
             f"ampcheck: up to {counted(steps, 'training steps')} are observed; {time_text}; --steps N observes fewer, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -315,6 +315,19 @@ def collect() -> Iterator[list[Run]]:
         yield runs
     finally:
         _collectors.reset(token)
+
+
+@contextmanager
+def emitted_if(settled: Callable[[], bool]) -> Iterator[None]:
+    """Emit what the block emits once it has ended and `settled()` holds; otherwise drop it."""
+    runs: list[Run] = []
+    token = _collectors.set((runs,))
+    try:
+        yield
+    finally:
+        _collectors.reset(token)
+        for run in runs if settled() else ():
+            emit(run)
 
 
 def emit(run: Run) -> None:

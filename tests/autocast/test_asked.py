@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch._inductor.codecache
 
-from ampcheck import Subject, audit
-from ampcheck.core.run import Run, Verdict
+from ampcheck import Subject, assert_dtypes, audit
+from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.settings import Target
 from ampcheck.report.sections import headline
 from ampcheck.target import audit_target
@@ -256,3 +256,58 @@ def test_a_compiler_that_looks_for_devices_does_not_ask() -> None:
     torch._inductor.codecache.CacheBase.get_system.cache_clear()
     run = audit((torch.nn.Linear(4, 4), (torch.randn(2, 4),)), dtype="bfloat16")
     assert "autocast policy" not in run.environment
+
+
+class Catches(torch.nn.Module):
+    """As scripts place a tensor where there may be no GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.cuda().exp()
+        except:  # noqa: E722
+            return x.exp()
+
+
+def test_a_model_that_catches_the_request_emits_the_last_run_alone() -> None:
+    with collect() as runs:
+        last = assert_dtypes(Catches(), (torch.ones(2),), {"": "float32"})
+    assert runs == [last]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_run_that_fails_is_emitted_once(asks: bool) -> None:
+    model = Catches() if asks else torch.nn.Linear(2, 2)
+    with collect() as runs, pytest.raises(AssertionError):
+        assert_dtypes(model, (torch.ones(2),), {"": "float16"})
+    assert len(runs) == 1
+
+
+def test_what_both_judgements_print_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def ask() -> None:
+        print("a banner")
+        print("loading", end=" ")
+        print("on", "CUDA" if torch.cuda.is_available() else "the CPU")
+        print("done", Halves()(torch.randn(2, 8)).shape[0])
+
+    audit(ask, compile=False)
+    assert capsys.readouterr().out == "a banner\nloading on the CPU\nloading on CUDA\ndone 2\n"
+
+
+def test_an_audit_that_does_not_ask_prints_as_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    audit(lambda: print(torch.ones(2).half().sum().item()), compile=False)
+    assert capsys.readouterr().out == "2.0\n"
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed")
+def test_a_process_group_is_made_once(tmp_path: Path) -> None:
+    def ask() -> None:
+        made = torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+        torch.distributed.all_reduce(torch.ones(2))
+        Halves()(torch.randn(2, 8))
+        assert made is None
+        torch.distributed.destroy_process_group()
+
+    run = audit(ask, compile=False)
+    assert run.environment["autocast policy"] == "cuda, emulated"
+    assert not run.of(Verdict.FAIL)
+    assert not torch.distributed.is_initialized()
