@@ -13,7 +13,7 @@ import sysconfig
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -120,7 +120,7 @@ def _provisional(request: _Request) -> Iterator[None]:
         return noted
 
     following = listening(replace(listener, judged=judged, compiling=compiling))
-    with emitted_if(lambda: not request.asked), following, replaced(sys.stdout, "write", note):
+    with emitted_if(lambda: not request.asked), following, _written(note):
         yield
 
 
@@ -153,12 +153,17 @@ def _continuing(printed: deque[str], *, grouped: bool) -> Iterator[None]:
         return init
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(sys.stdout, "write", skip))
+        stack.enter_context(_written(skip))
         if grouped:
             group = torch.distributed.group.WORLD
             for owner in (torch.distributed, torch.distributed.distributed_c10d):
                 stack.enter_context(replaced(owner, "init_process_group", keep))
         yield
+
+
+def _written(make: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    """`make` the function that writes to standard output, where there is one that can be replaced."""
+    return replaced(sys.stdout, "write", make) if hasattr(sys.stdout, "__dict__") else nullcontext()
 
 
 def _is_grouped() -> bool:

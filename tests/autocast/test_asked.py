@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 import torch
 import torch._inductor.codecache
 
-from ampcheck import Subject, assert_dtypes, audit
-from ampcheck.core.run import Run, Verdict, collect
+from ampcheck import Subject, assert_dtypes, audit, watch
+from ampcheck.core.run import Finding, Run, Verdict, collect
 from ampcheck.core.settings import Target
 from ampcheck.report.sections import headline
 from ampcheck.target import audit_target
@@ -47,6 +48,7 @@ ASKS = {
     "scaler": {"scaler": "torch.amp.GradScaler()"},
     "region": {"region": "torch.autocast('cuda', torch.float16)", "scaler": "torch.amp.GradScaler('cpu')"},
     "set_device": {"before": "torch.cuda.set_device(0)", "scaler": "torch.amp.GradScaler('cpu')"},
+    "scaler of the module": {"before": "scaler_of_old = torch.amp.GradScaler()", "scaler": "scaler_of_old"},
     "decorator": {
         "before": "half = torch.autocast('cuda', torch.float16)\nforward = half(nn.Linear.forward)",
         "scaler": "torch.amp.GradScaler('cpu')",
@@ -274,6 +276,11 @@ def test_a_model_that_catches_the_request_emits_the_last_run_alone() -> None:
     assert runs == [last]
 
 
+def test_standard_output_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert audit(_stream, compile=False).environment["autocast policy"] == "cuda, emulated"
+
+
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_run_that_fails_is_emitted_once(asks: bool) -> None:
     model = Catches() if asks else torch.nn.Linear(2, 2)
@@ -311,3 +318,81 @@ def test_a_process_group_is_made_once(tmp_path: Path) -> None:
     assert run.environment["autocast policy"] == "cuda, emulated"
     assert not run.of(Verdict.FAIL)
     assert not torch.distributed.is_initialized()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that there is no CUDA, or that torch.cuda.amp is deprecated
+    WANTS_AMP = False
+    REGION = torch.autocast("cuda", enabled=WANTS_AMP)
+
+    @torch.autocast("cuda", dtype=torch.bfloat16)
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    @torch.cuda.amp.autocast()
+    def half_as_of_old(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    @torch.autocast("cuda", enabled=False)
+    def wide(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    @torch.cuda.amp.autocast(False)
+    def wide_as_of_old(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    @torch.autocast("cuda", enabled=WANTS_AMP)
+    def wide_by_a_variable(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+def in_a_region(x: torch.Tensor) -> torch.Tensor:
+    with REGION:
+        return x @ x
+
+
+def region_findings(function: Callable[[torch.Tensor], torch.Tensor]) -> list[Finding]:
+    weight = torch.randn(4, 4, requires_grad=True)
+    run = audit(lambda: function(weight).sum().backward(), compile=False, checks=["autocast-scope"])
+    assert "autocast policy" not in run.environment
+    return [finding for finding in run.findings if finding.check == "autocast-scope"]
+
+
+@pytest.mark.parametrize("function", [half, half_as_of_old])
+def test_a_decorator_that_was_switched_off_before_is_incomplete(function: Callable[..., torch.Tensor]) -> None:
+    (finding,) = region_findings(function)
+    assert finding.verdict is Verdict.INCOMPLETE
+    assert "torch.autocast('cuda') cast nothing, since this machine has no cuda" in finding.message
+    assert "ampcheck.emulate('cuda')" in finding.hint
+
+
+@pytest.mark.parametrize("function", [wide, wide_as_of_old, wide_by_a_variable, in_a_region])
+def test_a_region_of_before_that_may_be_meant_to_be_off_is_none(function: Callable[..., torch.Tensor]) -> None:
+    (finding,) = region_findings(function)
+    assert finding.verdict is Verdict.PASS
+
+
+def test_a_region_of_before_that_a_file_makes_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import torch\nregion = torch.autocast('cuda', torch.bfloat16)\nother = torch.autocast('cpu', enabled=False)"
+    (tmp_path / "made_before.py").write_text(f"{text}\ndef run(x):\n    with region:\n        return x @ x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        module = importlib.import_module("made_before")
+    (finding,) = region_findings(module.run)
+    assert finding.verdict is Verdict.INCOMPLETE
+
+
+def test_a_watch_says_that_a_scaler_of_before_is_disabled() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        scaler = torch.amp.GradScaler("cuda")
+    with collect() as runs, watch():
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    (run,) = runs
+    (finding,) = run.of(Verdict.WARN)
+    assert "scaler is disabled" in finding.message

@@ -62,7 +62,7 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             f"machine has no {device}"
         )
         hint = (
-            "pass the device of the inputs: torch.autocast(x.device.type, ...); or run this under "
+            "pass the device of the inputs: torch.autocast(x.device.type, ...); or make and enter the region under "
             f"ampcheck.emulate({device!r})"
         )
         yield AUTOCAST_SCOPE.incomplete(stats.subject, message, where=where, hint=hint)

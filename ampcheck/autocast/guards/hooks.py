@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
 from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
+from ampcheck.autocast.guards.region_source import switches_on
 from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
@@ -80,7 +82,7 @@ def regions(recorder: Recorder) -> Iterator[None]:
 
     def make_enter(original: Function) -> Function:
         def __enter__(self: Any) -> object:  # noqa: N807
-            if recorder.active and getattr(self, "_ampcheck_idle", False):
+            if recorder.active and _is_idle(self, sys._getframe(1)):
                 site = call_site(sys._getframe(1), backward=False)
                 recorder.idle[site.where("forward") if site is not None else Where("forward")] = self.device
             elif recorder.active and nesting() == 0:
@@ -105,6 +107,13 @@ def regions(recorder: Recorder) -> Iterator[None]:
         for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
             stack.enter_context(replaced(torch.amp.autocast_mode.autocast, name, make))
         yield
+
+
+def _is_idle(region: Any, frame: FrameType) -> bool:
+    """Whether PyTorch switched a region off since its device is not there; of one made before, its source says it."""
+    if hasattr(region, "_ampcheck_idle"):
+        return bool(region._ampcheck_idle)
+    return region.device == "cuda" and not (region._enabled or is_present("cuda")) and switches_on(frame)
 
 
 def threads(recorder: Recorder) -> AbstractContextManager[None]:
