@@ -49,13 +49,14 @@ class Companions:
     written by themselves. consumed: an op with floating results has read the values. written: an op of this run wrote
     the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
     see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
-    collective wrote the values. lineage: of what they are a sum. alive: the storage; None for companions of one use, of
+    collective wrote the values. gradient: a backward pass made them, and at most a number multiplied them since.
+    lineage: of what they are a sum. alive: the storage; None for companions of one use, of
     memory read in another format.
     """
 
     __slots__ = (
-        "_values", "alive", "bytes", "consumed", "depth", "dtype", "faults", "lineage", "numel", "parts", "rows",
-        "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
+        "_values", "alive", "bytes", "consumed", "depth", "dtype", "faults", "gradient", "lineage", "numel", "parts",
+        "rows", "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +78,7 @@ class Companions:
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
         self.lineage: Lineage | None = None
-        self.consumed = self.settled = False
+        self.consumed = self.settled = self.gradient = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None

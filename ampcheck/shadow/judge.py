@@ -52,6 +52,12 @@ from ampcheck.shadow.suspects import (
     vanished,
 )
 
+_SCALES = frozenset("mul div neg clone _to_copy copy".split())
+"""Ops that multiply gradients by a number, or by one, where all other arguments are numbers."""
+
+_AVERAGES = frozenset("mul add sub lerp addcmul".split())
+"""Ops by which optimizers average gradients and their squares."""
+
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
 
@@ -209,7 +215,9 @@ class Judge:
         call.depths = tuple(c.depth for c in call.before)
         depth = max(call.depths, default=0)
         pass_on(call.before if call.name not in SHAPED else (), after)
+        gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
         for tensor, companions in zip(results, after, strict=True):
+            companions.gradient = gradient
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
             summed = call.name in SUMS and all(c.whole for c in call.before)
@@ -223,7 +231,7 @@ class Judge:
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
         exact, moved = view_of(tensor, companions.values.exact), view_of(tensor, companions.values.moved)
-        whole, unit, low = where.phase == "backward" or call.name == UNSCALES, companions.unit, tensor.itemsize <= 2
+        whole, unit, low = companions.gradient, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
@@ -362,3 +370,18 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
+
+
+def _takes_gradients(call: Call) -> bool:
+    """Whether an op scales or copies gradients, as clipping does, or averages them in float32, as optimizers do.
+
+    Gradients are judged as a whole, so their small rows may have any error, which the result has then too.
+    """
+    base, written = call.schema.base, {id(tensor) for tensor in call.written}
+    averages = base in _AVERAGES and all(t.itemsize > 2 and not t.requires_grad for t in call.written)
+    if not averages and base not in _SCALES:
+        return False
+    many = [(id(t) in written, c) for t, c in zip(call.inputs, call.before, strict=True) if t.numel() > 1]
+    overwrites = averages or call.schema.resets
+    sources = [c for was_written, c in many if not (was_written and overwrites)] or [c for _, c in many]
+    return bool(sources) and all(companions.gradient for companions in sources)
