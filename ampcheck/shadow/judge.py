@@ -12,7 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
+from ampcheck.shadow.bounds import Examination, Look, cut_off, examine, floor_of, look
 from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
@@ -251,6 +251,8 @@ class Judge:
             )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
+        if tensor.itemsize == 1 and call.schema.base in ("_to_copy", "copy"):
+            self._cut_off(call, tensor, exact)
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
         else:
@@ -312,6 +314,19 @@ class Judge:
             self._reached.note(fault.key, "the accumulator", seen.impact)
         companions.faults = frozenset({fault.key})
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
+
+    def _cut_off(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> None:
+        """Record values of the run that a cast to 8 bits cuts off, though those of float64 fit: a scale is too small."""
+        values = call.inputs[-1].detach().double().expand_as(tensor)
+        lost = cut_off(tensor, values) & ~cut_off(tensor, exact)
+        if not bool(lost.any()):
+            return
+        error = float(1 - tensor[lost].double().abs().min() / values[lost].abs().max())
+        seen = Examination(tensor.numel(), int(lost.sum()), saturated=int(lost.sum()), error=error)
+        fault = with_sizes(fault_at(faults.OVERFLOW, call, tensor, seen), call, tensor, self._store)
+        fault = replace(fault, exact_amax=fault.amax_in)
+        self._add(fault)
+        self._reached.lose(fault, exact)
 
     def _is_position(self, companions: Companions) -> bool:
         """Whether the numbers that collided were counted through without a gap."""
