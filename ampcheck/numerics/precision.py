@@ -116,7 +116,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
 
 
 def _story(fault: Fault) -> str:
-    return fault.note if fault.kind == faults.CONSTANT else _STORIES[fault.kind]
+    return fault.note if fault.note and fault.kind in (faults.CONSTANT, faults.DRIFT) else _STORIES[fault.kind]
 
 
 def _misplaced(stats: NumericsStats) -> list[Finding]:

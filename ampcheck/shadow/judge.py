@@ -58,6 +58,9 @@ _SCALES = frozenset("mul div neg clone _to_copy copy".split())
 _AVERAGES = frozenset("mul add sub lerp addcmul".split())
 """Ops by which optimizers average gradients and their squares."""
 
+_LOST_UPDATE = 0.5
+"""The part of an update from which it is lost."""
+
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
 
@@ -193,6 +196,10 @@ class Judge:
             for fault in known if error_square(tensor, self._store) > keeps else ():
                 if fault.kind in _VANISHING and fault.where.phase != "backward":
                     self._reached.note(fault.key, "an update of a weight")
+        if (lost := _lost_update(call)) > _LOST_UPDATE:
+            seen = Examination(call.written[0].numel(), error=lost, limit=_LOST_UPDATE, impact=lost)
+            note = "most of the update is below half of the spacing of the weights, which stay as they were"
+            self._add(replace(fault_at(faults.DRIFT, call, call.written[0], seen), note=note), "the weight")
 
     def _heals(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
@@ -385,6 +392,18 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
+
+
+def _lost_update(call: Call) -> float:
+    """Which part of a sum that code adds to a 16-bit weight, without a gradient, the weight cannot take up."""
+    if call.name not in ("add_", "sub_") or call.args[0].itemsize > 2 or call.args[0].grad is not None:
+        return 0.0
+    weight, update = call.args[:2]
+    if not has_companions(update) or update.numel() <= 1:
+        return 0.0
+    update = (update.detach().double() * call.argument("alpha", 1)).expand_as(weight)
+    gone = update.abs() <= weight.detach().double().abs() * roundoff(weight.dtype)
+    return float(torch.linalg.vector_norm(update[gone]) / torch.linalg.vector_norm(update).clamp_min(1e-300))
 
 
 def _takes_gradients(call: Call) -> bool:
