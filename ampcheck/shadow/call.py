@@ -56,7 +56,7 @@ SUMS = frozenset("sum mean nansum".split())
 _UNSET = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize".split())
 """Ops whose results have no values yet."""
 
-_KEEPS = frozenset("remainder_ fmod_ frac_ addbmm_".split())
+_KEEPS = frozenset("remainder_ fmod_ frac_ addbmm_ clamp_ clamp_min_ clamp_max_".split())
 """Ops whose rules need the argument that the op overwrites."""
 
 _PROMOTES = frozenset("logsumexp _add_relu _add_relu_".split())

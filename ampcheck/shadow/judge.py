@@ -28,6 +28,7 @@ from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_comp
 from ampcheck.shadow.comparisons import ZERO, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
+from ampcheck.shadow.guards import bound_that_decides, divisors
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
@@ -37,6 +38,7 @@ from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
     BLURRED,
+    BOUND,
     COLLIDED,
     ERROR,
     ILL,
@@ -127,6 +129,8 @@ class Judge:
         if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
+        for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
+            self._accuse(suspect, "what is divided by it")
         results = call.written + call.fresh
         if not results:
             return
@@ -234,6 +238,13 @@ class Judge:
                 drop(companions, COLLIDED)  # a measurement
             if call.name in CONTRACTIONS:
                 drop(companions, BLURRED)
+            if not call.moves and call.name != "_to_copy":
+                drop(companions, BOUND)
+            if bound := bound_that_decides(call, tensor):
+                fault, is_end = bound
+                self._suspects.add(companions, BOUND, fault)
+                if is_end:
+                    self._accuse(fault, "the values that it cuts off")
 
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
@@ -323,7 +334,7 @@ class Judge:
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
     def _cut_off(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> None:
-        """Record values of the run that a cast to 8 bits cuts off, though those of float64 fit: a scale is too small."""
+        """Record values of the run that a cast to 8 bits cuts off, though float64's fit: a scale is too small."""
         values = call.inputs[-1].detach().double().expand_as(tensor)
         lost = cut_off(tensor, values) & ~cut_off(tensor, exact)
         if not bool(lost.any()):

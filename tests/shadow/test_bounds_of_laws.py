@@ -1,4 +1,4 @@
-"""Selections among near-equal candidates, integers, casts that cut off, and writes that are lost: defects and neighbours."""
+"""Near-equal candidates, integers, casts that cut off, bounds that decide and lost writes: defects and neighbours."""
 
 from collections.abc import Callable
 
@@ -108,3 +108,23 @@ def test_codes_of_a_scale_that_is_lost_are_a_decision() -> None:
 
     assert any("round" in reach for fault in reaching(case, torch.bfloat16) for reach in fault.reaches)
     assert reaching(case, torch.float32) == []
+
+
+def normalized(size: float) -> Case:
+    return lambda dtype: F.normalize((torch.randn(32, 64).to(dtype) * size).float(), eps=1e-7).to(dtype)
+
+
+def clamped(size: float) -> Case:
+    return lambda dtype: (
+        (torch.randn(32, 64).to(dtype) * size).float().clamp_(-448, 448).to(torch.float8_e4m3fn).float()
+    )
+
+
+@pytest.mark.parametrize("case", [normalized(1e-12), clamped(2000.0)], ids=["floor", "end"])
+def test_a_bound_that_most_values_do_not_keep_is_a_fault(case: Case) -> None:
+    assert "bound that decides" in {fault.kind for fault in reaching(case, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("case", [normalized(1.0), normalized(0.0), clamped(100.0)], ids=["above", "zeros", "inside"])
+def test_a_bound_that_guards_is_no_fault(case: Case) -> None:
+    assert reaching(case, torch.bfloat16) == []
