@@ -22,6 +22,9 @@ from ampcheck.shadow.suspects import ERROR, TAKEN
 ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
 
+_SIZED = frozenset("exp exp2 sigmoid cos cosh".split())
+"""Ops that are smooth at zero and make no zero of it."""
+
 _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
 
@@ -64,6 +67,15 @@ def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Compani
     companions.own()
     exact, share = store.exact(tensor), _FAR * MOVE / companions.unit
     store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * share)
+
+
+def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
+    """Let what an error is an exponent of, such as a ratio of probabilities, have a size again: the data determine 1."""
+    if call.schema.base not in _SIZED:
+        return False
+    companions.own()
+    store.moved(tensor).copy_(store.exact(tensor))
+    return True
 
 
 def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:

@@ -25,7 +25,7 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import ZERO, own_error, restarts
+from ampcheck.shadow.comparisons import ZERO, determine, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.guards import bound_that_decides, divisors
@@ -260,6 +260,9 @@ class Judge:
             self._integers(call, tensor, companions)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
+        if ERROR in companions.suspects and determine(call, tensor, self._store, companions):
+            moved = self._store.moved(tensor)
+            drop(companions, ERROR)
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:

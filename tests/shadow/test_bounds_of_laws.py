@@ -128,3 +128,25 @@ def test_a_bound_that_most_values_do_not_keep_is_a_fault(case: Case) -> None:
 @pytest.mark.parametrize("case", [normalized(1.0), normalized(0.0), clamped(100.0)], ids=["above", "zeros", "inside"])
 def test_a_bound_that_guards_is_no_fault(case: Case) -> None:
     assert reaching(case, torch.bfloat16) == []
+
+
+def ratios(kept: torch.dtype, use: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    """Sums of log-probabilities in the format of the run less the same, kept in another."""
+
+    def case(dtype: torch.dtype) -> object:
+        values = F.linear(torch.randn(16, 64, 32).to(dtype), torch.randn(128, 32).to(dtype)).float().log_softmax(-1)
+        now = values[..., 0]
+        return use((now - now.to(kept)).sum(-1))
+
+    return case
+
+
+@pytest.mark.parametrize("use", [torch.exp, torch.exp2], ids=["exp", "exp2"])
+def test_a_ratio_of_rounded_probabilities_is_a_fault(use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert reaching(ratios(torch.bfloat16, use), torch.bfloat16)
+    assert reaching(ratios(torch.float32, use), torch.bfloat16) == []
+
+
+def test_the_size_of_the_same_difference_is_no_fault() -> None:
+    assert reaching(ratios(torch.bfloat16, lambda difference: difference.abs().max()), torch.bfloat16) == []
+    assert reaching(ratios(torch.bfloat16, lambda difference: difference.square().mean().log()), torch.bfloat16) == []
