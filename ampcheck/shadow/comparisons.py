@@ -70,7 +70,7 @@ def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Compani
 
 
 def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
-    """Let what an error is an exponent of, such as a ratio of probabilities, have a size again: the data determine 1."""
+    """Let what an error is an exponent of, such as a ratio of probabilities, have a size again: float64 gives 1."""
     if call.schema.base not in _SIZED:
         return False
     companions.own()
