@@ -130,7 +130,7 @@ class Judged:
             self.look.overflow = Peak(math.inf, math.inf, lost.where, lost.dtype)
 
     def _blamed(self, path: str, kind: str) -> Fault | None:
-        """The fault of the first op whose fault is left in an output; of what is not finite, the first that overflows."""
+        """The first fault that is left in an output; of what is not finite, the first that overflows."""
         reaching: list[Fault] = [fault for fault in self._faults if path in fault.reaches]
         lost = [fault for fault in self._faults if fault.examination.lost]
         if kind in (NONFINITE, RANGE):
