@@ -59,9 +59,8 @@ class RunningLoop(TrainingLoop):
     def look(self, frame: FrameType | None, end: int) -> None:
         """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`.
 
-        Those that only a library that runs the training holds, such as Lightning, are named by their classes.
-
         Another part under the name of a variable further in, as a `model` of a function that it calls, counts too.
+        Parts that only a library holds that runs the training, such as Lightning, are named by their classes.
         """
         roots: dict[str, Any] = {}
         drivers: dict[str, Any] = {}
@@ -70,8 +69,8 @@ class RunningLoop(TrainingLoop):
                 variables = {**frame.f_locals, **globals_of(frame.f_code, frame.f_globals)}
                 for name, value in variables.items():
                     if not name.startswith("__") and _lives_on(value):
-                        inside = not isinstance(value, torch.optim.Optimizer) and drives(_file_of(type(value)))
-                        driven = inside or drives(frame.f_code.co_filename)
+                        leads_on = not isinstance(value, torch.optim.Optimizer) and drives(_file_of(type(value)))
+                        driven = leads_on or drives(frame.f_code.co_filename)
                         _add(drivers if driven else roots, f"{_DRIVER if driven else ''}{name}", value)
             frame = frame.f_back
         roots |= drivers
