@@ -82,14 +82,15 @@ PRECISION_LOSS = Check(
     "gradient beyond "
     "its limit; and for an output that is 25 % off although float32 would keep it. Warns where a CPU kernel of "
     "backward sums in 16 bits.",
-    "Every floating tensor of the run has two companions: exact, the same program in float64 with all casts lifted, "
-    "and moved, the same with the data moved by one unit roundoff of the format. The distance of the two is the error "
-    "that the data explain. A value may be off by 8 times that distance and some roundings of its own, in Euclidean "
-    "norms by rows, and by tensors for gradients and what is averaged of them; precision / 2 scales this limit. An op is at fault when its "
-    "inputs were within their limits and its result is not; digits that a later sum makes good again are no finding, "
-    "nor are gradients whose error is within rounding of the whole gradient, or whose value the data do not "
-    "determine. Decisions and random numbers are those of the run. Compiled code is compared with the exact values of "
-    "the eager run; if two eager runs with equal seeds differ, the check is incomplete.",
+    "Every floating tensor of the run has two companions: exact, the same program in float64 with all casts "
+    "lifted, and moved, the same with the data moved by one unit roundoff of the format. The distance of the two "
+    "is the error that the data explain. A value may be off by 8 times that distance and some roundings of its "
+    "own, in Euclidean norms by rows, and by tensors for gradients and what is averaged of them; precision / 2 "
+    "scales this limit. An op is at fault when its inputs were within their limits and its result is not; digits "
+    "that a later sum makes good again are no finding, nor are gradients whose error is within rounding of the "
+    "whole gradient, or whose value the data do not determine. Decisions and random numbers are those of the run."
+    " Compiled code is compared with the exact values of the eager run; if two eager runs with equal seeds "
+    "differ, the check is incomplete.",
     "Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits, "
     "accumulation in the low format.",
     "Compute the inputs of the reported op in float32; subtract before rounding; set precision in "
