@@ -209,7 +209,7 @@ def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str
     assert str(run.findings[0].verdict) == "pass"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -220,7 +220,7 @@ def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader:
     assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)

@@ -213,7 +213,7 @@ AUDITS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", AUDITS)
 def test_a_usage_error_is_one_line_and_nothing_is_written(
     folder: Path, capfd: pytest.CaptureFixture[str], name: str
@@ -337,7 +337,7 @@ def test_explain_lists_every_check_in_one_line_each(capfd: pytest.CaptureFixture
     assert all(len(line.split()) > 4 and line.endswith(".") for line in done.out.splitlines())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("slug", REGISTRY)
 def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)
