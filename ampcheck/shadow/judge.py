@@ -105,6 +105,7 @@ class Judge:
         self._suspects = Suspects()
         self._reached = Reached()
         self._recurrence = Recurrence()
+        self._lost: dict[int, Fault] = {}  # by the companions of what it was added to
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -140,8 +141,12 @@ class Judge:
             self.reach_values(missing, "a sum that lacks it")
             for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
                 self._accuse(suspect, "a sum that lacks it")
-        if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
-            self._update(call)
+        if where.phase != "backward" and call.written:
+            if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
+                self._update(call)
+            self._lose_update(call, persists=is_weight or not call.before[0].depth)
+        if self._lost:
+            self._use_weights(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
         if not ruled:
@@ -200,10 +205,24 @@ class Judge:
             for fault in known if error_square(tensor, self._store) > keeps else ():
                 if fault.kind in _VANISHING and fault.where.phase != "backward":
                     self._reached.note(fault.key, "an update of a weight")
+
+    def _lose_update(self, call: Call, *, persists: bool) -> None:
+        """Record what is added to 16-bit values that do not hold it. persists: to a weight, or to data that entered;
+        other values may be those of a weight once they are used."""
         if (lost := _lost_update(call)) > _LOST_UPDATE:
             seen = Examination(call.written[0].numel(), error=lost, limit=_LOST_UPDATE, impact=lost)
-            note = "most of the update is below half of the spacing of the weights, which stay as they were"
-            self._add(replace(fault_at(faults.DRIFT, call, call.written[0], seen), note=note), "the weight")
+            note = "most of what is added is below half of the spacing of the values, which stay as they were"
+            fault = replace(fault_at(faults.DRIFT, call, call.written[0], seen), note=note)
+            if persists:
+                self._add(fault, "what it was added to")
+            else:
+                self._lost[id(call.before[0])] = fault
+
+    def _use_weights(self, call: Call) -> None:
+        for tensor, companions in zip(call.inputs, call.before, strict=True):
+            used = tensor if tensor._base is None else tensor._base
+            if used.requires_grad and used.is_leaf and (fault := self._lost.pop(id(companions), None)):
+                self._add(fault, "what it was added to")
 
     def _heals(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
@@ -409,7 +428,7 @@ class Judge:
 
 
 def _lost_update(call: Call) -> float:
-    """Which part of a sum that code adds to a 16-bit weight, without a gradient, the weight cannot take up."""
+    """Which part of what is added to 16-bit values, which have no gradient, they cannot take up."""
     if call.name not in ("add_", "sub_") or call.args[0].itemsize > 2 or call.args[0].grad is not None:
         return 0.0
     weight, update = call.args[:2]

@@ -49,6 +49,20 @@ def merged(dtype: torch.dtype) -> object:
     return layer(torch.randn(4, 64).to(dtype))
 
 
+def merged_by_data(dtype: torch.dtype) -> object:
+    """The same as adapters are merged: past autograd."""
+    layer = torch.nn.Linear(64, 64, bias=False).to(dtype)
+    layer.weight.data -= (torch.randn(64, 64) * 1e-5).to(dtype)
+    return layer(torch.randn(4, 64).to(dtype))
+
+
+def of_a_buffer(dtype: torch.dtype) -> object:
+    """A buffer that is shifted by what it does not hold."""
+    norm = torch.nn.BatchNorm1d(64, dtype=dtype)
+    norm.running_var.add_(torch.full((64,), 1e-3).to(dtype))
+    return norm.eval()(torch.randn(4, 64).to(dtype))
+
+
 def hinged(dtype: torch.dtype) -> object:
     """Half a million hinge losses, of which a few lie nearer to zero than they are rounded."""
     anchors, others = (F.normalize(torch.randn(n, 64)) for n in (512, 1024))
@@ -56,7 +70,7 @@ def hinged(dtype: torch.dtype) -> object:
     return losses.float().sum() / (losses > 0).sum()
 
 
-DEFECTS: list[Case] = [routed, nearest, merged]
+DEFECTS: list[Case] = [routed, nearest, merged, merged_by_data, of_a_buffer]
 
 
 @pytest.mark.parametrize("case", DEFECTS)
