@@ -44,7 +44,7 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> b
     """
     exact = store.exact(tensor)
     error = float(torch.linalg.vector_norm(tensor.to(exact.dtype) - exact))
-    if call.schema.random or not float(torch.linalg.vector_norm(exact)) <= ZERO * error < torch.inf:
+    if call.traits.random or not float(torch.linalg.vector_norm(exact)) <= ZERO * error < torch.inf:
         return False
     number = next((i for i, result in enumerate(call.results or call.written) if result is tensor), 0)
     honest = 0.0
