@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from ampcheck.core.errors import UsageError
@@ -18,12 +20,14 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Finding
     from ampcheck.core.subject import Subject
 
+_PARSERS_ERROR = ArgumentParser.error.__code__
 
-def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
+
+def load_placed(target: str, device: str, *, trains: bool = False, arguments: Sequence[str] = ()) -> Subject:
     """Load a target for a device: decorators such as @torch.autocast("cuda") query it, where it is emulated too.
 
     Random numbers are seeded while it is loaded. trains: see `load_subject`; of a target that trains for long while
-    it is loaded, standard error says early that its training is not judged.
+    it is loaded, standard error says early that its training is not judged. arguments: of its command line.
     """
     from ampcheck.autocast.device import place
     from ampcheck.core.subject import load_subject
@@ -31,7 +35,7 @@ def load_placed(target: str, device: str, *, trains: bool = False) -> Subject:
 
     placement = place(device)
     noted = _long_training_noted(target) if trains else nullcontext()
-    with placement.entered(), seeded(placement.device), _as_script(target), noted:
+    with placement.entered(), seeded(placement.device), _as_script(target, arguments), noted:
         return load_subject(target, trains=trains)
 
 
@@ -57,11 +61,20 @@ def _long_training_noted(target: str) -> Iterator[None]:
 
 
 @contextmanager
-def _as_script(target: str) -> Iterator[None]:
-    """Code of the target that reads the command line sees its file's name alone, and none of ampcheck's options."""
-    own, sys.argv = sys.argv, [target.rpartition(":")[0] or target]
+def _as_script(target: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Code of the target that reads the command line sees its file's name and arguments, none of ampcheck's options.
+
+    An error by which its parser ends the program says what the parser requires, and how it gets that.
+    """
+    own, sys.argv = sys.argv, [target.rpartition(":")[0] or target, *arguments]
     try:
         yield
+    except UsageError as error:
+        if not isinstance(end := error.__cause__, SystemExit) or end.code != 2:  # as argparse, click and absl end
+            raise
+        refused = (f.f_locals["message"] for f, _ in walk_tb(end.__traceback__) if f.f_code is _PARSERS_ERROR)
+        text = f"{target} reads the command line and refuses it: {next(refused, 'SystemExit: 2')}; give it arguments"
+        raise UsageError(f"{text} after --, as ampcheck audit {target} -- --name value") from end
     finally:
         sys.argv = own
 
@@ -99,12 +112,13 @@ def _audited(target: Target, device: str) -> Run:
     from ampcheck.torchtools.seeds import seeded
 
     try:
-        subject = load_placed(target.target, device, trains=True) if target.target else demo.subject(layers=1)
+        own = partial(load_placed, target.target, device, trains=True, arguments=target.arguments)
+        subject = own() if target.target else demo.subject(layers=1)
     except UsageError as error:
         if (lack := _needs_cuda(error, target.target, device)) is None:
             raise
         return Run(findings=(lack,), title=f"audit of {target.target}")
-    with _as_script(target.target), seeded(place(device).device):
+    with _as_script(target.target, target.arguments), seeded(place(device).device):
         return judge_subject(
             subject,
             device=device,

@@ -273,7 +273,7 @@ def coverage_of(run: Run) -> Any:
     return finding
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_partly_compiled_model_is_no_full_pass(whole: bool) -> None:
     class Partly(nn.Module):

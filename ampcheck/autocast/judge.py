@@ -128,7 +128,7 @@ def judge_policy(
         if device == "cpu" and dtype == dtypes[0] and releases():
             findings += check_elsewhere(calls, nearest(calls.torch).policy("cuda", short(dtype)))
         elif device != "cpu" and POLICY_GAP.slug in wanted:
-            gap, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls)
+            gap, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls, judged=True)
             findings += gap
             tables.append(table)
     return Run(findings=tuple(f for f in findings if f.check in wanted), coverage=Coverage(seen), tables=tuple(tables))

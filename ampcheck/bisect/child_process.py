@@ -44,7 +44,7 @@ def ops(target: Mapping[str, Any]) -> list[str]:
 
     audited = Target(**target)
     with suppress(UsageError):
-        subject = load_placed(audited.target, audited.device)
+        subject = load_placed(audited.target, audited.device, arguments=audited.arguments)
         dtype = (*audited.dtype, *LOW)[0]
         return sorted({call.op for call in measure_calls(subject, device=audited.device, dtype=dtype).calls})
     return []

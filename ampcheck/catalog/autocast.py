@@ -23,8 +23,9 @@ POLICY_DRIFT = Check(
 POLICY_GAP = Check(
     "policy-gap",
     "policy",
-    "A CPU test represents the target device. Warns where the CPU computes an op of the model wider than the "
-    "device does, or the device bans it; the table lists every op whose autocast rule differs.",
+    "A CPU test represents the target device. A lock of both warns where the CPU computes an op of the model wider "
+    "than the device does, or the device bans it; an audit under the device's policy passes, as it sees what happens "
+    "there. The table lists every op whose autocast rule differs.",
     "Forward and backward run on the CPU twice, under the CPU's autocast policy and under the device's, and the "
     "dtypes that each op gets after autocast are compared by op and module.",
     "The CPU keeps in float32 what CUDA computes in float16 (PyTorch has a list of ops for each device), so that "

@@ -84,7 +84,7 @@ def _bisect(options: argparse.Namespace) -> int:
     if estimate := history.versions.estimate(history.looks):
         print(f"ampcheck: {estimate}", file=sys.stderr, flush=True)
     try:
-        with progress_bar(every=0) as progress:
+        with progress_bar(aloud=True) as progress:
             run = judge_history(history, options.check, progress)
     except KeyboardInterrupt as error:
         stopped, status = ending_of(error)

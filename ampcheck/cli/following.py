@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ampcheck.cli.stage_times import StageTimes, about
 from ampcheck.core.progress import Listener
 from ampcheck.core.text import counted
-from ampcheck.report.progress import EVERY
 
 if TYPE_CHECKING:
     from ampcheck.cli.profile import Profile
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from ampcheck.report.progress import ProgressBar
 
 _LOADING = "loading torch and the subject"
+_LONG = 10.0
+"""Seconds from which a training is announced."""
+
 _EARLY = 4
 """Lines of the eager verdicts that are printed before anything is compiled."""
 
@@ -107,7 +109,7 @@ class Following:
 
     def _training(self, steps: int) -> None:
         expected = self._expected(self._times.seconds)
-        if self._noted or (self._times.seconds and expected < EVERY) or os.environ.get("RANK", "0") != "0":
+        if self._noted or (self._times.seconds and expected < _LONG) or os.environ.get("RANK", "0") != "0":
             return
         self._noted = True
         time_text = f"{about(expected)}, as the last time" if expected else "each takes several times as long as alone"

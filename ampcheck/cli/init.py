@@ -32,12 +32,13 @@ def add_command(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
+    from ampcheck.report.progress import say
     from ampcheck.setup.files import write
     from ampcheck.setup.plan import make_plan
 
     if not options.yes and not sys.stdin.isatty():
         raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")
-    with Heartbeat(_show_step) as heartbeat:
+    with Heartbeat(say) as heartbeat:
         plan = make_plan(Path(options.folder), partial(heartbeat.step, aloud=True))
     out = Stdout()
     with out:
@@ -51,10 +52,6 @@ def _init(options: argparse.Namespace) -> int:
     with out:
         print("\n".join(map(clean, _next(plan))))
     return out.code()
-
-
-def _show_step(step: str) -> None:
-    print(clean(f"ampcheck: {step}"), file=sys.stderr, flush=True)
 
 
 def _confirmed() -> bool:

@@ -35,8 +35,10 @@ from ampcheck.core.text import clean
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return one of `EXIT_CODES`."""
     open_standard_files()
+    words = sys.argv[1:] if argv is None else list(argv)
+    own = words.index("--") if words[:1] in (["audit"], ["baseline"]) and "--" in words else len(words)
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words[:own], argparse.Namespace(arguments=tuple(words[own + 1 :])))
     if options.command is None:
         parser.print_help()
         return USAGE

@@ -35,7 +35,8 @@ def add_targets(command: argparse.ArgumentParser) -> None:
         "train.py:main, is judged while it runs. Without code: the architecture of a library, built small with random "
         "weights (transformers:LlamaForCausalLM, transformers:qwen3, diffusers:UNet2DConditionModel, timm:resnet50, "
         "torchvision:resnet18, hf:ORG/NAME from the local cache or a folder). Random numbers are seeded before each "
-        "target. Default: the targets in [tool.ampcheck] of pyproject.toml, or else the built-in demo",
+        "target. Arguments of a script follow at the end, after --: train.py:main -- --data FOLDER. Default: the "
+        "targets in [tool.ampcheck] of pyproject.toml, or else the built-in demo",
     )
     add_audit_options(command)
 
@@ -100,6 +101,7 @@ def with_options(target: Target, options: argparse.Namespace) -> Target:
         raise UsageError(f"--dtype names dtypes of autocast, such as float16,bfloat16; found {options.dtype!r}")
     return replace(
         target,
+        arguments=options.arguments or target.arguments,
         device=options.device or target.device,
         dtype=dtype,
         compile=target.compile and not options.no_compile,
@@ -232,4 +234,4 @@ def command_of(target: Target, finding: Finding) -> str:
         words += [f"--{name}", str(count)] if (count := getattr(target, name)) is not None else []
     words += ["--full"] if target.full and not mode.startswith("eager") else []
     words += ["--no-compile"] if mode.startswith("eager") or not target.compile else []
-    return shlex.join(words)
+    return shlex.join([*words, *(["--", *target.arguments] if target.arguments else [])])

@@ -28,7 +28,7 @@ class Target:
 
     target: as on the command line. device: empty for the CPU, or CUDA where the code asks for it. dtype: of autocast,
     empty for the defaults of the audit. severity: by check, over that of the repository. fail_on: empty for that of the
-    repository. full, graphs: as `judge_subject` takes them.
+    repository. full, graphs: as `judge_subject` takes them. arguments: what the code finds on its command line.
     """
 
     target: str
@@ -41,6 +41,7 @@ class Target:
     fail_on: str = ""
     full: bool = False
     graphs: bool = False
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _target(entry: object, source: str) -> Target:
             f"{where} must be a text such as 'check_model.py:subject', or a table with the key 'target'; "
             f"found {show(entry)}"
         )
-    keys = ("target", "device", "dtype", "compile", "steps", "horizon", "severity", "ignore", "fail-on")
+    keys = ("target", "arguments", "device", "dtype", "compile", "steps", "horizon", "severity", "ignore", "fail-on")
     where = f"the target {entry['target']} in {source}"
     _require_known(entry, keys, where)
     steps, horizon = (
@@ -147,6 +148,7 @@ def _target(entry: object, source: str) -> Target:
         compile=parse_flag(entry.get("compile", True), f"compile of {where}"),
         steps=steps,
         horizon=horizon,
+        arguments=_names(entry, "arguments", where),
         severity=_severity(entry, where),
         fail_on=parse_choice(entry["fail-on"], f"fail-on of {where}", FAIL_ON) if "fail-on" in entry else "",
     )

@@ -225,7 +225,7 @@ def load_attribute(target: str) -> Any:
         raise UsageError(
             f"a target is 'package.module:function' or 'path/to/file.py:function', found {target!r}{advice}"
         )
-    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source, attribute)
     try:
         return attrgetter(attribute)(module)
     except AttributeError as error:
@@ -311,13 +311,15 @@ def _returns_nothing(function: Callable[..., object]) -> bool:
     return bool(returned or loops) and all(value is None for value in returned) and _takes_nothing(function)
 
 
-def _import_module(name: str) -> ModuleType:
+def _import_module(name: str, attribute: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, and a console script does not
     try:
         return importlib.import_module(name)
     except BaseException as error:  # an import runs the user's code, which may raise anything
-        raise UsageError(f"cannot import {name}: {brief(as_result(error))}") from error
+        lacking = isinstance(error, ModuleNotFoundError) and error.name == name
+        meant = did_you_mean(name, ARCHITECTURES).replace("?", f":{attribute}?") if lacking else ""
+        raise UsageError(f"cannot import {name}: {brief(as_result(error))}{meant and f'; {meant}'}") from error
 
 
 def _import_file(path: Path) -> ModuleType:

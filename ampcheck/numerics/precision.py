@@ -13,7 +13,7 @@ from ampcheck.numerics.stats import NumericsStats, gradient_module
 from ampcheck.shadow import Fault, faults
 from ampcheck.shadow.compare import LOST, PRECISION
 
-KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION)
+KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION, faults.BOUND)
 """Faults by which digits are lost."""
 
 _STORIES = {
@@ -33,6 +33,7 @@ _HINTS = {
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",
     faults.DECISION: "compute the scores that are decided upon in float32",
+    faults.BOUND: "choose a floor far below the values, or a scale by which they fit",
 }
 
 
@@ -90,6 +91,11 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
             f"{fault.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
         )
+    elif fault.kind == faults.BOUND:
+        message = (
+            f"a bound must guard the values and not decide them; the {fault.note} of {op_text(stats, where)} takes the "
+            f"place of {seen.error:.0%} of {seen.numel:,} values"
+        )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
         bound = f", limit {seen.limit:.2g}, of which the data's own rounding explains {seen.spread:.2g}"
@@ -116,7 +122,7 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
 
 
 def _story(fault: Fault) -> str:
-    return fault.note if fault.kind == faults.CONSTANT else _STORIES[fault.kind]
+    return fault.note if fault.note and fault.kind in (faults.CONSTANT, faults.DRIFT) else _STORIES[fault.kind]
 
 
 def _misplaced(stats: NumericsStats) -> list[Finding]:

@@ -58,7 +58,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
     if seen.saturated:
         message = (
             f"a cast must not cut values off; {seen.lost:,} of {seen.numel:,} elements of {op} are {top:g}, the "
-            f"largest of {fault.dtype}, where float64 reaches {fault.exact_amax:.3g}"
+            f"largest of {fault.dtype}, where the values reach {fault.exact_amax:.3g}"
         )
     if fault.exact_amax > top and _is_scaled(stats, fault.where) and fault.dtype == "float16":
         hint = (

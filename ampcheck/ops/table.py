@@ -79,8 +79,11 @@ leaky_relu_backward hardtanh_backward | kink=zero
 grid_sampler_2d_backward grid_sampler_3d_backward | kink=pixel
 remainder fmod frac            | keeps
 # Limits ----
-clamp clamp_min maximum        | whole rescues
-clamp_max minimum              | whole
+clamp clamp_min                | whole rescues keeps
+maximum                        | whole rescues
+clamp_max                      | whole keeps
+minimum                        | whole
+exp exp2 sigmoid cos cosh      | lifts
 where                          | moves rescues
 relu hardtanh copysign         | moves
 # Elements in other places ----

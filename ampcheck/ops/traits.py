@@ -46,7 +46,7 @@ class Traits:
     terms: str  # what gives the length of its sums: the "last" dimension of an argument, the one that an argument names
     # ("dim"), a "kernel", the last two of a query ("heads"), or "": the elements that go into one of the result
     resets: bool = False  # what it writes does not build on the values before
-    keeps: bool = False  # in place: the rule of its companions needs the argument that it overwrites
+    keeps: bool = False  # in place: its rule, or the judge, needs the argument that it overwrites
     unset: bool = False  # its results have no values yet
     copies: int | None = None  # the position of the argument that it copies, to any format
     fills: str = ""  # with zeros or ones ("units"), a "number" or a "range"; a number in "part" of the result
@@ -60,6 +60,7 @@ class Traits:
     decides: str = ""  # of the functional op: an "order", "equality", "identity" or "bin" of numbers, whether they are
     # "finite", the "best" or "extreme" place, a "selection", the "support", an "integer" (of a "quotient", of a "cast")
     kink: str = ""  # of the functional op: its derivative by the last floating argument jumps at "zero" or at a "pixel"
+    lifts: bool = False  # it is smooth at zero, and makes no zero of it
     jumps: bool = False  # floating results are decisions, and companions take those of the run
     leaves: bool = False  # a number leaves the run
     autocast: str = ""  # the op that reaches autocast, and becomes this one

@@ -57,13 +57,14 @@ def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
 
 
 def _text(run: Run, failures: Collection[Finding]) -> Iterator[str]:
-    """The causes of failures in 25 lines of any width: the first in full, others in full or by their message; more
-    lines where there are more causes."""
-    parts = []
+    """The causes of failures in 25 lines of any width: the first in full, others in full or by their message and what
+    to do about it, each advice once; more lines where there are more causes."""
+    parts, said = [], set[str]()
     for finding, text in describe_causes(run.findings, failures):
         lines = text.split("\n")
-        full = [*lines, ""]
-        parts.append(Part((lines_of(full), lines_of(lines[:1])), verdict=finding.verdict))
+        advice = [line for line in lines if line.startswith("  hint: ") and line not in said]
+        said.update(advice)
+        parts.append(Part((lines_of([*lines, ""]), lines_of([*lines[:1], *advice])), verdict=finding.verdict))
     command = next((finding.reproduce for finding in failures if finding.reproduce), "")
     below = [f"reproduce: {command}"] if command else []
     more = f"`{command} --ampcheck -vv` shows all" if command else "the run shows all"

@@ -32,8 +32,8 @@ _ALL = "-v shows all"
 
 _ALL_REASONS = "-v says why"
 
-_MESSAGE, _HINT = 3, 4
-"""Lines of a message and of a hint in a report that is short of lines."""
+_MESSAGE = 3
+"""Lines of a message in a report that is short of lines."""
 
 
 def summary_lines(
@@ -114,17 +114,15 @@ def _problems(
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
         below = lines_of((*_other_arms(twins, width, verbose), *_following(following, width, verbose)))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
-        short, shorter = (
-            (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width, hint)), *below)
-            for hint in (_HINT, 1)
-        )
+        short = (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width)), *below)
         single = _titled(finding, [_placed(title, finding, width)])
         brief = (*single, *lines_of([f"  {one_line(finding.message, width - 2)}"]))
+        advised = (*brief, *lines_of(_hint(finding, width)))
         required = every_failure and finding.verdict is Verdict.FAIL
         if twins[0].key in shown:
             yield Part((single,), _CAUSES, finding.verdict)
             continue
-        yield Part((full, short, shorter, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
+        yield Part((full, short, advised, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
 
 
 def _titled(finding: Finding, texts: Iterable[str]) -> Form:
@@ -149,21 +147,24 @@ def _in_full(finding: Finding, width: int) -> Iterator[str]:
     yield from _source(finding, width)
     if numbers := _numbers(finding):
         yield from wrap(numbers, width, indent="  ", hanging="    ")
-    if finding.hint:
-        yield from wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
+    yield from _hint(finding, width)
     yield from _command(finding, width)
 
 
-def _in_short(finding: Finding, width: int, hint: int) -> Iterator[str]:
-    """The same without figures, with the start of the message, and of the hint in `hint` lines."""
+def _in_short(finding: Finding, width: int) -> Iterator[str]:
+    """The same without figures, with the start of the message."""
     yield from _start(wrap(finding.message, width, indent="  ", hanging="  "), _MESSAGE, width, "  ")
     if where := str(finding.where):
         yield f"  {_placed(f'where: {where}', finding, width - 2)}"
     yield from _source(finding, width)
-    if finding.hint:
-        lines = wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
-        yield from _start(lines, hint, width, "    " if hint > 1 else "  ")
+    yield from _hint(finding, width)
     yield from _command(finding, width)
+
+
+def _hint(finding: Finding, width: int) -> Iterator[str]:
+    """What to do about a finding, never cut."""
+    if finding.hint:
+        yield from wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
 
 
 def _start(lines: Iterable[str], limit: int, width: int, indent: str) -> Iterator[str]:

@@ -75,7 +75,7 @@ def _failed(stats: PropertyStats, check: Check, breaking: Breaking) -> Finding:
     if breaking.climbed:  # of a lone input, beyond what was drawn for it
         searched = f"by gradient ascent {stats.domain}, the declared domain, {searched}"
     text = f"{_text(stats, problem)}. The smallest input found is {_short(breaking.example.code())}, {searched}"
-    hints = [remedy(problem.kind, problem.where.op)]
+    hints = [remedy(problem.kind, problem.where.op, vanished=problem.vanished)]
     hints += [f"run pytest {breaking.file}"] if breaking.file else []
     hints += [f"no test was written: {breaking.unwritten}"] if breaking.unwritten else []
     unit = "elements" if problem.kind in (kinds.NONFINITE, kinds.RANGE) else "relative error"

@@ -6,11 +6,15 @@ from ampcheck.search import stats as kinds
 
 _FLOAT32 = "or compute this part in float32"
 
+_EPS = "use a larger eps, one that the format holds (at least torch.finfo(dtype).smallest_normal)"
+
+_SUMS = "divide before summing"
+
 _FAMILIES = {
     "take the logarithm in one step (logsigmoid, log_softmax)": "sigmoid _softmax",
     "subtract the largest before exp": "exp exp2 expm1 cosh sinh",
     "scale before squaring or multiplying": "pow square mul mul_ prod cumprod",
-    "divide before summing": "sum mean cumsum add add_ sub sub_ linalg_vector_norm norm addcmul",
+    _SUMS: "sum mean cumsum add add_ sub sub_ linalg_vector_norm norm addcmul",
     "keep what is divided by, or goes into the logarithm, away from zero by an eps that the format holds (at least "
     "torch.finfo(dtype).smallest_normal)": "div div_ reciprocal rsqrt log log2 log10 logit atanh addcdiv",
     "scale an operand before the product": "mm addmm bmm baddbmm addbmm mv dot convolution linear "
@@ -35,12 +39,13 @@ _BY_KIND = {
 }
 
 
-def remedy(kind: str, op: str) -> str:
+def remedy(kind: str, op: str, *, vanished: bool = False) -> str:
     """One sentence; "" where nothing general helps.
 
     kind: of `ampcheck.search.stats.Problem`. op: the overload to blame (`aten::exp`), "" where it is not known.
+    vanished: see `Problem`.
     """
     name = op.rpartition("::")[2].partition(".")[0]
     if kind == kinds.NONFINITE and name in _BY_OP:
-        return f"{_BY_OP[name]}, {_FLOAT32}"
+        return f"{_EPS if vanished and _BY_OP[name] == _SUMS else _BY_OP[name]}, {_FLOAT32}"
     return _BY_KIND.get(kind, "")

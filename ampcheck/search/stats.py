@@ -18,7 +18,8 @@ class Problem:
 
     kind: one of the constants above; `range`: no value of the format is near the exact one. output: path of the output;
     index: in it, flattened. low, exact: the element. observed, limit: relative errors; counts where there is no error.
-    detail: what an exception or invariance said. where: the op at fault.
+    detail: what an exception or invariance said. where: the op at fault. vanished: its own result is finite, and lost
+    by that, such as an eps that the format does not hold.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Problem:
     limit: float = 0.0
     detail: str = ""
     where: Where = field(default_factory=lambda: Where(phase="forward"))
+    vanished: bool = False
 
 
 @dataclass(slots=True)

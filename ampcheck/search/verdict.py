@@ -83,7 +83,10 @@ class Judged:
             norm = torch.linalg.vector_norm(exact.nan_to_num(0.0, 0.0, 0.0), dim=group_dims(exact.shape), keepdim=True)
             index = int(((value - exact).nan_to_num(0.0, 0.0, 0.0).abs() / norm.clamp_min(1e-300)).argmax())
         low, wide = float(value.reshape(-1)[index]), float(exact.reshape(-1)[index])
-        return Problem(kind, path, index, low, wide, observed, limit, where=self._blamed(path, kind))
+        blamed = self._blamed(path, kind)
+        where = blamed.where if blamed is not None else Where(phase="forward")
+        vanished = blamed is not None and not blamed.examination.lost
+        return Problem(kind, path, index, low, wide, observed, limit, where=where, vanished=vanished)
 
     def _judge(self, path: str, tensor: torch.Tensor, shadow: Shadow) -> None:
         """Compare an output with its companions: at a glance, and as a whole where that shows something."""
@@ -126,13 +129,13 @@ class Judged:
         if lost is not None and not self.look.problems:
             self.look.overflow = Peak(math.inf, math.inf, lost.where, lost.dtype)
 
-    def _blamed(self, path: str, kind: str) -> Where:
-        """The first op whose fault is left in an output; of what is not finite, the first that overflows."""
+    def _blamed(self, path: str, kind: str) -> Fault | None:
+        """The first fault that is left in an output; of what is not finite, the first that overflows."""
         reaching: list[Fault] = [fault for fault in self._faults if path in fault.reaches]
         lost = [fault for fault in self._faults if fault.examination.lost]
         if kind in (NONFINITE, RANGE):
             reaching = [fault for fault in reaching if fault in lost] or reaching
-        return next((fault.where for fault in (*reaching, *lost)), Where(phase="forward"))
+        return next(iter((*reaching, *lost)), None)
 
     def _formats(self, form: FloatFormat) -> set[FloatFormat]:
         """The formats of an output and of all 16-bit results."""

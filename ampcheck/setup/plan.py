@@ -123,10 +123,8 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Content
     reached = {each.candidate.title for each in tried}
     if models and (others := [each.title for each in wanted if each.title not in reached]):
         reasons.append(f"not tried, as {len(models)} models have tests: {listed(others)}")
-    for each in models:
-        if each.heavy:
-            rest = "bfloat16 and compiled code are left to `ampcheck audit`, its lock to `ampcheck policy lock`"
-            reasons.append(f"{each.candidate.title} is heavy, {each.parameters:,} parameters: {rest}")
+    rest = "is heavy, by the FLOPs of a pass: compiled code is left to `ampcheck audit`"
+    reasons += [f"{each.candidate.title} {rest}" for each in models if each.heavy]
     return replace(tests, locked=locked), lock, [*reasons, *unlocked, *untrained]
 
 
@@ -154,7 +152,7 @@ def _locked(
         return [], "", []
     _write_tests(copy, tests)
     reasons = dict[str, str]()
-    for name in (each.candidate.name for each in tests.models if not each.heavy):
+    for name in (each.candidate.name for each in tests.models):
         show(f"locking the autocast policy of {name}")
         reasons[name] = lock_policy(process, f"{TESTS}:{name}")
     names = [name for name, reason in reasons.items() if not reason]

@@ -89,13 +89,10 @@ def _models(tests: Contents) -> str:
     if not factories and tests.script is not None:
         return ""
     factories = factories or {"model": _template("no_model.py").template}
-    heavy = any(each.heavy for each in tests.models)
-    options = ['dtype="float16"'] if heavy else []
     return _template("models.py").substitute(
         factories="".join(factories.values()),
         names=", ".join(factories),
-        dtypes="float16" if heavy else "float16 and bfloat16",
-        options="".join(f", {option}" for option in options) + _device(tests.cuda),
+        device=_device(tests.cuda),
     )
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.autocast.locks.lock import DEVICES, LockTarget, write_lock
 from ampcheck.catalog.numerics import COVERAGE
@@ -35,12 +35,12 @@ _STEPS = 2
 _TRIES = 60
 """So many proposed inputs are tried at most."""
 
-_SLOW = 0.3
-"""CPU seconds of a forward and backward pass in float32. An audit runs some fifty of them, those in 16 bits up to forty
-times as slow on a CPU without such instructions: inputs that take longer give way to smaller ones."""
+_SLOW = 1e10
+"""FLOPs of a forward and backward pass, some 0.3 seconds of a core in float32. An audit runs some fifty of them, those
+in 16 bits up to forty times as slow on a CPU without such instructions: inputs of more give way to smaller ones."""
 
-_HEAVY = 0.5
-"""CPU seconds of a pass above which the tests leave to an audit what takes minutes."""
+_HEAVY = 2e10
+"""FLOPs of a pass above which the tests leave to an audit what takes minutes."""
 
 _MANY = 200_000
 """Elements of inputs above which smaller ones are tried first."""
@@ -174,19 +174,26 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
 
 def _running(
     model: nn.Module, proposed: Iterable[str], namespace: dict[str, Any], errors: list[str]
-) -> Iterator[tuple[str, float]]:
-    """The inputs from which the model trains, each with the CPU seconds of the pass. errors: gets why others do not."""
+) -> Iterator[tuple[str, int]]:
+    """The inputs from which the model trains, each with the FLOPs of the pass. errors: gets why others do not."""
     for inputs in proposed:
-        begin = time.process_time()
         try:
             trains = runs(model, eval(inputs, namespace))
         except Exception as raised:  # noqa: BLE001  # the user's code may raise anything
             errors.append(f"no inputs found that it takes; with {inputs}: {brief(as_result(raised))}")
             continue
         if trains:
-            yield inputs, time.process_time() - begin
+            yield inputs, _flops(model, eval(inputs, namespace))
         else:
             errors.append(f"with {inputs} no parameter gets a gradient")
+
+
+def _flops(model: nn.Module, inputs: object) -> int:
+    """FLOPs of a pass, which a busy machine does not change; those that were counted where a mode breaks the model."""
+    counter = FlopCounterMode(display=False)
+    with suppress(Exception), counter:
+        runs(model, inputs)
+    return counter.get_total_flops()
 
 
 def _built(attempt: dict[str, Any], namespace: dict[str, Any]) -> object:

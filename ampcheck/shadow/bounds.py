@@ -177,7 +177,7 @@ def look(
     """
     if unit < JUDGED_UNIT:
         return Look(math.isfinite(value.sum().item()))
-    if value.dtype.itemsize == 1 and (bool(_cut_off(value, exact).any()) or _is_flushed(exact, value.dtype)):
+    if value.dtype.itemsize == 1 and (bool(cut_off(value, exact).any()) or _is_flushed(exact, value.dtype)):
         return Look(False)
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
@@ -239,7 +239,7 @@ def _difference(reference: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value - reference if value.dtype.itemsize > 2 else value.to(torch.float32).sub_(reference)
 
 
-def _cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Values of 8 bits that are the largest of their format where exact is far larger: PyTorch's casts saturate."""
     top = format_of(value.dtype).max
     return (value.double().abs() == top) & exact.isfinite() & (exact.abs() >= _CUT * top)
@@ -292,7 +292,7 @@ def examine(
     lost_here = ~finite & known
     saturated = 0
     if value.dtype.itemsize == 1:
-        cut = _cut_off(value, exact)
+        cut = cut_off(value, exact)
         lost_here, saturated = lost_here | cut, int(cut.sum())
     lost = int(lost_here.sum())
     masked = False

@@ -66,6 +66,15 @@ def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Compani
     store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * share)
 
 
+def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
+    """Let what an error is an exponent of, such as a ratio of probabilities, have a size again: float64 gives 1."""
+    if not call.traits.lifts:
+        return False
+    companions.own()
+    store.moved(tensor).copy_(store.exact(tensor))
+    return True
+
+
 def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
     """Let a value that is not finite in float64 alone, where the error is zero, be that of the run, undetermined."""
     if not bool(finite(tensor).all()) or bool(store.exact(tensor).isfinite().all()):

@@ -102,8 +102,9 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
             clearly |= margins.tied & (margins.margin > 0)
         many = bool(clearly.double().mean() > _MANY)
         wrong |= clearly & many
-    if not bool(wrong.any()):
-        return None
+    by_mean = limit and call.traits.decides == "order" and not margins.sure
+    if not int(wrong.sum()) > (unit * wrong.numel() if by_mean else 0):
+        return None  # a mean over so many does not show so few
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
     skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
     seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
@@ -237,13 +238,17 @@ def _placed(call: Call, store: CompanionStore) -> Margins | None:
 
 
 def _rounded(call: Call, store: CompanionStore) -> Margins | None:
-    """Margin: how many integers off the run is, where the format skips integers; elsewhere the next one is near."""
+    """Margin: how far exact lies outside of the values that the op makes the integer of the run; where the format skips
+    integers, how many of them the run is off."""
     if not isinstance(call.out, torch.Tensor) or len(call.args) > 1 or call.kwargs:
         return None
-    expected, number = call.op(store.exact(call.args[0])), call.out.double()
-    skips = _skips_integers(call.args[0].dtype, number, expected)
-    margin = torch.where(skips & expected.isfinite() & number.isfinite(), (expected - number).abs(), 0.0)
-    return Margins(torch.where(margin >= 1, margin, 0.0), torch.zeros_like(margin))
+    exact, number = store.exact(call.args[0]), call.out.double()
+    below, above = _KEPT_BY[call.name]
+    outside = torch.maximum(number - below - exact, exact - number - above).clamp_min(0.0)
+    off = (call.op(exact) - number).abs()
+    coarse = _skips_integers(call.args[0].dtype, number, exact) & (off >= 1)
+    margin = torch.where(coarse, off, outside)
+    return Margins(torch.where(margin.isfinite(), margin, 0.0), torch.where(coarse, 0.0, _scale(exact)))
 
 
 def _skips_integers(dtype: torch.dtype, number: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
@@ -274,6 +279,9 @@ def _lost(
     width = known.std(dim, correction=0, keepdim=True) if dim is not None and exact.dim() else known.std(correction=0)
     return Margins(margin, scale, width, tied)
 
+
+_KEPT_BY = {"round": (0.5, 0.5), "floor": (0.0, 1.0), "ceil": (1.0, 0.0), "trunc": (1.0, 1.0)}
+"""How far below and above an integer lie the values that an op makes this integer."""
 
 _MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {  # by what is decided, see `Traits`
     **dict.fromkeys(("order", "equality"), _compared),

@@ -19,6 +19,7 @@ CANCELLATION = "cancellation"
 DRIFT = "drift"
 CONSTANT = "constant of the format"
 DECISION = "decision"
+BOUND = "bound that decides"
 
 ENDS = " has the integers from"
 """In the note of a collision that follows from the range of the integers to which values are converted."""

@@ -12,7 +12,7 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination, Look, examine, floor_of, look
+from ampcheck.shadow.bounds import Examination, Look, cut_off, examine, floor_of, look
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
@@ -25,9 +25,10 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import ZERO, own_error, restarts
+from ampcheck.shadow.comparisons import ZERO, determine, own_error, restarts
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
+from ampcheck.shadow.guards import bound_that_decides, divisors
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES, collisions_in
 from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.norms import error_square, exact_square, honest_share, relative_error
@@ -37,6 +38,7 @@ from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
     BLURRED,
+    BOUND,
     COLLIDED,
     ERROR,
     ILL,
@@ -50,6 +52,9 @@ from ampcheck.shadow.suspects import (
     pass_on,
     vanished,
 )
+
+_LOST_UPDATE = 0.5
+"""The part of an update from which it is lost."""
 
 _NEAR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
@@ -93,6 +98,7 @@ class Judge:
         self._suspects = Suspects()
         self._reached = Reached()
         self._recurrence = Recurrence()
+        self._lost: dict[int, Fault] = {}  # by the companions of what it was added to
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -117,6 +123,8 @@ class Judge:
         if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
+        for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
+            self._accuse(suspect, "what is divided by it")
         results = call.written + call.fresh
         if not results:
             return
@@ -126,8 +134,12 @@ class Judge:
             self.reach_values(missing, "a sum that lacks it")
             for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
                 self._accuse(suspect, "a sum that lacks it")
-        if where.phase != "backward" and any(t.requires_grad and t.is_leaf for t in call.written):
-            self._update(call)
+        if where.phase != "backward" and call.written:
+            if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
+                self._update(call)
+            self._lose_update(call, persists=is_weight or not call.before[0].depth)
+        if self._lost:
+            self._use_weights(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
         if not ruled:
@@ -187,6 +199,24 @@ class Judge:
                 if fault.kind in _VANISHING and fault.where.phase != "backward":
                     self._reached.note(fault.key, "an update of a weight")
 
+    def _lose_update(self, call: Call, *, persists: bool) -> None:
+        """Record what is added to 16-bit values that do not hold it. persists: to a weight, or to data that entered;
+        other values may be those of a weight once they are used."""
+        if (lost := _lost_update(call)) > _LOST_UPDATE:
+            seen = Examination(call.written[0].numel(), error=lost, limit=_LOST_UPDATE, impact=lost)
+            note = "most of what is added is below half of the spacing of the values, which stay as they were"
+            fault = replace(fault_at(faults.DRIFT, call, call.written[0], seen), note=note)
+            if persists:
+                self._add(fault, "what it was added to")
+            else:
+                self._lost[id(call.before[0])] = fault
+
+    def _use_weights(self, call: Call) -> None:
+        for tensor, companions in zip(call.inputs, call.before, strict=True):
+            used = tensor if tensor._base is None else tensor._base
+            if used.requires_grad and used.is_leaf and (fault := self._lost.pop(id(companions), None)):
+                self._add(fault, "what it was added to")
+
     def _heals(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
         return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
@@ -220,6 +250,13 @@ class Judge:
                 drop(companions, COLLIDED)  # a measurement
             if call.traits.contracts:
                 drop(companions, BLURRED)
+            if not call.moves and call.name != "_to_copy":
+                drop(companions, BOUND)
+            if bound := bound_that_decides(call, tensor):
+                fault, is_end = bound
+                self._suspects.add(companions, BOUND, fault)
+                if is_end:
+                    self._accuse(fault, "the values that it cuts off")
 
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
@@ -235,6 +272,9 @@ class Judge:
             self._integers(call, tensor, companions)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
+        if ERROR in companions.suspects and determine(call, tensor, self._store, companions):
+            moved = self._store.moved(tensor)
+            drop(companions, ERROR)
         single = bool(inherited) and tensor.numel() <= _FEW
         seen_at_once = Look(False, largest=math.nan)
         if not tensor.is_complex() and not single:
@@ -244,6 +284,8 @@ class Judge:
             )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
+        if tensor.itemsize == 1 and call.traits.copies is not None:
+            self._cut_off(call, tensor, exact)
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
         else:
@@ -306,6 +348,19 @@ class Judge:
         companions.faults = frozenset({fault.key})
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
 
+    def _cut_off(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> None:
+        """Record values of the run that a cast to 8 bits cuts off, though float64's fit: a scale is too small."""
+        values = call.inputs[-1].detach().double().expand_as(tensor)
+        lost = cut_off(tensor, values) & ~cut_off(tensor, exact)
+        if not bool(lost.any()):
+            return
+        error = float(1 - tensor[lost].double().abs().min() / values[lost].abs().max())
+        seen = Examination(tensor.numel(), int(lost.sum()), saturated=int(lost.sum()), error=error)
+        fault = with_sizes(fault_at(faults.OVERFLOW, call, tensor, seen), call, tensor, self._store)
+        fault = replace(fault, exact_amax=fault.amax_in)
+        self._add(fault)
+        self._reached.lose(fault, exact)
+
     def _is_position(self, companions: Companions) -> bool:
         """Whether the numbers that collided were counted through without a gap."""
         return any(suspect.note == CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
@@ -363,6 +418,18 @@ class Judge:
         self._faults[fault.key] = self._faults[fault.key] + fault if fault.key in self._faults else fault
         if reaches:
             self._reached.note(fault.key, reaches)
+
+
+def _lost_update(call: Call) -> float:
+    """Which part of what is added to 16-bit values, which have no gradient, they cannot take up."""
+    if call.name not in ("add_", "sub_") or call.args[0].itemsize > 2 or call.args[0].grad is not None:
+        return 0.0
+    weight, update = call.args[:2]
+    if not has_companions(update) or update.numel() <= 1:
+        return 0.0
+    update = (update.detach().double() * call.argument("alpha", 1)).expand_as(weight)
+    gone = update.abs() <= weight.detach().double().abs() * roundoff(weight.dtype)
+    return float(torch.linalg.vector_norm(update[gone]) / torch.linalg.vector_norm(update).clamp_min(1e-300))
 
 
 def _takes_gradients(call: Call) -> bool:

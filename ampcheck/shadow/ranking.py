@@ -18,6 +18,9 @@ from ampcheck.shadow.companions import CompanionStore, roundoff
 _HIDDEN = 0.25
 """The error of a result, relative to what ranks its elements, from which it hides them."""
 
+_CLEAR = 0.05
+"""The same from which it may turn selections by a clear part of it, see `decisions`."""
+
 _GROWS = 8.0
 """The factor by which the op that hides a ranking makes the error larger."""
 
@@ -54,7 +57,7 @@ def _hidden(tensor: torch.Tensor, store: CompanionStore) -> dict[int, tuple[floa
     """By dimension along which errors hide the ranking: how far exact values lie apart, and errors."""
     exact = store.exact(tensor)
     widths = [(_width(exact, dim), _width(tensor - exact, dim)) for dim in range(tensor.dim())]
-    return {dim: (width, error) for dim, (width, error) in enumerate(widths) if 0 < _HIDDEN * width < error}
+    return {dim: (width, error) for dim, (width, error) in enumerate(widths) if 0 < _CLEAR * width < error}
 
 
 def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:

@@ -65,15 +65,15 @@ class Reached:
             place[name] = max(share, place.get(name, 0.0))
 
     def discard(self, keys: Collection[Key], *, scaled: bool, large: Collection[Key] = ()) -> None:
-        """Record faults of a tensor that no later op read. scaled: a loss scale is in use. large: faults of values that
-        not even float32 holds.
+        """Record faults of a tensor from which no later op computed. scaled: a loss scale is in use. large: faults of
+        values that not even float32 holds.
 
         Gradients that another loss adds to, and that `zero_grad` discards before a step reads them, do no harm. Nor do
         large values, of a broken sample, where the run tests whether they are finite.
         """
         for key in keys:
             if not ((key in large and key in self._tested) or (scaled and _is_backward(key))):
-                self.note(key, "a tensor that no later op read", discarded=True)
+                self.note(key, "a tensor that no later arithmetic read", discarded=True)
 
     def unscale(self, call: Call) -> float:
         """Record whether a step of a `GradScaler` is made, or skipped and tried at a lower scale. Returns its scale.

@@ -10,6 +10,7 @@ A suspect travels with the values, from the place where it happened, until it is
   determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
   judged.
+- bound: most values are a floor that a clamp gave them. Something may divide by them.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
@@ -34,7 +35,7 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
-VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
+VANISHED, MASKED, COLLIDED, BLURRED, BOUND = "vanished", "masked", "collided", "blurred", "bound"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 _CANCELS = 2.0**30

@@ -39,7 +39,7 @@ def measure_compilation(target: Target) -> Run:
     Raises `UsageError` for a subject that runs by itself, such as a training loop, or that compiles by itself.
     """
     device = target.device or "cpu"
-    subject = load_placed(target.target, device)
+    subject = load_placed(target.target, device, arguments=target.arguments)
     modes, precisions = (EAGER, MODE), ("float32", "bfloat16")
     with tempfile.TemporaryDirectory(prefix="ampcheck-", ignore_cleanup_errors=True) as folder:
         caches = Path(folder)

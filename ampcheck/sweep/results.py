@@ -77,8 +77,8 @@ def key_of(task: Task, code: str) -> dict[str, Any]:
     code: a digest of it, empty where the commit of the task names it.
     """
     target = task.target
-    options = {name: value for name, value in asdict(target).items() if name not in _JUDGEMENT}
-    options["dtype"] = list(target.dtype)
+    read = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(target).items()}
+    options = {name: value for name, value in read.items() if name not in _JUDGEMENT}  # as JSON has it
     return {
         "command": task.command,
         "commit": task.commit,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+from weakref import ProxyTypes
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -88,7 +89,7 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
     later: list[tuple[str, object]] = []
     while waiting:
         path, value = waiting.pop()
-        if id(value) in seen:
+        if id(value) in seen or type(value) in ProxyTypes:  # what a proxy stands for is reached by itself
             continue
         if len(seen) - before > _REACHED:
             reached.unseen = True

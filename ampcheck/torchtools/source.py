@@ -223,7 +223,8 @@ def is_users(path: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _drives(path: str) -> bool:
+def drives(path: str) -> bool:
+    """Whether a source file belongs to a library that runs a user's training."""
     _, installed, inside = path.rpartition(f"{os.sep}site-packages")
     return bool(installed) and inside.startswith(_DRIVERS)
 
@@ -307,7 +308,7 @@ def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> t
     while frame is not None and frame.f_code is not inside:
         path = frame.f_code.co_filename
         if is_users(path):
-            if not _drives(path):
+            if not drives(path):
                 return path, frame.f_lineno
             driver = driver if driver[0] else (path, frame.f_lineno)
         frame = frame.f_back

@@ -24,7 +24,7 @@ from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
-from ampcheck.torchtools.source import hooked, is_users
+from ampcheck.torchtools.source import drives, hooked, is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import GradientWatch
@@ -40,6 +40,9 @@ _SEARCHES = 8
 
 _RUNNERS = ("_pytest.", "pluggy.", "unittest.")
 """Modules that call tests: what they and their callers hold is no part of a loop."""
+
+_DRIVER = "the trainer's "
+"""Begins the names of a library's variables: its paths to a user's parts say less than their classes."""
 
 
 class RunningLoop(TrainingLoop):
@@ -57,25 +60,38 @@ class RunningLoop(TrainingLoop):
         """Find the parts among the variables of the user's functions, from `frame` on outwards to that of id `end`.
 
         Another part under the name of a variable further in, as a `model` of a function that it calls, counts too.
+        Parts that only a library holds that runs the training, such as Lightning, are named by their classes.
         """
         roots: dict[str, Any] = {}
+        drivers: dict[str, Any] = {}
         while frame is not None and id(frame) != end and not frame.f_globals.get("__name__", "").startswith(_RUNNERS):
             if is_users(frame.f_code.co_filename):
                 variables = {**frame.f_locals, **globals_of(frame.f_code, frame.f_globals)}
                 for name, value in variables.items():
                     if not name.startswith("__") and _lives_on(value):
-                        _add(roots, name, value)
+                        leads_on = not isinstance(value, torch.optim.Optimizer) and drives(_file_of(type(value)))
+                        driven = leads_on or drives(frame.f_code.co_filename)
+                        _add(drivers if driven else roots, f"{_DRIVER if driven else ''}{name}", value)
             frame = frame.f_back
+        roots |= drivers
         reached = reach(roots)
         inside = {id(part) for module in reached.modules.values() for part in module.modules()}
         inside |= set(map(id, reached.optimizers.values()))
         missing = {name: part for name, part in self._called.items() if id(part) not in inside}
         self._roots = {**missing, **roots}
         self.reached = reach(self._roots) if missing else reached
+        for parts in (self.reached.modules, self.reached.optimizers, self.reached.scalers, self.reached.schedulers):
+            for path in [path for path in parts if path.startswith(_DRIVER)]:
+                part = parts.pop(path)
+                _add(parts, type(part).__name__, part)
 
     def note(self, name: str, part: object) -> None:
         """Remember a part that was called, for where no variable leads to it."""
         _add(self._called, name, part)
+
+
+def _file_of(kind: type) -> str:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
 def _add(parts: MutableMapping[str, Any], name: str, part: object) -> None:

@@ -148,6 +148,19 @@ def test_nothing_is_said_of_cuda_where_it_judges_the_same() -> None:
     assert "policy-gap" not in {finding.check for finding in run.findings}
 
 
+class Classifies(torch.nn.Linear):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(super().forward(x), y)
+
+
+def test_an_audit_that_judges_by_cudas_policy_does_not_advise_to_do_so() -> None:
+    model = Classifies(8, 4), (torch.randn(2, 8), torch.tensor([0, 3]))
+    run = audit(model, compile=False, device="cuda", dtype="float16")
+    (finding,) = [finding for finding in run.findings if finding.check == "policy-gap"]
+    assert finding.verdict is Verdict.PASS
+    assert finding.message.startswith("judged under cuda's policy; of 4 ops aten::log_softmax.int computed in float16")
+
+
 class DisabledIsland(torch.nn.Module):
     """As rotary embeddings and norms have it: float32 by a region that is off."""
 

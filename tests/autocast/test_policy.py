@@ -187,7 +187,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("path", "wrong"), WRONG, ids=[f"{'.'.join(path)}={wrong}" for path, wrong in WRONG])
 def test_a_value_of_a_wrong_type_is_refused(tmp_path: Path, path: tuple[str, ...], wrong: Any) -> None:
     data = sound()

@@ -31,7 +31,7 @@ of_2_13 = pytest.mark.skipif(RELEASE != "2.13", reason=f"the counts are those of
 # What it promises of PyTorch's own ops -----------------------------------------------------------------------------
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @of_2_13
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_an_index_of_a_device_says_no_more_than_its_type() -> None:
     assert measure_policy("cuda:1") == measure_policy("cuda")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_the_policy_is_the_same_whatever_the_caller_has_switched_on(device: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -209,7 +209,7 @@ def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str
     assert str(run.findings[0].verdict) == "pass"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -220,7 +220,7 @@ def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader:
     assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -253,7 +253,8 @@ def test_a_pipe_shows_each_commit_when_it_is_about_to_be_judged(bisect: Any, rea
     _, _, out, commits = bisect(planted(8, 5))
     begun = [f"now: commit {commits[int(revision)][:10]} (revision {revision})" for revision in reader]
     assert begun
-    assert [line.partition(" done, ")[2] for line in out.splitlines() if " done, now: " in line] == begun
+    shown = [line.partition(" done, ")[2] for line in out.splitlines() if " done, now: " in line]
+    assert [line for line in shown if not line.endswith(" s")] == begun  # without those of steps that take seconds
 
 
 @pytest.mark.parametrize(("how", "status"), [("interrupted", 130), ("stopped by SIGTERM", 143)])

@@ -176,7 +176,7 @@ def test_what_a_search_needs_is_said_before_it_starts(bisect: Any, monkeypatch: 
     assert code == 1
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

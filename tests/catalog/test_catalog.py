@@ -70,7 +70,7 @@ def test_a_pass_over_nothing_is_a_skip() -> None:
         check.finding(Verdict.PASS, "model", "all is well")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("slug", REGISTRY)
 def test_a_page_has_all_four_texts(slug: str) -> None:
     page = explain(slug)

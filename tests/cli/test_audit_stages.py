@@ -19,6 +19,7 @@ from ampcheck.cli.following import Following, second_interrupt_ends
 from ampcheck.cli.main import main
 from ampcheck.cli.stage_times import StageTimes, about
 from ampcheck.cli.targets import command_of
+from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.report.progress import ProgressBar
@@ -257,7 +258,9 @@ def test_a_stage_is_shown_with_the_time_it_took_the_last_time(
     clock = iter([0.0, 1.0, 31.0, 271.0, 272.0] * 2)
     monkeypatch.setattr("ampcheck.cli.following.time", SimpleNamespace(monotonic=lambda: next(clock)))
     for _ in range(2):
-        following = Following(Bar(None), StageTimes.of(Target("m.py:f")), lambda run: run, early=True)
+        following = Following(
+            Bar(Heartbeat(shown.append)), StageTimes.of(Target("m.py:f")), lambda run: run, early=True
+        )
         listener = following.listener
         listener.progress("float16, eager", 0, 2)
         listener.judged(Run(findings=(passed,), coverage=Coverage({"ops": 1})))

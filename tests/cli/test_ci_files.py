@@ -113,7 +113,7 @@ def test_every_input_is_used_and_every_step_that_is_named_exists(action):
     assert {part.partition(".")[0] for part in text.split("steps.")[1:]} == ids
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("code", "written"), [(0, "true"), (1, "true"), (2, "false")])
 def test_the_command_writes_every_report_and_its_exit_code_is_an_output(tmp_path, code, written):
     program(tmp_path, "ampcheck", AMPCHECK.format(python=sys.executable, code=code))

@@ -99,7 +99,7 @@ def written(folder: Path) -> set[str]:
 
 
 def is_usage_error(done: Done) -> bool:
-    lines = done.err.splitlines()
+    lines = [line for line in done.err.splitlines() if " done, now: " not in line]
     return done.code == 2 and len(lines) == 1 and lines[0].startswith("ampcheck: ") and done.out == ""
 
 
@@ -121,7 +121,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Audited:
 @pytest.mark.usefixtures("warm_processes")
 def test_the_demo_passes(demo: Audited) -> None:
     assert demo.done.code == 0, demo.done.err
-    assert all(re.match(r"ampcheck: \d+ s, \d+ of \d+ done", line) for line in demo.done.err.splitlines())
+    assert all(re.match(r"ampcheck: \d+ of \d+ done", line) for line in demo.done.err.splitlines())
     assert "coverage" in demo.done.out
 
 
@@ -213,7 +213,7 @@ AUDITS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", AUDITS)
 def test_a_usage_error_is_one_line_and_nothing_is_written(
     folder: Path, capfd: pytest.CaptureFixture[str], name: str
@@ -337,7 +337,7 @@ def test_explain_lists_every_check_in_one_line_each(capfd: pytest.CaptureFixture
     assert all(len(line.split()) > 4 and line.endswith(".") for line in done.out.splitlines())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("slug", REGISTRY)
 def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)

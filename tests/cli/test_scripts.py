@@ -96,3 +96,22 @@ def test_random_numbers_are_equal_in_each_run_of_a_target(
         audited("--steps", "2")
         printed.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("drawn")])
     assert printed[0] == printed[1] != []
+
+
+@pytest.mark.parametrize("at_import", [False, True])
+def test_what_a_script_requires_is_named_and_given_after_two_dashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at_import: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parses = (
+        'parser = argparse.ArgumentParser()\n{0}parser.add_argument("--data", required=True)\n{0}parser.parse_args()'
+    )
+    inside, before = ("", parses.format("")) if at_import else (f"    {parses.format('    ')}\n", "")
+    loop = SCRIPT[SCRIPT.index("    model =") :].replace("options.steps", "3")
+    Path("train.py").write_text(f"import argparse\nimport torch\n{before}\ndef main():\n{inside}{loop}")
+    assert main(["audit", "train.py:main", "--fast"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "refuses it: the following arguments are required: --data; give it arguments after --" in said
+    assert "as ampcheck audit train.py:main -- --name value" in said
+    assert main(["audit", "train.py:main", "--fast", "--json", "run.json", "--", "--data", "x y"]) in (0, 1)
+    assert Run.load("run.json").coverage.seen["steps"] == 3

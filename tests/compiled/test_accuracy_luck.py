@@ -201,7 +201,7 @@ DEFECTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
 QUICK = ("a sum kept in bfloat16", "an elided cast")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DEFECTS]
 )

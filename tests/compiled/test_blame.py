@@ -337,7 +337,7 @@ def wrong_tanh(graph: fx.GraphModule, examples: Any) -> Callable[..., Any]:
     return graph.forward
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_node_that_a_compiler_gets_wrong_is_found_across_all_graphs(breaks: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(Part, "graph_break", breaks)

@@ -77,7 +77,7 @@ def test_a_break_is_found_at_its_line_with_reason_and_advice() -> None:
     assert "torch.cond" in found.hint
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("blocks", [1, 3, 5])
 def test_a_break_counts_as_often_as_a_call_runs_into_it(blocks: int) -> None:
     run = judge((nn.Sequential(*(Branching() for _ in range(blocks))), (X,)))

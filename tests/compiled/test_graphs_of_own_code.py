@@ -551,6 +551,7 @@ class UnderAutocast(nn.Module):
             return self.layer(x).float()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["dtype", pytest.param("attribute", marks=pytest.mark.slow), "another", "unchanged"])
 def test_graphs_that_keep_the_dtype_of_an_autocast_object_that_was_changed_fail(how: str) -> None:
     context = torch.autocast("cpu", torch.bfloat16)
@@ -585,6 +586,7 @@ def rounded(self: Scaled, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, (self.weight * 8).round() / 8, self.bias)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["called", "called again", "not called", "compiled in it", "reset in it"])
 def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_the_end(how: str) -> None:
     def evaluate() -> None:
@@ -606,6 +608,7 @@ def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_
     assert all("changed after it was compiled" in f.message for f in failures)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["copied", "equal", "in place", "own", "part", "not called"])
 def test_a_copy_that_runs_the_compiled_forward_of_its_original_fails(how: str) -> None:
     class Outer(nn.Module):
@@ -662,6 +665,7 @@ def test_what_an_added_hook_keeps_is_the_users_and_a_hook_that_nothing_calls_is_
     assert not audit(evaluate).failed
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("called", [True, False])
 def test_graphs_that_drop_elements_where_eager_mode_no_longer_does_fail_if_called(called: bool) -> None:
     def evaluate() -> torch.Tensor:
@@ -792,6 +796,7 @@ def deciding(optimizer: torch.optim.Optimizer, scheduler: Any) -> Callable[[], o
     return update
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("body", [alone, both])
 def test_an_optimizer_that_steps_beside_a_scheduler_breaks_no_graph_of_the_user(body):
     run = audit(updating(body), checks=GRAPHS)

@@ -315,6 +315,19 @@ def test_a_module_that_is_not_there_is_a_usage_error(folder: Path, name: str) ->
     assert complaint(f"{name}:factory").startswith(f"cannot import {name}: ")
 
 
+MISTYPED = {
+    "transformer:LlamaForCausalLM": "; did you mean transformers:LlamaForCausalLM?",
+    "torchvison:resnet18": "; did you mean torchvision:resnet18?",
+    "diffuser:UNet2DConditionModel": "; did you mean diffusers:UNet2DConditionModel?",
+    "my_own_package:factory": "No module named 'my_own_package'",
+}
+
+
+@pytest.mark.parametrize("target", MISTYPED)
+def test_a_mistyped_library_of_architectures_is_asked_about(target: str) -> None:
+    assert complaint(target).endswith(MISTYPED[target])
+
+
 BROKEN = {
     "syntax error": ("def factory(:\n", "SyntaxError"),
     "import that fails": ("import no_such_package_j\n", "ModuleNotFoundError: No module named 'no_such_package_j'"),

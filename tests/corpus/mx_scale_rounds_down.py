@@ -11,7 +11,6 @@ from torch import nn
 ID = "mx_scale_rounds_down"
 RUN = "autocast:bfloat16"
 EXPECTED = {"check": ("overflow", "precision-loss"), "module": ""}
-GAP = "a cast that cuts values off at the end of its range is within the bound of eight bits"
 
 
 class Mx(nn.Module):

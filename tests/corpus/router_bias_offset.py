@@ -12,7 +12,6 @@ from torch.nn import functional as F
 ID = "router_bias_offset"
 RUN = "native"
 EXPECTED = {"check": "precision-loss", "module": ""}
-GAP = "data that stay in float32 are moved by a roundoff of bfloat16, so that nothing among their offsets is determined"
 
 
 class Gate(nn.Module):

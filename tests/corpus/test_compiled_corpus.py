@@ -62,7 +62,7 @@ def cases(names: Iterable[str], slow: Collection[str]) -> list[Any]:
     return slow_cases([pytest.param(name, marks=NEEDS.get(name, [])) for name in names], slow)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", cases(EXPECTED, SLOW))
 def test_a_defect_of_compilation_is_found(name):
     verdict, check = EXPECTED[name]
@@ -70,7 +70,7 @@ def test_a_defect_of_compilation_is_found(name):
     assert any(f.verdict is verdict and f.check == check for f in run.findings), loud(run)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", cases([*EXPECTED, *CONTROLS], SLOW_WHEN_FIXED))
 def test_what_is_mended_is_left_alone(name):
     if SHARED.is_dir() and not hasattr(load(SHARED / f"{name}.py"), "fixed"):

@@ -76,7 +76,7 @@ def test_the_same_in_float32_is_silent(name: str) -> None:
     assert found(run, Verdict.FAIL) == found(run, Verdict.WARN) == []
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "positions",
     [

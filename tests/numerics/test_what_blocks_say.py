@@ -59,7 +59,16 @@ def test_a_result_that_is_infinite_throughout_is_said_to_be() -> None:
     assert "inputs reach 300 and no result is finite; float64 reaches 90000" in overflow.message
 
 
-def test_a_tensor_that_was_read_by_numpy_is_one_that_no_op_read() -> None:
+def test_a_tensor_that_was_compared_is_one_that_no_arithmetic_read() -> None:
+    def compared() -> bool:
+        x = torch.full((4,), 300.0, dtype=torch.float16)
+        return bool((x * x >= 0).all())
+
+    overflow = only(watched("overflow", compared), "overflow")
+    assert overflow.message.endswith("it reaches a tensor that no later arithmetic read")
+
+
+def test_a_tensor_that_was_read_by_numpy_is_one_that_no_arithmetic_read() -> None:
     def read() -> Any:
         x = torch.full((4,), 300.0, dtype=torch.float16)
         return (x * x).numpy()
@@ -67,7 +76,7 @@ def test_a_tensor_that_was_read_by_numpy_is_one_that_no_op_read() -> None:
     overflow = only(watched("overflow", read), "overflow")
     assert overflow.verdict is Verdict.FAIL
     assert "it reaches a number that left the run at " in overflow.message
-    assert overflow.message.endswith(", a tensor that no later op read")
+    assert overflow.message.endswith(", a tensor that no later arithmetic read")
 
 
 def test_a_block_without_tensors_is_told_to_run_an_op() -> None:
@@ -101,7 +110,7 @@ def test_a_switch_that_is_left_is_told_how_to_be_restored(change: Any, hint: str
     assert hint in only(watched("autocast-state", leave), "autocast-state").hint
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("dtype", "values", "check", "hint"),
     [

@@ -245,3 +245,14 @@ def test_every_check_can_be_named_in_a_comment(folder):
         (folder / f"{slug}.py").write_text(f"x = 1  # ampcheck: ignore[{slug}] why\n", encoding="utf-8")
         finding = REGISTRY[slug].fail("model", "text", where=Where(file=f"{slug}.py", line=1))
         assert judged(Settings(folder), finding) == [Verdict.ACCEPTED]
+
+
+def test_each_failure_of_many_says_what_to_do_about_it() -> None:
+    findings = tuple(
+        Finding("overflow", Verdict.FAIL, f"m{n}", "too large", Where(f"phase {n}"), hint=f"advice {n // 2}")
+        for n in range(10)
+    )
+    with pytest.raises(AssertionError) as raised:
+        raise_for(Run(findings=findings), (Verdict.FAIL,))
+    lines = [line for line in str(raised.value).splitlines() if "hint: " in line]
+    assert list(dict.fromkeys(lines)) == [f"  hint: advice {n}" for n in range(5)]

@@ -139,7 +139,7 @@ def test_a_usage_error_leaves_no_file(suite: pytest.Pytester, flag: str) -> None
     assert leftovers(suite.path) == set()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @BOTH
 @pytest.mark.parametrize(
     ("given", "message"),

@@ -215,7 +215,7 @@ def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
     assert entries(models) == {"models.py:net", "models.py:attention"}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("spoil", ["missing", "another entry", "another op"])
 def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytester, spoil: str) -> None:
     pytester.makepyfile(test_it=MARKED)

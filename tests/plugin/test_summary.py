@@ -48,7 +48,7 @@ def test_the_order_of_the_tests_does_not_matter(suite: pytest.Pytester, section:
     assert backward == section(suite.runpytest("-n0", "--ampcheck"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["pytest.ini", "pyproject.toml"])
 def test_the_ini_twin(suite: pytest.Pytester, name: str) -> None:
     table = "[pytest]" if name == "pytest.ini" else "[tool.pytest.ini_options]"
@@ -86,7 +86,7 @@ def test_no_summary_is_heeded(suite: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, failed=1, xfailed=1)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @QUICK
 def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, section: Section) -> None:
     sample.makepyfile(
@@ -212,7 +212,7 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     result.stdout.fnmatch_lines(["E*UsageError: an emitted run must contain only plain Python data*object*"])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @QUICK
 def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(

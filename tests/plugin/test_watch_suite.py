@@ -360,6 +360,21 @@ def test_half_casts_models_and_inputs_and_gives_wide_fixtures_back(library: pyte
     assert of_check(run, "overflow")[0].subject.endswith(" with models in float16")
 
 
+def test_half_judges_no_cast_of_its_own_when_it_gives_weights_back(pytester: pytest.Pytester) -> None:
+    code = """
+        import torch
+        class Scaled(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.full((4,), 1e6))
+            def forward(self, x): return x * self.weight
+        def test_scaled(): assert Scaled()(torch.ones(4)).shape == (4,)
+    """
+    _, run = watch(pytester, "--ampcheck-dtype=half", code=code)
+    (overflow,) = of_check(run, "overflow")
+    assert overflow.where.file == "test_it.py"
+
+
 def test_the_policy_of_cuda_is_emulated(pytester: pytest.Pytester) -> None:
     code = """
         import torch

@@ -148,7 +148,7 @@ def lines_of(run):
     return comment_of(run).splitlines()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["audit", "speed"])
 @given(run=RUNS)
 @example(run=HOSTILE_RUN)

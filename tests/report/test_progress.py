@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 
-from ampcheck.report import progress
+from ampcheck.core import heartbeat
 from ampcheck.report.progress import progress_bar
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = iter([0.0, 1.0, 9.0, 12.0, 13.0, 25.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+def test_a_log_gets_lines_during_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setitem(sys.modules, "torch", sys)
     with progress_bar() as tell:
-        for number in range(5):
-            tell(f"stage {number}", number, 5)
+        tell("loading", 0, 2)
+        time.sleep(0.2)
     said = capsys.readouterr()
     assert said.out == "", "stdout holds the report alone"
-    assert said.err.splitlines() == [
-        "ampcheck: 12 s, 2 of 5 done, now: stage 2",
-        "ampcheck: 25 s, 4 of 5 done, now: stage 4",
-    ]
+    assert said.err.startswith("ampcheck: 0 of 2 done, now: loading, 0 s\n")
+    assert len(said.err.splitlines()) > 1
 
 
-def test_a_short_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_imports_torch_is_said_before(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with progress_bar() as tell:
+        tell("loading torch", 0, 2)
+    assert capsys.readouterr().err == "ampcheck: 0 of 2 done, now: loading torch\n"
+
+
+def test_a_short_run_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys)
     with progress_bar() as tell:
         tell("the only stage", 0, 1)
     assert capsys.readouterr() == ("", "")

@@ -249,6 +249,14 @@ def failures(count: int) -> Run:
     return Run(findings=tuple(found), coverage=Coverage({"ops": 1}))
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_advice_is_whole_or_absent(count: int) -> None:
+    advice = "keep this op in float32: " + ", ".join(f"step {number} of what to do" for number in range(35)) + ": done"
+    long = tuple(replace(f, message="too large " * 60, hint=advice) for f in failures(count).findings)
+    text = flat(summary_lines(Run(findings=long), width=80))
+    assert text.count("hint: keep this op") == text.count("what to do: done") >= 1
+
+
 def test_no_failure_is_left_out_where_the_output_is_piped_or_quiet() -> None:
     """Nobody can ask a log for more."""
     for text in (printed(failures(60)), printed(failures(60), force_terminal=True, quiet=True)):

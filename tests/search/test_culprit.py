@@ -125,6 +125,17 @@ def test_the_finding_has_the_line_and_the_remedy_of_that_op() -> None:
     assert "logsigmoid" in found.hint
 
 
+def unit(x: Tensor) -> Tensor:
+    return x / (x.norm(dim=-1, keepdim=True) + 1e-8)
+
+
+def test_an_eps_that_vanishes_is_to_be_larger() -> None:
+    found = broken(unit, tensors("float16", shape=4, min_value=0, max_value=0))
+    assert found.where.op == "aten::add.Tensor"
+    assert found.hint.startswith("use a larger eps")
+    assert found.hint.endswith("or compute this part in float32")
+
+
 def test_a_remedy_is_of_the_ops_family_where_a_value_is_not_finite() -> None:
     assert remedy("nonfinite", "aten::exp").startswith("subtract the largest")
     for op in ("sum", "add", "mean", "sub_"):

@@ -147,7 +147,7 @@ def modules() -> dict[str, tuple[nn.Module, st.SearchStrategy[Any]]]:
     }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", slow_cases(modules(), ("block", "block with dropout and tails", "language model")))
 def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]

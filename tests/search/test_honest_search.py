@@ -34,7 +34,7 @@ def failing(run: Run) -> list[str]:
     return [finding.check for finding in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> None:
     assert failing(searched(lambda x: ((x.to(cast) + 1000) - 1000).float(), FLOAT, dtype="float16")) == [
@@ -42,7 +42,7 @@ def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> Non
     ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_a_cast_alone_is_a_rounding(cast: torch.dtype, dtype: str) -> None:
@@ -90,7 +90,7 @@ def test_a_count_beside_tensors_may_depend_on_the_dtype() -> None:
     assert failing(searched(lambda x: (x * 2, {"sum": float((x + 1000).sum() - 3000)}))) == ["property-accuracy"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("model", "invariance"),
     [(lambda x: x.argmax(), BatchOrder()), (lambda x: x.round().int(), Shift(1.0))],

@@ -58,7 +58,7 @@ def test_a_result_that_is_rounded_once_is_always_honest(name: str, fmt: str, dat
     assert found == []
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @settings(max_examples=25)
 @given(data=st.data())

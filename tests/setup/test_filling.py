@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -178,4 +179,23 @@ def test_a_heavy_example_gives_way_to_the_smallest_inputs_that_the_model_takes(
     monkeypatch.setattr("sys.argv", ["pytest"])
     monkeypatch.setattr("ampcheck.setup.trial._limit_memory", lambda: None)
     answer = build([], [attempt], 60.0)
+    assert not answer["heavy"]
     assert torch.Size(eval(answer["inputs"], {"torch": torch})[0].shape) == (2, 1, 64, 64)  # 56 would do, 32 do not
+
+
+def test_a_small_model_is_not_heavy_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"small.py": "from torch import nn\n\nclass Small(nn.Linear):\n    pass\n"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    monkeypatch.setattr("ampcheck.setup.trial._limit_memory", lambda: None)
+    seconds = itertools.count(step=60.0)
+    monkeypatch.setattr("time.process_time", lambda: next(seconds))
+    attempt = {
+        "code": "Small(370, 370)",
+        "setup": (),
+        "imports": ("from small import Small",),
+        "inputs": "",
+        "origin": "",
+    }
+    answer = build([], [attempt], 60.0)
+    assert (answer["parameters"], answer["heavy"]) == (137_270, False)

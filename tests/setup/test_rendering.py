@@ -55,6 +55,15 @@ def test_the_file_is_formatted_and_lints(tmp_path: Path, files: dict[str, str], 
         assert done.returncode == 0, done.stdout + text
 
 
+def test_a_heavy_model_keeps_bfloat16_and_its_lock(tmp_path: Path) -> None:
+    tests = as_if_run(write(tmp_path, NANOGPT))
+    text = render_tests(replace(tests, models=[replace(each, heavy=True) for each in tests.models]))
+    assert "in float16 and bfloat16 keep" in text
+    assert 'dtype="float16"' not in text
+    assert "assert_policy" in text
+    assert "assert_compiled" not in text
+
+
 @pytest.mark.parametrize("cuda", [False, True])
 def test_models_that_are_trained_on_cuda_are_judged_and_compiled_there(tmp_path: Path, cuda: bool) -> None:
     tests = as_if_run(write(tmp_path, NANOGPT))

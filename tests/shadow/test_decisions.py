@@ -49,7 +49,7 @@ def offset_of(low: torch.dtype) -> float:
     return 2.3 / torch.finfo(low).eps
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @FORMATS
 @pytest.mark.parametrize("name", DECISIONS)
 @pytest.mark.parametrize("seed", range(3))

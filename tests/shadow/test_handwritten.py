@@ -62,7 +62,7 @@ def test_the_float32_island_is_silent(case: Case) -> None:
     assert [str(fault) for fault in reaching(case, torch.float32)] == []
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("case", "dtype"),

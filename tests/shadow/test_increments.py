@@ -138,7 +138,7 @@ def test_a_sum_whose_rest_is_in_float32_is_no_fault(form: Form, size: float, dty
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_compensated_average_is_no_fault(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -157,7 +157,7 @@ def watched_only(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) 
     (value - old).norm().item()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_sum_that_nothing_compensates_drifts_though_code_looks_at_what_it_takes_up(dtype: torch.dtype) -> None:
     shadow, value, true = summed(watched_only, dtype, torch.finfo(dtype).eps / 4, 300)
@@ -226,7 +226,7 @@ def test_a_loop_that_compensates_passes(by_parts: bool) -> None:
     assert not failures(keeps=True, by_parts=by_parts)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_a_loop_that_overwrites_its_compensation_stagnates(by_parts: bool) -> None:
     assert failures(keeps=False, by_parts=by_parts) == {"stagnation"}

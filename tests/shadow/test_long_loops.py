@@ -161,7 +161,7 @@ def test_a_bfloat16_accumulator_is_found_at_its_line(function: Callable[[torch.d
     }, [str(f) for f in watched.run.findings]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("function", DRIFTS, ids=lambda function: function.__name__)
 def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -> None:
     with ampcheck.watch(fail_on="never") as watched:

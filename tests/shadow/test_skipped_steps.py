@@ -56,7 +56,7 @@ def test_a_run_may_end_in_a_step_that_is_skipped(steps: int) -> None:
     assert not problems(trained(2.0**20, steps, growth=1))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_steps_that_are_never_made_fail(fused: bool) -> None:
     assert "overflow" in problems(trained(2.0**30, 4, fused=fused))

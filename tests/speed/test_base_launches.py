@@ -92,7 +92,7 @@ def test_a_change_that_does_nothing_passes_where_launches_agree(luck, at_least):
     assert verdicts(6, luck=luck, noise=0.02)[Verdict.PASS] >= at_least * SHOTS
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_the_interval_covers_the_truth_as_often_as_it_says(number):
     random, covered, shots = np.random.default_rng(7), 0, 3000

@@ -43,7 +43,7 @@ FULL, GONE, CLOSED, OPEN = ">/dev/full", "| true", ">&-", ""
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("kind", "stdout", "code"),
     [

@@ -83,7 +83,7 @@ def casts(request: pytest.FixtureRequest) -> Casts:
     return Casts(getattr(torch, request.param))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_every_class_is_counted_at_every_value_of_the_format_and_at_every_tie(casts: Casts) -> None:
     """Each value, the middle between it and the next, and the float32 neighbours of both."""
     codes = np.arange(1 << 16, dtype=np.uint16)
@@ -101,7 +101,7 @@ def test_every_class_is_counted_at_every_value_of_the_format_and_at_every_tie(ca
         assert casts.count(chunk) == classes(chunk, casts.name)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @settings(max_examples=50)
 @given(patterns=st.lists(st.integers(0, 2**32 - 1), max_size=ROWS))
 def test_any_bits_are_counted_as_what_the_cast_makes_of_them(casts: Casts, patterns: list[int]) -> None:

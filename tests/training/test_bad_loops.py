@@ -106,7 +106,7 @@ def test_a_step_that_raises_at_once_is_one_failure_with_its_line():
     assert told >= {"gradient-underflow", "loss-scale", "scale-invariance", "stagnation"}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_a_step_that_raises_later_is_told_and_what_came_before_is_judged(when):
     def step(number, train):
@@ -355,7 +355,7 @@ def test_an_interrupt_in_a_later_stage_leaves_everything_as_it_was():
     assert next(calls) > 2
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_no_error_of_the_step(value):
     run = judged(loop_of(lambda number, train: float(train()) * 0 + value), steps=3)

@@ -152,7 +152,7 @@ class TestHuggingFace:
 
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
-    @pytest.mark.every(2)
+    @pytest.mark.every(4)
     @pytest.mark.parametrize("bad", [None, 2])
     def test_the_scaler_of_accelerate_is_followed(self, tmp_path: Path, bad: int | None) -> None:
         callback = self.callback(every=1, fail_on="never")

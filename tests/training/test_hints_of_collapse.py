@@ -57,7 +57,7 @@ def of(run: Run, check: str) -> Finding:
     return finding
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_skips_every_step_is_named_as_the_reason_that_no_weight_changed(fused):
     run = judged(loop(factor=1e12, fused=fused), "nonfinite-gradient", "stagnation")
@@ -87,7 +87,7 @@ def test_a_loss_that_is_too_large_is_to_be_divided_by_what_the_window_asks_for()
     assert "see loss-scale" in covered.hint
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_an_input_that_overflows_in_its_cast_has_one_cause_with_its_line(scaled):
     run = judged(loop(size=1e7, scaled=scaled))

@@ -91,7 +91,7 @@ def test_noise_added_to_scaled_gradients_depends_on_the_scale():
     assert failed(amp_loop(between=between))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
     model, optimizer, scaler = parts()
@@ -117,7 +117,7 @@ def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
         assert "test_invariance.py" in gradient.hint
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_small_difference_that_comes_from_weights_is_found(good):
     """A temperature that no optimizer steps: its update by hand divides by the scale of the next step."""
@@ -140,7 +140,7 @@ def test_a_small_difference_that_comes_from_weights_is_found(good):
     assert bool(failed({**loop_of(model, optimizer, scaler, step), "temperature": temperature})) is not good
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_second_loss_that_is_not_scaled_is_found(good):
     model, optimizer, scaler = parts()
@@ -157,7 +157,7 @@ def test_a_second_loss_that_is_not_scaled_is_found(good):
     assert bool(failed(loop_of(model, optimizer, scaler, step))) is not good
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_an_update_between_two_optimizers_is_found(good):
     one, two = mlp(seed=1), mlp(seed=2)
@@ -203,7 +203,7 @@ def test_a_loss_that_is_divided_by_the_new_scale_is_found_as_a_value(good):
         assert found[0].where.module == ""
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [2, 4])
 def test_accumulated_gradients_pass(every):
     model, optimizer, scaler = parts()
@@ -225,7 +225,7 @@ def test_accumulated_gradients_pass(every):
     assert [f.verdict for f in check_invariance(stats)] == [Verdict.PASS]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [1, 2])
 def test_gradients_that_accumulate_across_an_update_are_found(every):
     """One optimizer steps in every step, and the scale may change; the other gathers gradients over `every` steps."""

@@ -68,7 +68,7 @@ def test_float16_without_a_scaler_warns_where_no_gradient_vanishes(autocast, wei
     assert finding.where.file.endswith("test_missing_scaler.py")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("autocast", "weights"), [(BRAIN, WIDE), (WIDE, BRAIN), (WIDE, WIDE)])
 def test_other_formats_need_no_scaler(autocast, weights):
     assert judged(loop(autocast, weights)).verdict is Verdict.SKIP

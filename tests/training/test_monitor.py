@@ -846,7 +846,7 @@ def test_a_loss_must_be_one_number() -> None:
         seen.step(torch.ones(3))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("way", ["plain", "scaler", "no gradient now and then"])
 def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_end(way: str) -> None:
     """Statistics of several steps are added up together, or those of one where they are read."""

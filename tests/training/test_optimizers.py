@@ -90,14 +90,14 @@ KEPT = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("build", "dtype"), LOST.values(), ids=LOST)
 def test_an_optimizer_that_ends_elsewhere_than_in_float64_fails(build, dtype):
     assert ended_off(build, dtype) > 0.5
     assert fails(audited(build, dtype))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("build", "dtype"), KEPT.values(), ids=KEPT)
 def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
     assert ended_off(build, dtype) < 0.25
@@ -107,7 +107,7 @@ def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
 KERNELS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_second_moments_that_become_zero_are_named(kernel):
     assert ended_off(adam(**kernel), F16, SMALL) > 0.5
@@ -141,14 +141,14 @@ def test_a_declared_policy_is_judged_beside_what_vanished():
     assert any("pure-bf16" in message for message in messages)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_the_sum_of_adagrad_stops_whatever_its_kernel(kernel):
     run = audited(lambda parameters: torch.optim.Adagrad(parameters, **kernel), B16)
     assert "a sum must go on growing" in fails(run)["stagnation"].message
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
 def test_weights_that_an_eps_makes_nan_name_the_option(kernel):
     hint = fails(audited(adam(**kernel), F16))["nonfinite-gradient"].hint

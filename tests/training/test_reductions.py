@@ -181,7 +181,7 @@ def test_a_moving_average_and_a_loop_that_integrates_are_no_reductions():
     assert verdicts(run) == {Verdict.SKIP}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("like", [torch.randn_like, torch.ones_like])
 def test_an_addend_made_after_the_shape_of_the_sum_does_not_depend_on_it(like):
     def run():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ampcheck.cli.main import main as command_line
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.training.judge_running import together
 from ampcheck.training.loop import LoopShadow
-from ampcheck.training.running import TrainingWatch
+from ampcheck.training.running import RunningLoop, TrainingWatch
 
 
 def net() -> nn.Module:
@@ -491,3 +492,37 @@ def test_a_module_that_the_step_builds_under_the_name_of_the_model_replaces_noth
             optimizer.step()
             regularizer()
     assert not seen.run.of(ampcheck.Verdict.FAIL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightnings_own_paths_to_a_model_name_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Classifies(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> torch.Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-6)
+
+    def fit() -> None:
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = lightning.Trainer(max_epochs=1, precision="bf16-true", accelerator="cpu", **quiet)
+        trainer.fit(Classifies(), loader(6))
+
+    looks: list[set[str]] = []
+    look = RunningLoop.look
+
+    def noted(loop: RunningLoop, *arguments: Any) -> None:
+        look(loop, *arguments)
+        looks.append({*loop.reached.modules, *loop.reached.optimizers})
+
+    monkeypatch.setattr(RunningLoop, "look", noted)
+    run = ampcheck.audit(fit, steps=4)
+    (stagnation, *_) = [finding for finding in run.findings if finding.check == "stagnation"]
+    assert "parameters net." in stagnation.message
+    assert set().union(*looks) <= {"self", "Classifies", "AdamW", "LightningAdamW"}

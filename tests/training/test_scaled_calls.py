@@ -264,7 +264,7 @@ def test_a_callable_that_draws_what_cannot_be_restored_is_not_judged(tmp_path: P
     assert judged(train).verdict is Verdict.INCOMPLETE
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "closing", [lambda: contextlib.suppress(Exception), lambda: contextlib.suppress(BaseException)]
 )

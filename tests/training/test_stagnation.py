@@ -44,7 +44,7 @@ def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):
 KERNELS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_learning_rate_below_the_spacing_is_found(kernel):
     (found,) = failures(adamw(lr=1e-6, **kernel))
@@ -62,7 +62,7 @@ def test_updates_that_move_the_weights_pass_with_their_number(kernel):
     assert "updates of their elements" in found.message
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_beta2_that_cannot_decay_is_found_in_the_first_steps(kernel):
     (found,) = failures(adamw(betas=(0.9, 0.999), **kernel))
@@ -184,7 +184,7 @@ def test_an_average_in_float32_passes(follow):
     assert "none of the" in found.message
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
 def test_an_eps_that_is_zero_in_float16_is_found_with_its_name(kernel):
     found = [one for one in failures(adamw(F16, **kernel)) if "eps" in one.message]

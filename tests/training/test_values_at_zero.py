@@ -34,7 +34,7 @@ def own_adam(first, second, rate=1e-5):
     return {"model": model, "step": step, "means": means, "squares": squares}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("first", [F16, F32])
 def test_a_second_moment_that_never_leaves_zero_is_found_beside_any_first(first):
     (found,) = failures(own_adam(first, F16))

@@ -279,7 +279,7 @@ def test_wandb_keeps_the_steps_the_table_and_the_counts_offline(
     assert list(tmp_path.rglob("*.wandb"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")])
 @pytest.mark.usefixtures("warm_processes")
 def test_a_missing_package_is_one_sentence_with_the_extra_to_install(name: str, package: str) -> None:

@@ -251,11 +251,12 @@ def _clean(check: Check, calls: PolicyCalls, text: str, seen: int) -> Finding:
 # Between the CPU and a device ------------------------------------------------------------------------------------
 
 
-def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Table]:
+def check_gap(cpu: PolicyCalls, device: PolicyCalls, *, judged: bool = False) -> tuple[list[Finding], Table]:
     """Which ops of a model autocast treats otherwise on the CPU than on the device, all of them in the table.
 
     A warning where the CPU computes wider than the device, or the device bans the op: a test on the CPU cannot see
-    what overflows or raises there. Both runs are of the same model in the same dtype.
+    what overflows or raises there. Both runs are of the same model in the same dtype. judged: the values are judged
+    under the device's policy beside this, so that nothing is left to warn of.
     """
     subject = subject_of(device)
     names = sorted({call.op for call in (*cpu.calls, *device.calls)})
@@ -279,8 +280,10 @@ def check_gap(cpu: PolicyCalls, device: PolicyCalls) -> tuple[list[Finding], Tab
     parts = [f"{_listed(causes or effects)} computed in {device.dtype} there and wider on the cpu"] if wider else []
     parts += [f"so, because of its inputs, is {_listed(effects)}"] if causes and effects else []
     parts += [f"{_listed(banned)} banned there"] if banned else []
-    message = f"what runs on the cpu should show what happens on {device.device}; of {len(names)} ops "
-    message += ", and ".join(parts)
+    message = f"of {len(names)} ops {', and '.join(parts)}"
+    if judged:
+        return [POLICY_GAP.passed(subject, f"judged under {device.device}'s policy; {message}", len(names))], table
+    message = f"what runs on the cpu should show what happens on {device.device}; {message}"
     first = next(call for call in device.calls if call.op == [*causes, *effects, *banned][0])
     hint = f"judge it under the device's policy, as ampcheck audit --device {device.device} and ampcheck.emulate do"
     return [POLICY_GAP.warn(subject, message, where=first.where, hint=hint)], table

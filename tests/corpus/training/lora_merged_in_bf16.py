@@ -12,7 +12,6 @@ from torch.nn import functional as F
 ID = "lora_merged_in_bf16"
 EXPECTED = {"check": ("stagnation", "precision-loss")}
 KIND = "call"
-GAP = "a write that is lost once, and not step by step, is within the rounding of what it is written to"
 
 
 def _parts():

@@ -11,7 +11,6 @@ from torch import nn
 ID = "muon_norm_eps_binds"
 EXPECTED = {"check": ("precision-loss", "stagnation")}
 KIND = "call"
-GAP = "a bound that binds is taken as written: float64 follows the clamp of the norm"
 
 
 def _orthogonal(g, eps, steps=5):

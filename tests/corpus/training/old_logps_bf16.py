@@ -11,7 +11,6 @@ from torch import nn
 ID = "old_logps_bf16"
 EXPECTED = {"check": "precision-loss"}
 KIND = "call"
-GAP = "a ratio near one is bounded by its operands' roundings, whatever the clip beside it tells apart"
 
 V, T = 128, 64
 

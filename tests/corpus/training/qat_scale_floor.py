@@ -11,7 +11,6 @@ from torch import nn
 ID = "qat_scale_floor"
 EXPECTED = {"check": ("precision-loss", "silent-zero")}
 KIND = "call"
-GAP = "a bound that binds is taken as written: float64 follows the clamp, and everything behind it is zero there too"
 
 
 class FakeLinear(nn.Linear):

@@ -26,6 +26,7 @@ SCALER = (
 -        scaler.step(optimizer)
 +        optimizer.step()
 """,
+        warns=True,  # a step may look for infinities itself, which no event shows
     ),
     Plant(
         "clip before unscale",

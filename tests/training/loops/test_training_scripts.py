@@ -113,7 +113,7 @@ NARROWEST = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("script", "precision", "steps"), [*NARROWEST, *(pytest.param(*case, marks=pytest.mark.slow) for case in HEALTHY)]
 )
@@ -125,7 +125,7 @@ def test_a_healthy_script_is_silent(script: str, precision: str, steps: int, fol
     assert run.coverage.seen["steps"] == steps
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "plant",
     [pytest.param(p, id=p.name, marks=() if p.name in QUICK else (pytest.mark.slow,)) for p in PLANTS],

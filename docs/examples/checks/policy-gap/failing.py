@@ -1,6 +1,6 @@
 """The CPU samples a grid in float32, CUDA in float16: a test under the policy of the CPU does not see what CUDA loses.
 
-Run: ampcheck audit failing.py:subject --device cuda --dtype float16 --fast
+Run: ampcheck policy lock failing.py:subject --device cpu,cuda --dtype float16
 """
 
 import torch

@@ -1,0 +1,59 @@
+"""Bounds that are meant to guard and that decide: a floor under a divisor, the end of a format before a cast to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ampcheck.core.formats import FORMATS
+from ampcheck.shadow import faults
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import fault_at
+from ampcheck.shadow.faults import Fault
+
+_LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
+"""The largest floor that is no value of its own: float32 does not tell its square from 0 beside 1."""
+
+_DECIDES = 0.5
+"""The part of the values from which a bound decides: most of them."""
+
+_ENDS = frozenset(form.max for form in FORMATS.values() if form.name not in ("float32", "float64"))
+
+
+def divisors(call: Call) -> slice:
+    """Which floating inputs an op divides by."""
+    return slice(len(call.before) - 1, None) if call.traits.divides in (("other",), ("self",)) else slice(0, 0)
+
+
+def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] | None:
+    """A bound of `clamp` that most values of the run do not keep, and whether it is the end of a format; None without.
+
+    Zeros are what a floor is for.
+    """
+    if not call.traits.base.startswith("clamp") or not call.inputs:
+        return None
+    value = call.kept if call.written else call.inputs[0].detach()
+    if value is None:
+        return None
+    low, high = _bounds(call)
+    if low is not None and 0 < low <= _LARGEST_FLOOR:
+        beyond, judged, is_end = (value < low) & (value > 0), value != 0, False
+    elif high in _ENDS:
+        beyond, judged, is_end = value.abs() > high, value != 0, True
+    else:
+        return None
+    count, known = int(beyond.sum()), int(judged.sum())
+    if count <= _DECIDES * known:
+        return None
+    bound = high if is_end else low
+    seen = Examination(known, error=count / known, limit=_DECIDES)
+    fault = fault_at(faults.BOUND, call, tensor, seen)
+    return replace(fault, elements=count, note=f"{'end' if is_end else 'floor'} {bound:.6g}"), is_end
+
+
+def _bounds(call: Call) -> tuple[float | None, float | None]:
+    """The numbers that are the lower and the upper bound."""
+    low, high = call.argument("min"), call.argument("max")
+    return tuple(bound if isinstance(bound, (int, float)) else None for bound in (low, high))  # type: ignore[return-value]
