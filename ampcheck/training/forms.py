@@ -80,7 +80,6 @@ def _factors(op: Traits, numbers: Sequence[float | None], alpha: float, beta: fl
     known = {"1": 1.0, "-1": -1.0, "alpha": alpha, "-alpha": -alpha, "beta": beta, "weight": weight}
     known["1-weight"] = None if weight is None else 1.0 - weight
     for position, name in enumerate(op.linear):
-        if name == "1/other":
-            yield 1.0 / numbers[1] if numbers[1] else None
-        else:
-            yield numbers[1 - position] if name == "other" else known.get(name)
+        other = numbers[1 - position] if len(numbers) > 1 else None
+        known |= {"other": other, "1/other": 1.0 / other if other else None}
+        yield known.get(name)
