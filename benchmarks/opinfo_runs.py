@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ampcheck.ops.traits import traits
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import op_schema
 from ampcheck.shadow.rules import RULES
 
 CASTS = {"half", "bfloat16", "float", "chalf", "cfloat"}  # a plain float64 run of these would round; casts are lifted
@@ -283,7 +283,7 @@ class Opened:
         class Noting(Shadow):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if hasattr(func, "_schema"):
-                    seen.add(op_schema(func).name)
+                    seen.add(traits(func).name)
                 return super().__torch_dispatch__(func, types, args, kwargs)
 
         self.context = Noting(judge=False)

@@ -95,8 +95,8 @@ class CountingJudge(judge.Judge):
 
     def judge(self, call: Any, *how: Any) -> None:
         """Judge an op, and count."""
-        if call.name in _MARGINS:
-            margins = _MARGINS[call.name](call, self._store)
+        if call.traits.decides in _MARGINS:
+            margins = _MARGINS[call.traits.decides](call, self._store)
             self.otherwise += 0 if margins is None else int((margins.margin > 0).sum())
         elif call.name in KINKS:
             value = call.args[1]

@@ -28,7 +28,7 @@ def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: 
         and _part(source, companions) == _part(tensor, companions)
     ):
         return  # `totals[i] += x` copies the part to itself once it is written
-    if call.schema.resets:
+    if call.traits.resets:
         past = _past(store.of(source), source) if source is not None else _NEVER
     else:
         updates, sites = _past(companions, tensor)

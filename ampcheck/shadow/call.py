@@ -1,114 +1,23 @@
-"""One op of the run: what its schema says, its tensors, and the same call on companions."""
+"""One op of the run: its traits, its tensors, and the same call on companions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from ampcheck.core.run import Where
+from ampcheck.ops.traits import Traits
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.memory import values_of, with_values
 from ampcheck.torchtools.pytree import map_tensors
-from ampcheck.torchtools.source import op_name
-
-MOVES = frozenset(
-    "clone cat stack index index_select gather take repeat flip roll rot90 constant_pad_nd reflection_pad1d "
-    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d scatter scatter_ where "
-    "masked_fill masked_fill_ masked_scatter masked_select index_put index_put_ _unsafe_index _unsafe_index_put "
-    "embedding "
-    "expand_copy permute_copy transpose_copy view_copy slice_scatter select_scatter diagonal_scatter slice_backward "
-    "select_backward unfold_copy as_strided_copy as_strided_scatter t_copy squeeze_copy unsqueeze_copy split_copy "
-    "unbind_copy neg neg_ abs tril triu diag_embed _reshape_copy pixel_shuffle pixel_unshuffle channel_shuffle "
-    "index_fill index_fill_ index_copy index_copy_ relu relu_ threshold_backward contiguous tril_ triu_ fill_ zero_ "
-    "zeros zeros_like ones ones_like new_zeros new_ones lift_fresh_copy copysign hardtanh".split()
-)
-"""Ops whose results are elements of their inputs, or constants: they round nothing that their dtype did not round."""
-
-_RESETS = frozenset(
-    "copy_ fill_ zero_ normal_ uniform_ set_ _foreach_copy_ _foreach_zero_ masked_fill_ resize_".split()
-)
-"""Writes that do not build on the previous value."""
-
-SHAPED = frozenset("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty".split())
-"""Ops that take nothing but the shape and the format of a tensor."""
-
-_EXACT = frozenset(
-    "add sub rsub mul add_ sub_ mul_ arange linspace floor round ceil trunc cumsum sum max min amax amin maximum "
-    "mm bmm mv dot addmm baddbmm "
-    "minimum clamp clamp_min clamp_max sort topk _to_copy copy_ full full_like scalar_tensor range floor_divide".split()
-)
-"""Arithmetic that gives whole numbers for whole numbers."""
-
-CONTRACTIONS = frozenset(
-    "mm bmm mv dot addmm baddbmm addmv addbmm convolution _grouped_mm scaled_dot_product_attention "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math".split()
-)
-"""Ops whose results have a ranking of their own: each is a sum over elements of the inputs."""
-
-SUMS = frozenset("sum mean nansum".split())
-"""Ops that make one measurement of many whole numbers."""
-
-_UNSET = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize".split())
-"""Ops whose results have no values yet."""
-
-_KEEPS = frozenset("remainder_ fmod_ frac_ addbmm_ clamp_ clamp_min_ clamp_max_".split())
-"""Ops whose rules need the argument that the op overwrites."""
-
-_PROMOTES = frozenset("logsumexp _add_relu _add_relu_".split())
-"""Ops that compute with integers in the default dtype, beside those that PyTorch tags as pointwise and foreach ops."""
 
 _MASKS = frozenset(("condition", "mask"))
 """Arguments whose values choose between others."""
-
-_UNSAID: dict[str, tuple[tuple[int, str], ...]] = {
-    "native_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "cudnn_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "miopen_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
-}
-"""Arguments that ops write although their schemas do not say so."""
-
-
-class OpSchema:
-    """What the schema of an overload says. writes: positions and names of the arguments that it writes. moves: see
-    `MOVES`; adds: an argument lets it add up elements. exact: whole numbers give whole numbers. keeps: its rule needs
-    the argument that it overwrites. checks: it returns integers that may come out otherwise on companions, such as
-    pivots. composed: its kernel calls other ops, on which autocast acts. promotes: it computes with integers as with
-    floating numbers. base: the name of the op without lists and not in place. title: as `op_name` has it."""
-
-    def __init__(self, op: torch._ops.OpOverload) -> None:
-        schema = op._schema
-        self.namespace, _, name = schema.name.partition("::")
-        short = self.name = name if self.namespace == "aten" else schema.name
-        self.base = short.removeprefix("_foreach_").removesuffix("_")
-        self.title = op_name(op)
-        returns_view = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-        self.view = returns_view or torch.Tag.inplace_view in op.tags
-        writes = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-        self.writes = (*writes, *_UNSAID.get(name, ()))
-        self.random = torch.Tag.nondeterministic_seeded in op.tags
-        self.moves = short in MOVES
-        self.adds = any(a.name in ("accumulate", "reduce") for a in schema.arguments)
-        self.unset = short in _UNSET
-        self.resets = short in _RESETS
-        self.exact = self.moves or short in _EXACT
-        self.keeps = short in _KEEPS
-        several = self.namespace != "aten" and len(schema.returns) > 1
-        self.checks = several or short.lstrip("_").startswith("linalg_")
-        overload: str = op.name()  # type: ignore[no-untyped-call]
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
-        self.composed = bool(composite) and not (self.view or self.moves or self.unset)
-        self.promotes = torch.Tag.pointwise in op.tags or short.startswith("_foreach_") or short in _PROMOTES
-
-
-op_schema = cache(OpSchema)
-"""The facts of one overload."""
-
 
 _NOWHERE = Where()
 
@@ -126,7 +35,7 @@ class Call:
     """
 
     op: torch._ops.OpOverload
-    schema: OpSchema
+    traits: Traits
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any = None
@@ -145,23 +54,31 @@ class Call:
     @property
     def name(self) -> str:
         """Short for an ATen op (`topk`), else with its namespace."""
-        return self.schema.name
+        return self.traits.name
 
     @property
     def moves(self) -> bool:
         """Whether its results are elements of its inputs: not where the elements of one index are added up."""
-        added = self.schema.adds and bool(self.argument("accumulate") or self.argument("reduce"))
-        return self.schema.moves and not added
+        added = self.traits.accumulates and bool(self.argument("accumulate") or self.argument("reduce"))
+        return self.traits.moves and not added
 
     @property
     def widens(self) -> bool:
         """Whether the op copies values to a format that has each of them."""
-        if self.name not in ("_to_copy", "clone") or not self.inputs or not self.fresh:
+        if self.traits.copies != 0 or not self.inputs or not self.fresh:
             return False
         source, result = self.inputs[0].dtype, self.fresh[0].dtype
         return source is result or (
             1 < source.itemsize < result.itemsize and torch.promote_types(source, result) is result
         )
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The factors of the two terms of a sum or a difference; empty for other ops."""
+        alpha = self.argument("alpha", 1)
+        known = {"1": 1, "alpha": alpha, "-alpha": -alpha}
+        factors = tuple(known[factor] for factor in self.traits.linear if factor in known)
+        return factors if len(factors) == 2 else ()
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""
@@ -240,7 +157,7 @@ class Side:
         """The call, or another op with its arguments, on the companions of this side."""
         args: list[Any] = [self._argument(call, value) for value in call.args]
         kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
-        for position, name in call.schema.writes:
+        for position, name in call.traits.writes:
             if position < len(args):
                 args[position] = map_tensors(_scratch, args[position])
             elif name in kwargs:
@@ -258,7 +175,7 @@ class Side:
         names = [argument.name for argument in call.op._schema.arguments]
         if "dtype" in names[len(args) :] and kwargs.get("dtype") is None:
             kwargs["dtype"] = self.lift_dtype(made.dtype)
-        if call.schema.promotes:
+        if call.traits.promotes:
             widened = partial(map_tensors, lambda integers: integers.to(self.dtype))
             args[:] = [v if n in _MASKS else widened(v) for n, v in zip(names, args, strict=False)]
             kwargs.update({n: v if n in _MASKS else widened(v) for n, v in kwargs.items()})
@@ -301,9 +218,9 @@ def item_of(value: Any, number: int) -> Any:
     return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
 
 
-def written_by(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def written_by(op: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an op writes: tensors, lists of them, or None."""
-    return [args[position] if position < len(args) else kwargs.get(name) for position, name in schema.writes]
+    return [args[position] if position < len(args) else kwargs.get(name) for position, name in op.writes]
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:

@@ -11,7 +11,7 @@ import torch
 from ampcheck.core.errors import OP_ERRORS
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.call import CONTRACTIONS, SUMS, Call, Side, SideOf, leaves
+from ampcheck.shadow.call import Call, Side, SideOf, leaves
 from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
@@ -20,12 +20,6 @@ from ampcheck.shadow.norms import difference
 
 _KEPT = 0.125
 """The relative error of a result of which two bits are left."""
-
-_WRITES = frozenset(
-    "full full_like new_full fill fill_ masked_fill masked_fill_ index_fill index_fill_ scalar_tensor "
-    "constant_pad_nd".split()
-)
-"""Ops that write a constant."""
 
 
 def fault_at(kind: str, call: Call, tensor: torch.Tensor, seen: Examination) -> Fault:
@@ -44,8 +38,8 @@ def with_sizes(fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionS
 
 def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool) -> Fault:
     """The fault of an op whose result is beyond its bound. accumulates: the result adds up what was written to it."""
-    accumulates = accumulates or bool(call.schema.writes and call.written)
-    sums = call.name in CONTRACTIONS | SUMS or call.schema.namespace in NAMESPACES
+    accumulates = accumulates or bool(call.traits.writes and call.written)
+    sums = call.traits.contracts or call.traits.sums or call.traits.namespace in NAMESPACES
     masks = call.where.phase != "backward" and not sums
     kind = _kind_of(call, tensor, seen, store, accumulates=accumulates, masks=masks)
     coarse = kind == faults.ROUNDING and call.where.phase == "backward" and _sums_in_16_bits(call, tensor, seen)
@@ -131,7 +125,7 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
 
 def makes_nonfinite(call: Call, seen: Examination, store: CompanionStore) -> bool:
     """Whether exact itself becomes NaN, or infinite, by this op; one that writes constants means it."""
-    if not (seen.exact_nan or seen.exact_inf) or call.name in _WRITES:
+    if not (seen.exact_nan or seen.exact_inf) or call.traits.fills in ("number", "part"):
         return False
     sources = [store.exact(t) for t in call.inputs]
     made_nan = seen.exact_nan and not any(bool(t.isnan().any()) for t in sources)

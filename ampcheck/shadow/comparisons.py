@@ -22,9 +22,6 @@ from ampcheck.shadow.suspects import ERROR, TAKEN
 ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
 
-_SIZED = frozenset("exp exp2 sigmoid cos cosh".split())
-"""Ops that are smooth at zero and make no zero of it."""
-
 _FAR = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
 
@@ -47,7 +44,7 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> b
     """
     exact = store.exact(tensor)
     error = float(torch.linalg.vector_norm(tensor.to(exact.dtype) - exact))
-    if call.schema.random or not float(torch.linalg.vector_norm(exact)) <= ZERO * error < torch.inf:
+    if call.traits.random or not float(torch.linalg.vector_norm(exact)) <= ZERO * error < torch.inf:
         return False
     number = next((i for i, result in enumerate(call.results or call.written) if result is tensor), 0)
     honest = 0.0
@@ -71,7 +68,7 @@ def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Compani
 
 def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
     """Let what an error is an exponent of, such as a ratio of probabilities, have a size again: float64 gives 1."""
-    if call.schema.base not in _SIZED:
+    if not call.traits.lifts:
         return False
     companions.own()
     store.moved(tensor).copy_(store.exact(tensor))

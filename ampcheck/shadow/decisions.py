@@ -17,7 +17,6 @@ from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions, roundoff
 from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
-from ampcheck.shadow.integers import IDENTITIES
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.norms import difference
 from ampcheck.shadow.suspects import place_of
@@ -31,11 +30,6 @@ _FEWEST = 4
 _CLEARLY = 0.05
 """A part of the deviation of the values by which one that is selected may miss the best."""
 
-_COMPARISONS = ("lt", "le", "gt", "ge")
-
-_EQUAL = ("eq", "ne")
-"""Comparisons that rounding turns in any run where values lie close: no decisions by themselves."""
-
 _STEP = 0.25
 """The error of the steps of a table, relative to them, from which it is another table."""
 
@@ -47,9 +41,6 @@ _DETERMINED = 0.75
 
 _TINY = torch.finfo(torch.float32).tiny
 """The smallest magnitude that float32 keeps."""
-
-_FINITE = frozenset("isnan isinf isfinite isposinf isneginf".split())
-"""Ops that test whether values are finite, beside comparisons with infinity or with the same values."""
 
 _MANY = 0.2
 """The share of decisions above which such misses are no near ties: the format is too coarse for the values."""
@@ -72,19 +63,17 @@ class Margins:
 
 
 def decides(call: Call, *, faulty: bool) -> bool:
-    """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault."""
-    return call.name in _MARGINS and (faulty or call.name not in _EQUAL)
+    """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault.
 
-
-def looks_at(call: Call) -> bool:
-    """Whether an op without a floating result is of interest: it decides or compares by its inputs."""
-    return decides(call, faulty=True) or call.name in IDENTITIES or tests_finiteness(call)
+    Equality turns by rounding in any run where values lie close, and is no decision by itself.
+    """
+    return call.traits.decides in _MARGINS and (faulty or call.traits.decides != "equality")
 
 
 def tests_finiteness(call: Call) -> bool:
     """Whether an op does nothing but test whether values are finite: `x == x`, `abs(x) != inf`."""
-    if call.name in _FINITE or call.name not in ("eq", "ne", "lt", "le", "gt", "ge"):
-        return call.name in _FINITE
+    if call.traits.decides not in ("order", "equality"):
+        return call.traits.decides == "finite"
     first, second = call.args[:2]
     return first is second or (isinstance(second, (int, float)) and math.isinf(second))
 
@@ -98,7 +87,7 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:
         return None
-    margins = _MARGINS[call.name](call, store)
+    margins = _MARGINS[call.traits.decides](call, store)
     if margins is None or not margins.margin.numel():
         return None
     counted = call.name == "_to_copy"  # to integers
@@ -113,7 +102,8 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
             clearly |= margins.tied & (margins.margin > 0)
         many = bool(clearly.double().mean() > _MANY)
         wrong |= clearly & many
-    if not int(wrong.sum()) > (unit * wrong.numel() if limit and call.name in _COMPARISONS and not margins.sure else 0):
+    by_mean = limit and call.traits.decides == "order" and not margins.sure
+    if not int(wrong.sum()) > (unit * wrong.numel() if by_mean else 0):
         return None  # a mean over so many does not show so few
     worst = (margins.margin / margins.scale).where(wrong & (margins.scale > 0), wrong.double())
     skipped = bool((wrong & (margins.scale == 0)).any())  # the format skips the integers that exact decides for
@@ -293,12 +283,12 @@ def _lost(
 _KEPT_BY = {"round": (0.5, 0.5), "floor": (0.0, 1.0), "ceil": (1.0, 0.0), "trunc": (1.0, 1.0)}
 """How far below and above an integer lie the values that an op makes this integer."""
 
-_MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {
-    **dict.fromkeys((*_COMPARISONS, *_EQUAL), _compared),
-    **dict.fromkeys(("argmax", "argmin"), _best),
-    **dict.fromkeys(("topk", "sort", "kthvalue", "median", "max", "min"), _selected),
-    "nonzero": _supported,
-    **dict.fromkeys(("searchsorted", "bucketize"), _placed),
-    **dict.fromkeys(("round", "floor", "ceil", "trunc"), _rounded),
-    "_to_copy": _truncated,
+_MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {  # by what is decided, see `Traits`
+    **dict.fromkeys(("order", "equality"), _compared),
+    "best": _best,
+    **dict.fromkeys(("selection", "extreme"), _selected),
+    "support": _supported,
+    "bin": _placed,
+    "integer": _rounded,
+    "cast": _truncated,
 }

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, OpSchema, floating_values, leaves
+from ampcheck.ops.traits import Traits
+from ampcheck.shadow.call import Call, floating_values, leaves
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective, Parts
 from ampcheck.torchtools.process_groups import group_among, wait_for
@@ -44,9 +45,9 @@ class Post:
     faults: frozenset[Key]
 
 
-def communicates(schema: OpSchema) -> bool:
+def communicates(op: Traits) -> bool:
     """Whether values of other ranks come with an op."""
-    return schema.namespace in NAMESPACES and schema.name.partition("::")[2] not in _WAITS
+    return op.namespace in NAMESPACES and op.name.partition("::")[2] not in _WAITS
 
 
 class Exchange:

@@ -10,7 +10,7 @@ from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules import RULES
+from ampcheck.shadow.rules import rule_of
 from ampcheck.torchtools.source import op_name
 
 
@@ -22,8 +22,8 @@ class Follower:
 
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
-        schema = call.schema
-        unit, whole = 0.0, bool(call.before) or not schema.random
+        op = call.traits
+        unit, whole = 0.0, bool(call.before) or not op.random
         for companions in call.before:
             unit = max(unit, companions.unit)
             whole = whole and companions.whole
@@ -35,21 +35,21 @@ class Follower:
             note_write(call, tensor, companions, self._store)
             companions.consumed = False
         now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
-        rule = RULES.get(schema.name)
-        if schema.unset or (schema.random and rule is None):
-            self._restart(call, moves=not schema.unset)
+        rule = rule_of(op)
+        if op.unset or (op.random and rule is None):
+            self._restart(call, moves=not op.unset)
             return False
-        if is_constant(schema, call.results):
+        if is_constant(op, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
             return True
-        copies = schema.name in ("_to_copy", "clone") and call.fresh and has_companions(call.args[0])
+        copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
         if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
         for side in self._sides:
             side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if schema.checks and any(decides_otherwise(call.out, result) for result in results):
+            if op.checks and any(decides_otherwise(call.out, result) for result in results):
                 raise RuntimeError("companions decide otherwise")
         except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
             self._unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
@@ -69,7 +69,7 @@ class Follower:
                 self._store.of(tensor, moves=False)
             else:
                 own = max(unit, roundoff(tensor.dtype))
-                self._store.assign(tensor, exact, moved, own).whole = whole and schema.exact
+                self._store.assign(tensor, exact, moved, own).whole = whole and op.whole
         for tensor in call.written:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)

@@ -12,16 +12,6 @@ from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.shadow.decisions import doubt
 
-_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "addmv", "mv", "dot"))
-_KINKS = frozenset(("threshold_backward", "leaky_relu_backward", "hardtanh_backward", "sgn", "sign", "abs"))
-"""Ops whose derivative jumps at zero of their last floating input."""
-
-_SAMPLERS = frozenset(("grid_sampler_2d_backward", "grid_sampler_3d_backward"))
-"""Ops whose derivative by their last floating input, coordinates, jumps at each pixel."""
-
-_UNORDERED = frozenset(("topk", "sort", "kthvalue", "median"))
-"""Ops that give the indices of equal values in any order."""
-
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
@@ -54,19 +44,19 @@ class Freedom:
 def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
     """The freedom of a run after one more op."""
     inputs = [t for t in call.inputs if t.numel()]
-    if not inputs or call.schema.view:
+    if not inputs or call.traits.view:
         return freedom
     if (terms := _terms(call, inputs)) > freedom.terms:
         freedom = replace(freedom, terms=terms)
-    if call.name in _KINKS or (call.name in _SAMPLERS and call.args[3] == 0):
+    if call.traits.kink == "zero" or (call.traits.kink == "pixel" and call.args[3] == 0):
         gaps, errors = _to_kink(call, _Known(store, inputs[-1]), inputs[-1])
         share = 2 * _turned(gaps, errors.where(gaps > 0, 0.0)) / gaps.numel()
         kinked = min(gaps.numel(), freedom.kinked or gaps.numel())
         return replace(freedom, kinks=max(freedom.kinks, share), kinked=kinked)
-    if (near := _GAPS.get(call.name)) is not None:
+    if (near := _GAPS.get(call.traits.decides)) is not None:
         gaps, errors = near(call, _Known(store, inputs[0]))
         turned = _turned(gaps, errors)
-        equal = int((gaps == 0).sum()) if call.name in _UNORDERED and not call.argument("stable") else 0
+        equal = int((gaps == 0).sum()) if call.traits.decides == "selection" and not call.argument("stable") else 0
         freedom = replace(freedom, ties=freedom.ties + max(turned, equal))
         if turned / max(1, gaps.numel()) > freedom.share:
             return replace(freedom, near_ties=turned, decided=gaps.numel())
@@ -114,15 +104,16 @@ def _turned(gaps: torch.Tensor, errors: torch.Tensor) -> int:
 
 def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
     """The length of the longest sum of one op."""
-    name, first = call.name, inputs[0]
-    if name in _PRODUCTS:
-        return max(t.shape[-1] for t in inputs)
-    if name in ("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp"):
-        return first.shape[call.args[1]] if first.dim() else 1
-    if "attention" in name:
-        return max(first.shape[-2:])
-    if name == "convolution":
-        return max(1, inputs[1].numel() // inputs[1].shape[0])
+    first = inputs[0]
+    match call.traits.terms:
+        case "last":
+            return max(t.shape[-1] for t in inputs)
+        case "dim":
+            return first.shape[call.args[1]] if first.dim() else 1
+        case "heads":
+            return max(first.shape[-2:])
+        case "kernel":
+            return max(1, inputs[1].numel() // inputs[1].shape[0])
     results = [t.numel() for t in leaves(call.out) if has_companions(t) and t.numel()]
     return max(t.numel() for t in inputs) // min(results) if results and not call.moves else 1
 
@@ -130,7 +121,7 @@ def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
 def _to_kink(call: Call, known: _Known, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """How far each element lies from where a derivative jumps, and how far an honest error may move it."""
     exact, errors = known.exact(value), known.error(value)
-    if call.name not in _SAMPLERS:
+    if call.traits.kink == "zero":
         return exact.abs(), errors
     sizes, aligned = call.args[1].shape[:1:-1], call.args[5]
     scale = (torch.tensor(sizes, dtype=torch.float64, device=exact.device) - int(aligned)) / 2
@@ -159,7 +150,7 @@ def _runner_up(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     exact, errors = (t.reshape(-1) if flat else t.movedim(dim, -1) for t in (exact, errors))
     ordered, order = exact.sort(-1, descending=call.name not in ("argmin", "min"))
     errors = errors.gather(-1, order)
-    if call.name in ("argmax", "argmin", "max", "min"):
+    if call.traits.decides in ("best", "extreme"):
         ordered, errors = ordered[..., :2], errors[..., :2]
     elif call.name == "topk":
         ordered, errors = (t[..., : call.args[1] + 1] for t in (ordered, errors))
@@ -169,7 +160,7 @@ def _runner_up(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
 def _to_integer(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     """To the next integer, or half of one; of a quotient, where one is taken."""
     exact, errors = known.exact(call.args[0]), known.error(call.args[0])
-    if call.name == "floor_divide":
+    if call.traits.decides == "quotient":
         divisor = known.exact(call.args[1])
         exact = exact / divisor
         errors = (errors + exact.abs() * known.error(call.args[1])) / divisor.abs()
@@ -193,10 +184,10 @@ def _edges(call: Call, known: _Known) -> tuple[torch.Tensor, torch.Tensor]:
     return gaps, known.error(values).reshape(-1) + known.error(edges).reshape(-1)[nearest]
 
 
-_GAPS: Mapping[str, _Near] = {
-    **dict.fromkeys(("lt", "le", "gt", "ge"), _between),
-    **dict.fromkeys(("argmax", "argmin", "topk", "sort", "max", "min", "median", "kthvalue"), _runner_up),
-    **dict.fromkeys(("floor", "ceil", "round", "trunc", "floor_divide"), _to_integer),
-    **dict.fromkeys(("searchsorted", "bucketize"), _edges),
-    "_to_copy": _cast,
+_GAPS: Mapping[str, _Near] = {  # by what is decided, see `Traits`
+    "order": _between,
+    **dict.fromkeys(("best", "extreme", "selection"), _runner_up),
+    **dict.fromkeys(("integer", "quotient"), _to_integer),
+    "bin": _edges,
+    "cast": _cast,
 }

@@ -19,14 +19,12 @@ _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
 _DECIDES = 0.5
 """The part of the values from which a bound decides: most of them."""
 
-_DIVIDES = frozenset("div reciprocal rsqrt".split())
-
 _ENDS = frozenset(form.max for form in FORMATS.values() if form.name not in ("float32", "float64"))
 
 
 def divisors(call: Call) -> slice:
     """Which floating inputs an op divides by."""
-    return slice(len(call.before) - 1, None) if call.schema.base in _DIVIDES else slice(0, 0)
+    return slice(len(call.before) - 1, None) if call.traits.divides in (("other",), ("self",)) else slice(0, 0)
 
 
 def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] | None:
@@ -34,7 +32,7 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
 
     Zeros are what a floor is for.
     """
-    if not call.schema.base.startswith("clamp") or not call.inputs:
+    if not call.traits.base.startswith("clamp") or not call.inputs:
         return None
     value = call.kept if call.written else call.inputs[0].detach()
     if value is None:

@@ -17,9 +17,6 @@ from ampcheck.shadow.bounds import FLOOR
 from ampcheck.shadow.call import Call, item_of
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 
-_COPIES = frozenset("clone _to_copy copy".split())
-_SUMS = frozenset("add sub rsub addcmul addcdiv lerp".split())
-
 _numbers = count()
 
 _MOST = 2.0
@@ -35,14 +32,14 @@ class Lineage(NamedTuple):
 
 def follow_lineage(call: Call, store: CompanionStore) -> None:
     """Give results the names of the values that they copy, or add up."""
-    name, outputs = call.schema.base, call.written or call.fresh
-    if name not in _COPIES and name not in _SUMS:
+    op, outputs = call.traits, call.written or call.fresh
+    if op.copies is None and not op.adds:
         for tensor in call.written:
             store.of(tensor).lineage = None
         return
     for number, result in enumerate(outputs):
         values = [v for v in _values(call, number) if v.shape == result.shape]
-        if name in _COPIES:
+        if op.copies is not None:
             source = values[-1] if values else None
             copied = store.known(source) if source is not None else None
             if source is None or copied is None or result.numel() != store.of(result).numel:
@@ -59,15 +56,11 @@ def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
 
     Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
     """
-    name = call.schema.base
-    if name not in ("add", "sub", "rsub"):
-        return False
     number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
     values = list(_values(call, number))
-    alpha = call.argument("alpha", 1)
-    if len(values) != 2 or alpha != (-1 if name == "add" else 1):
+    if len(values) != 2 or sorted(call.weights) != [-1, 1]:
         return False
-    if name == "rsub":
+    if call.weights[0] < 0:
         values.reverse()
     for (new, old), sign in ((values, 1), (values[::-1], -1)):
         whole, part = store.known(new), store.known(old)
@@ -99,11 +92,10 @@ def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store:
 
 def _terms(call: Call, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
     """The names of the terms that a sum adds without a factor."""
-    name, values = call.schema.base, list(_values(call, number))
-    if name == "rsub":
+    weights, values = call.weights, list(_values(call, number))
+    if weights and weights[0] != 1:
         values.reverse()
-    both = name == "add" and call.argument("alpha", 1) == 1
-    for value in values if both else values[:1]:
+    for value in values if weights == (1, 1) else values[:1]:
         companions = store.known(value)
         if companions is not None and value.shape == result.shape:
             yield _name_of(value, companions)

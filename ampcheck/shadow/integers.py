@@ -18,10 +18,8 @@ from ampcheck.shadow.cause import fault_at, largest_of
 from ampcheck.shadow.companions import CompanionStore, roundoff
 from ampcheck.shadow.faults import COLLISION, Fault
 
-IDENTITIES = frozenset(
-    "eq ne lt le gt ge unique _unique _unique2 unique_dim unique_consecutive isin searchsorted bucketize".split()
-)
-"""Ops that compare numbers, or look them up."""
+IDENTITIES = ("order", "equality", "identity", "bin")
+"""Decisions by which code compares numbers, or looks them up."""
 
 CONSECUTIVE = "positions or ids, counted through without a gap"
 """The note of a fault of such numbers."""

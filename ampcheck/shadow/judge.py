@@ -13,7 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination, Look, cut_off, examine, floor_of, look
-from ampcheck.shadow.call import CONTRACTIONS, SHAPED, SUMS, Call
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.cause import (
     fault_at,
@@ -50,15 +50,8 @@ from ampcheck.shadow.suspects import (
     emptied_rows,
     missing_terms,
     pass_on,
-    rescues,
     vanished,
 )
-
-_SCALES = frozenset("mul div neg clone _to_copy copy".split())
-"""Ops that multiply gradients by a number, or by one, where all other arguments are numbers."""
-
-_AVERAGES = frozenset("mul add sub lerp addcmul".split())
-"""Ops by which optimizers average gradients and their squares."""
 
 _LOST_UPDATE = 0.5
 """The part of an update from which it is lost."""
@@ -127,7 +120,7 @@ class Judge:
             self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
-        if call.name in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
+        if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
         for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
@@ -244,18 +237,18 @@ class Judge:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         call.depths = tuple(c.depth for c in call.before)
         depth = max(call.depths, default=0)
-        pass_on(call.before if call.name not in SHAPED else (), after)
+        pass_on(call.before if not call.traits.shaped else (), after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
         for tensor, companions in zip(results, after, strict=True):
             companions.gradient = gradient
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
-            summed = call.name in SUMS and all(c.whole for c in call.before)
+            summed = call.traits.sums and all(c.whole for c in call.before)
             if COLLIDED in companions.suspects and (
                 summed or not (companions.whole or call.moves or self._is_position(companions))
             ):
                 drop(companions, COLLIDED)  # a measurement
-            if call.name in CONTRACTIONS:
+            if call.traits.contracts:
                 drop(companions, BLURRED)
             if not call.moves and call.name != "_to_copy":
                 drop(companions, BOUND)
@@ -291,7 +284,7 @@ class Judge:
             )
         if low:
             self._note_largest(call, tensor, seen_at_once.largest)
-        if tensor.itemsize == 1 and call.schema.base in ("_to_copy", "copy"):
+        if tensor.itemsize == 1 and call.traits.copies is not None:
             self._cut_off(call, tensor, exact)
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
@@ -373,11 +366,11 @@ class Judge:
         return any(suspect.note == CONSECUTIVE for suspect in self._suspects.of([companions], COLLIDED))
 
     def _note_zeros(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions) -> None:
-        if VANISHED in companions.suspects and not rescues(call) and tensor.numel() > _FEW:
+        if VANISHED in companions.suspects and not call.traits.rescues and tensor.numel() > _FEW:
             return  # elements that are zero were seen by `look`; the place where they began is known
         if (suspect := vanished(call, tensor, exact)) is None:
             drop(companions, VANISHED)
-        elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or rescues(call)):
+        elif tensor.dtype.itemsize <= 2 and (VANISHED not in companions.suspects or call.traits.rescues):
             self._suspects.add(companions, VANISHED, suspect)
 
     def _decision(self, call: Call) -> None:
@@ -444,11 +437,12 @@ def _takes_gradients(call: Call) -> bool:
 
     Gradients are judged as a whole, so their small rows may have any error, which the result has then too.
     """
-    base, written = call.schema.base, {id(tensor) for tensor in call.written}
-    averages = base in _AVERAGES and all(t.itemsize > 2 and not t.requires_grad for t in call.written)
-    if not averages and base not in _SCALES:
+    op, written = call.traits, {id(tensor) for tensor in call.written}
+    averages = "other" in op.linear or (op.adds and not op.divides)
+    averages = averages and all(t.itemsize > 2 and not t.requires_grad for t in call.written)
+    if not averages and op.copies is None and op.linear[:1] not in (("-1",), ("other",), ("1/other",)):
         return False
     many = [(id(t) in written, c) for t, c in zip(call.inputs, call.before, strict=True) if t.numel() > 1]
-    overwrites = averages or call.schema.resets
+    overwrites = averages or op.resets
     sources = [c for was_written, c in many if not (was_written and overwrites)] or [c for _, c in many]
     return bool(sources) and all(companions.gradient for companions in sources)

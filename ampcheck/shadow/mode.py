@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
+from ampcheck.ops.traits import traits
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, op_schema, results_of, written_by
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of, written_by
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
-from ampcheck.shadow.decisions import looks_at
 from ampcheck.shadow.escapes import (
     eager_cond,
     eager_flex_attention,
@@ -54,7 +54,6 @@ _NOTHING = nullcontext()
 _NO_FAULTS: frozenset[Key] = frozenset()
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
-_LEAVES = ("_local_scalar_dense", "is_nonzero", "equal")
 
 
 class Shadow(DispatchMode):
@@ -216,14 +215,14 @@ class Shadow(DispatchMode):
         if torch.is_inference_mode_enabled() and _is_composite(func):
             # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
             return self._composed(func, "CompositeImplicitAutograd", args, kwargs)
-        schema = op_schema(func)
-        if schema.view:
+        op = traits(func)
+        if op.view:
             return self._call(func, args, kwargs)
-        if schema.namespace == "fsdp":
+        if op.namespace == "fsdp":
             device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
             return self._composed(func, device.upper(), args, kwargs)
-        call = Call(func, schema, args, kwargs)
-        if communicates(schema):
+        call = Call(func, op, args, kwargs)
+        if communicates(op):
             return self._communicate(call)
         if self._exchange.repeats(call):
             return self._call(func, args, kwargs)
@@ -233,10 +232,10 @@ class Shadow(DispatchMode):
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
         call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
-        if schema.keeps:
+        if op.keeps:
             call.kept = args[0].clone()
         rows = None
-        if self.store.by_rows or schema.name == "embedding_dense_backward":
+        if self.store.by_rows or op.name == "embedding_dense_backward":
             with _aside():
                 rows = row_call(call, self.store)
         out = call.out = self._call(func, args, kwargs)
@@ -254,7 +253,7 @@ class Shadow(DispatchMode):
         with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
             self._follow(call, self._origins.current(sys._getframe(1)))
             if rows is not None:
-                self.partly[schema.title] += rows.write_back(out)
+                self.partly[op.title] += rows.write_back(out)
         return out
 
     def _find_results(self, call: Call, storages: Collection[int]) -> None:
@@ -263,7 +262,7 @@ class Shadow(DispatchMode):
             for tensor, companions in zip(call.inputs, call.before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        written = written_by(call.schema, call.args, call.kwargs) if call.schema.writes else []
+        written = written_by(call.traits, call.args, call.kwargs) if call.traits.writes else []
         call.written = floating_values(written)
         for tensor in leaves(written):
             if not tensor.is_floating_point() and not tensor.is_complex():
@@ -275,11 +274,11 @@ class Shadow(DispatchMode):
         """Whether an op has floating results, decides upon floating values, or lets them leave the run."""
         if call.fresh or call.written or not call.before:
             return bool(call.fresh or call.written)
-        return call.schema.name in _LEAVES or (self.judge is not None and looks_at(call))
+        return call.traits.leaves or (self.judge is not None and bool(call.traits.decides))
 
     def _follow(self, call: Call, origin: Origin) -> None:
         """Bring the companions of the results of an op up to date, and judge them."""
-        call.where, call.index = origin.where(call.schema.title), self.ops
+        call.where, call.index = origin.where(call.traits.title), self.ops
         if origin.phase == "backward":
             self._steps.due = self._steps.stepping
         for companions in call.before:
@@ -288,7 +287,7 @@ class Shadow(DispatchMode):
         ruled = self._follower.follow(call) if call.fresh or call.written else True
         if ruled and call.fresh:
             follow_accumulators(call, self.store)
-        if call.before and call.schema.name in _LEAVES:
+        if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1
         if self.judge is None:
             return
@@ -338,7 +337,7 @@ class Shadow(DispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.schema.title), self.ops
+                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.traits.title), self.ops
                 call.inherited = inherited
                 self.judge.judge(call, True)
         return call.out
@@ -381,7 +380,7 @@ class Shadow(DispatchMode):
     def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
-            with autocast_of_caller() if op_schema(func).composed else _NOTHING:
+            with autocast_of_caller() if traits(func).composed else _NOTHING:
                 return func(*args, **kwargs)
         except BaseException:
             self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))

@@ -27,8 +27,6 @@ _GROWS = 8.0
 _OFFSET = 2.0
 """Values of one magnitude: none is larger than another by this factor."""
 
-_SUMS = frozenset("add sub rsub".split())
-
 
 def hides_ranking(
     call: Call, tensor: torch.Tensor, store: CompanionStore, magnitudes: Look, *, accumulates: bool
@@ -37,7 +35,8 @@ def hides_ranking(
 
     accumulates: it is a sum over many ops, each of which adds to the error.
     """
-    if not call.moves and call.name in _SUMS and tensor.numel() > 1 and _absorbs(call, tensor, store):
+    adds = call.weights and not (call.written or call.traits.foreach)
+    if adds and tensor.numel() > 1 and _absorbs(call, tensor, store):
         return True
     if not 0.0 < magnitudes.largest <= _OFFSET * magnitudes.smallest or call.moves:
         return False
@@ -84,10 +83,8 @@ def _hides_a_term(call: Call, store: CompanionStore, coarse: float) -> bool:
 
 def _masked_out(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a sum that a mask, which is zero elsewhere, puts last: their order means nothing."""
-    alpha = call.argument("alpha", 1)
-    signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[call.name]
     masked = torch.zeros_like(tensor, dtype=torch.bool)
-    for term, sign in zip(call.args, signs, strict=False):
+    for term, sign in zip(call.args, call.weights, strict=False):
         if isinstance(term, torch.Tensor) and term.numel() > 1:
             lowest = (sign * term).amin()
             out = sign * term == lowest

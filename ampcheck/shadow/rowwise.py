@@ -11,15 +11,10 @@ from typing import Any
 
 import torch
 
-from ampcheck.shadow.call import Call, OpSchema, leaves
+from ampcheck.ops.traits import Traits
+from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import CompanionStore
 from ampcheck.shadow.rows import is_large, is_large_size
-
-CONSTANTS = frozenset("zeros zeros_like new_zeros ones ones_like new_ones".split())
-"""Ops whose results are exact."""
-
-_ELEMENTWISE = frozenset("copy_ zero_ fill_".split())
-"""Ops without the tag that says so."""
 
 _READS = frozenset(("embedding", "index_select"))
 _GRADIENT = "embedding_dense_backward"
@@ -36,9 +31,9 @@ def row_call(call: Call, store: CompanionStore) -> RowCall | None:
         plan = _reading(call, store)
     elif call.name == _GRADIENT and not large:
         plan = _gradient(call, store)
-    elif large and (torch.Tag.pointwise in call.op.tags or call.name in _ELEMENTWISE):
+    elif large and call.traits.pointwise:
         plan = _elementwise(call, store)
-    if plan is None and call.schema.writes:
+    if plan is None and call.traits.writes:
         for companions in large:
             companions.fill()
     return plan
@@ -56,7 +51,7 @@ class RowCall:
         self.store, self.index, self.whole = store, index, call
         self.results, self.elementwise = results, elementwise
         self._rows: dict[int, torch.Tensor] = {}
-        self.call = Call(call.op, call.schema, call.args, dict(call.kwargs))
+        self.call = Call(call.op, call.traits, call.args, dict(call.kwargs))
 
     def put(self, *args: Any) -> RowCall:
         """Set the arguments; of tensors of the original op that are large, the rows are put in their place."""
@@ -133,9 +128,10 @@ class RowCall:
         return matrices
 
 
-def is_constant(schema: OpSchema, results: Sequence[torch.Tensor | None]) -> bool:
+def is_constant(op: Traits, results: Sequence[torch.Tensor | None]) -> bool:
     """Whether an op makes a large matrix of zeros or ones."""
-    return schema.name in CONSTANTS and len(results) == 1 and results[0] is not None and is_large(results[0])
+    makes = op.fills == "units" and not op.writes
+    return makes and len(results) == 1 and results[0] is not None and is_large(results[0])
 
 
 def _reading(call: Call, store: CompanionStore) -> RowCall | None:
@@ -184,7 +180,7 @@ def _elementwise(call: Call, store: CompanionStore) -> RowCall | None:
         return None
     index = torch.unique(torch.cat([rows.index for rows in known]))
     entered = not index.numel() and any(rows.move is not None for rows in known)  # data that no op has looked up
-    if entered or (call.schema.writes and not all(_is_finite(t) for t in matrices)):
+    if entered or (call.traits.writes and not all(_is_finite(t) for t in matrices)):
         return None
     return RowCall(call, store, index, results=True, elementwise=True).put(*call.args)
 

@@ -10,11 +10,9 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS
 from ampcheck.shadow.bounds import FLOOR, group_dims
-from ampcheck.shadow.call import SUMS, Call
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.companions import MOVE, CompanionStore
 from ampcheck.shadow.norms import relative_error
-
-_PRODUCTS = frozenset("mul mm bmm mv dot".split())
 
 
 def widened(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -27,8 +25,8 @@ def widened(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
         return False
     exact, moved = store.exact(tensor), store.moved(tensor)
     apart = (moved - exact).abs()
-    further = _of_terms(call, store) if call.where.phase == "backward" and call.name in SUMS else None
-    if call.where.phase == "update" and call.name in _PRODUCTS:
+    further = _of_terms(call, store) if call.where.phase == "backward" and call.traits.sums else None
+    if call.where.phase == "update" and call.traits.factors == (0, 1):
         further = _of_factors(call, tensor, store)
     if further is None or further.shape != exact.shape:
         return False
@@ -60,7 +58,7 @@ def _of_terms(call: Call, store: CompanionStore) -> torch.Tensor | None:
 
 def _of_factors(call: Call, tensor: torch.Tensor, store: CompanionStore) -> torch.Tensor | None:
     """The error of a product that is no worse than its factors: their relative errors add up, and it loses no digit."""
-    if len(call.inputs) != 2:
+    if len(call.inputs) != 2 or call.traits.foreach:
         return None
     exact, unit = store.exact(tensor), store.of(tensor).unit
     error, dims = tensor.to(exact.dtype) - exact, group_dims(tensor.shape)

@@ -38,11 +38,6 @@ from ampcheck.shadow.faults import Fault
 VANISHED, MASKED, COLLIDED, BLURRED, BOUND = "vanished", "masked", "collided", "blurred", "bound"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
 
-_RESCUES = frozenset("add add_ sub sub_ clamp clamp_ clamp_min clamp_min_ maximum max where".split())
-"""Ops by which code keeps elements from being zero: if they still are, it is this that failed."""
-
-_ADDITIONS = frozenset("add add_ sub sub_ rsub addcmul lerp".split())
-
 _CANCELS = 2.0**30
 """The size of a term, relative to a sum of which nothing is left in float64 but rounding."""
 
@@ -111,7 +106,8 @@ def missing_terms(call: Call, results: Sequence[torch.Tensor], store: CompanionS
     The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
     hinge loss, may be zero by chance.
     """
-    if call.name not in _ADDITIONS or results[0].numel() == 1:
+    adds = call.weights if call.written else call.traits.adds and not call.traits.divides
+    if not adds or call.traits.foreach or results[0].numel() == 1:
         return []
     missing, total = [], store.exact(results[0])
     for term, companions in zip(call.inputs, call.before, strict=True):
@@ -143,11 +139,6 @@ def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor)
         return 0
     known = (exact - moved).abs().amax(-1) < 0.5 * exact.abs().amax(-1)
     return int(((tensor == 0).all(-1) & known).sum())
-
-
-def rescues(call: Call) -> bool:
-    """Whether an op is there to keep elements from being zero."""
-    return call.name in _RESCUES
 
 
 def place_of(where: Where) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from ampcheck.shadow.call import floating_values, op_schema, written_by
+from ampcheck.ops.traits import traits
+from ampcheck.shadow.call import floating_values, written_by
 from ampcheck.shadow.companions import CompanionStore
 from ampcheck.torchtools.modes import DispatchMode, in_this_thread
 from ampcheck.torchtools.threads import Function, wrapped_threads
@@ -40,7 +41,7 @@ class OtherThread(DispatchMode):
         kwargs = kwargs or {}
         if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types or ()):
             return NotImplemented
-        if self._ended.is_set() or not isinstance(func, torch._ops.OpOverload) or op_schema(func).view:
+        if self._ended.is_set() or not isinstance(func, torch._ops.OpOverload) or traits(func).view:
             return func(*args, **kwargs)
         inputs = floating_values((args, tuple(kwargs.values())))
         infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
@@ -51,7 +52,7 @@ class OtherThread(DispatchMode):
             self._counts[OTHER_THREADS] += 1
             if finite and not all(map(_is_finite, values)):
                 self._counts[OTHER_INFINITIES] += 1
-            for tensor in floating_values(written_by(op_schema(func), args, kwargs)):
+            for tensor in floating_values(written_by(traits(func), args, kwargs)):
                 self._store.forget(tensor)
         return out
 

@@ -15,9 +15,10 @@ import torch
 from torch import fx
 
 from ampcheck.core.errors import brief
+from ampcheck.ops.traits import traits
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.telemetry.graph_variants import copied_inputs
-from ampcheck.telemetry.sites import CASTS, MOVES, Site
+from ampcheck.telemetry.sites import CASTS, Site, moves
 from ampcheck.telemetry.statistics import Layout, counted, numel_of, thresholds
 from ampcheck.torchtools.interception import Runnable
 from ampcheck.torchtools.restore import save_random_state
@@ -26,18 +27,6 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 _BELOW = ("tiny", "kept", "finite")
 """Counts of elements below their threshold; the others include it."""
-
-_MOVES = MOVES - {torch.ops.aten.view.dtype}
-"""Ops that take values of any dtype; one that reinterprets bits takes only its own."""
-
-_LOOPS = [tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None]
-"""Tags of ops that Inductor writes as loops, in which it computes in float32."""
-
-_REDUCTIONS = frozenset((
-    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "nansum", "norm", "prod",
-    "std", "std_mean", "sum", "var", "var_mean",
-))  # fmt: skip
-"""Ops that have the tag `reduction` since PyTorch 2.10."""
 
 
 class OpByOp:
@@ -164,14 +153,14 @@ class _Registers(fx.Interpreter):
 
     def _value(self, n: fx.Node) -> Any:
         """The value of a node: in float32 where a fused kernel holds a 16-bit value in a register."""
-        if n.op != "call_function" or n.target in _MOVES:
-            return super().run_node(n)
-        value, tags = n.meta.get("val"), getattr(n.target, "tags", ())
+        if n.op != "call_function" or (moves(n.target) and n.target is not torch.ops.aten.view.dtype):
+            return super().run_node(n)  # any dtype will do, but not where bits are reinterpreted
+        value = n.meta.get("val")
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in CASTS and isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             return args[0].to(value.device, torch.float32)
-        name = n.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
-        loops = name in _REDUCTIONS or any(tag in tags for tag in _LOOPS)
+        op = traits(n.target) if isinstance(n.target, torch._ops.OpOverload) else None
+        loops = op is not None and (op.pointwise or op.reduces)
         if loops and not n.target._schema.is_mutable:  # type: ignore[union-attr]
             args, kwargs = fx.node.map_aggregate((args, kwargs), _widened)
         else:

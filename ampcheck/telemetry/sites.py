@@ -16,6 +16,7 @@ from torch import fx
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.ops.traits import traits
 from ampcheck.torchtools.interception import dotted
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
@@ -25,29 +26,6 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 
 CASTS = frozenset((_PRIMS.convert_element_type.default, _ATEN._to_copy.default))
-
-MOVES = frozenset(
-    (
-        operator.getitem,
-        *(
-            getattr(getattr(_ATEN, packet), overload)
-            for packet in (
-                "view _unsafe_view reshape permute transpose expand slice select unsqueeze squeeze t alias as_strided "
-                "detach clone full split split_with_sizes cat scalar_tensor empty copy copy_ unfold diagonal flip "
-                "constant_pad_nd slice_scatter select_scatter index gather embedding new_zeros zeros_like full_like "
-                "lift_fresh_copy zeros ones arange"
-            ).split()
-            for overload in getattr(_ATEN, packet).overloads()
-        ),
-    )
-)
-"""Ops that only move values, which are measured where they are computed, or fill in constants."""
-
-PRODUCTS = (
-    *("mm", "addmm", "bmm", "baddbmm", "convolution", "einsum"),
-    *("_scaled_dot_product", "_scaled_mm", "_grouped_mm"),
-)
-"""Ops that run in libraries of their own: their 16-bit result is rounded before anything else is computed from it."""
 
 
 class Level(str, Enum):
@@ -114,7 +92,7 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
             elif level is Level.ALL and operand.is_floating_point() and node not in selected:
                 selected[node] = _Selected(node, value.dtype)
             continue
-        if node.target in MOVES or node in selected:
+        if moves(node.target) or node in selected:
             continue
         rounds = value.dtype.itemsize == 2 and is_product(node)
         if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or rounds:
@@ -129,7 +107,8 @@ def ops_in_16_bits(graph: fx.Graph, phase: str) -> list[Where]:
     """
     parts: dict[tuple[Where, object], set[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and (node.meta.get("original_aten") or node.target) not in CASTS | MOVES:
+        op = node.meta.get("original_aten") or node.target
+        if node.op == "call_function" and not (op in CASTS or moves(op)):
             where = Where(_phase(node, phase), _module(node)[1], _op(node), *_line(node))
             parts.setdefault((where, node.meta.get("seq_nr")), set()).add(node)
     found = []
@@ -155,9 +134,17 @@ def _is_of_unknown_size(value: torch.Tensor) -> bool:
     return bool(free_unbacked_symbols(value))
 
 
+def moves(target: object) -> bool:
+    """Whether an op only moves values, which are measured where they are computed, or fills in constants."""
+    if not isinstance(target, torch._ops.OpOverload) or target in CASTS:
+        return target is operator.getitem
+    op = traits(target)
+    return op.view or op.places or op.unset or op.copies is not None or op.fills in ("units", "number", "range")
+
+
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is computed by a library, not in a kernel of Inductor's."""
-    return getattr(node.target, "__name__", "").startswith(PRODUCTS)
+    """Whether a node is computed by a library, which rounds its 16-bit result before anything else is computed."""
+    return isinstance(node.target, torch._ops.OpOverload) and traits(node.target).contracts
 
 
 def _leaves_op(node: fx.Node) -> bool:

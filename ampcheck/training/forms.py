@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
-_LINEAR = frozenset(("addcmul", "addcdiv", "index_add", "scatter_add", "addmm", "addmv", "addbmm", "baddbmm", "addr"))
+from ampcheck.ops.traits import Traits
 
 
 class Form(NamedTuple):
@@ -61,32 +61,25 @@ class Operand(NamedTuple):
     number: float | None = None
 
 
-def combined(base: str, operands: Sequence[Operand], alpha: float = 1.0, beta: float = 1.0) -> Form:
-    """The form of the result of an op. base: `mul` for `mul_` and `_foreach_mul_` alike."""
-    forms = [operand.form for operand in operands]
-    first, second = (*operands, Operand(Form()), Operand(Form()))[:2]
-    match base:
-        case "mul" if second.number is not None:
-            return first.form.times(second.number)
-        case "mul" if first.number is not None:
-            return second.form.times(first.number)
-        case "div" if second.number:
-            return first.form.times(1.0 / second.number)
-        case "neg":
-            return first.form.times(-1.0)
-        case "add" | "sub":
-            return first.form.plus(second.form, alpha if base == "add" else -alpha)
-        case "rsub":
-            return second.form.plus(first.form, -alpha)
-        case "lerp" if len(operands) > 2 and operands[2].number is not None:
-            weight = operands[2].number
-            return first.form.times(1.0 - weight).plus(second.form, weight)
-        case base if base in _LINEAR:
-            return first.form.times(beta).plus(mixed(forms[1:]))
-        case "copy":
-            return second.form
-        case "clone" | "_to_copy":
-            return first.form
-        case "zero" | "fill":
-            return Form()
-    return mixed(forms)
+def combined(op: Traits, operands: Sequence[Operand], alpha: float = 1.0, beta: float = 1.0) -> Form:
+    """The form of the result of an op."""
+    if op.fills in ("units", "number"):
+        return Form()
+    operands = [*operands, *([Operand(Form())] * (len(op.linear) - len(operands)))]
+    factors = _factors(op, [operand.number for operand in operands], alpha, beta)
+    terms = [form.times(factor) for (form, _), factor in zip(operands, factors, strict=False) if factor is not None]
+    rest = operands[len(op.linear) if terms else 0 :]
+    if not terms or any(operand.number is None for operand in rest):
+        terms.append(mixed([operand.form for operand in rest]))
+    return reduce(Form.plus, terms)
+
+
+def _factors(op: Traits, numbers: Sequence[float | None], alpha: float, beta: float) -> Iterator[float | None]:
+    """The factors of operands, see `Traits.linear`; None where one is no known number, and for a term of none."""
+    weight = numbers[2] if len(numbers) > 2 else None
+    known = {"1": 1.0, "-1": -1.0, "alpha": alpha, "-alpha": -alpha, "beta": beta, "weight": weight}
+    known["1-weight"] = None if weight is None else 1.0 - weight
+    for position, name in enumerate(op.linear):
+        other = numbers[1 - position] if len(numbers) > 1 else None
+        known |= {"other": other, "1/other": 1.0 / other if other else None}
+        yield known.get(name)

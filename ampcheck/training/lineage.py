@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.call import Call, leaves, op_schema
+from ampcheck.ops.traits import traits
+from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.source import op_name, users_line
@@ -31,10 +32,10 @@ NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
+_READS = frozenset(("other", "1/other", "weight"))
+"""Factors that are values of other operands, see `Traits.linear`."""
+
 _FUSED_GAINS = {"exp_avgs": "beta1", "exp_avg_sqs": "beta2", "momentum_buffer_list": "momentum", "state_sums": ""}
-_REDUCING = frozenset(("norm", "max", "powsum"))
-_CASTS = frozenset(("_to_copy", "clone", "copy"))
-_GUARDS = frozenset(("add", "sub", "clamp", "clamp_min", "maximum"))
 
 _DECAYED = 0.5
 """Of the part that a parameter takes of another tensor, how much a decay may take away in the same step."""
@@ -187,8 +188,8 @@ class Lineage(DispatchMode):
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
         self.ops += 1
-        call = Call(func, op_schema(func), args, kwargs)
-        if call.schema.view:
+        call = Call(func, traits(func), args, kwargs)
+        if call.traits.view:
             return func(*args, **kwargs)
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
         backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
@@ -219,7 +220,7 @@ class Lineage(DispatchMode):
         return call.out
 
     def _miss(self, call: Call, error: Exception) -> None:
-        self.unfollowed[f"{call.schema.title} is not followed through sums: {brief(error)}"] += 1
+        self.unfollowed[f"{call.traits.title} is not followed through sums: {brief(error)}"] += 1
 
     def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
         """What to note of the tensors that an op writes, and the forms of those that it will return.
@@ -227,39 +228,38 @@ class Lineage(DispatchMode):
         Forms follow from what the arguments hold before it; the last one is that of all further results.
         """
         written = [
-            (position, tensor)
-            for position, name in call.schema.writes
-            for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name))
+            (number, tensor)
+            for number, value in enumerate(written_by(call.traits, call.args, call.kwargs))
+            for tensor in leaves(value)
         ]
-        if call.schema.random:
+        if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
         if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
             return [_Note(tensor, Form()) for _, tensor in written], []
-        base = _base(call)
-        foreach = call.name.startswith("_foreach_")
-        followed = bool(written) or torch.Tag.pointwise in call.op.tags or base in _CASTS
-        followed = (followed or (foreach and base not in _REDUCING)) and call.op.namespace == "aten"
+        op = call.traits
+        followed = bool(written) or op.pointwise or op.copies is not None
+        followed = (followed or (op.foreach and not op.reduces)) and op.namespace == "aten"
         # Bits that are read or written as integers are no values.
         floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
-        followed = followed and (base not in ("copy", "_to_copy") or floats)
+        followed = followed and (op.copies is None or op.moves or floats)
         hidden = (0 if followed else self._residents) | (self.weights if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
-            operands = self._operands(call, base, counts[position])
+            operands = self._operands(call, counts[position])
             counts[position] += 1
-            form = self._result(call, base, operands, tensor).without(hidden & ~self.bit_of(tensor))
-            scaled = self._bare(call, base, operands, tensor, form)
+            form = self._result(call, operands, tensor).without(hidden & ~self.bit_of(tensor))
+            scaled = self._bare(call, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
-        if written or base.endswith("_like") or base.startswith("new_"):  # made after the shape of a tensor alone
+        if written or op.shaped:  # made after the shape of a tensor alone
             return notes, []
-        numbers = range(len(call.args[0])) if foreach else (0,)
-        return [], [self._result(call, base, self._operands(call, base, n), None).without(hidden) for n in numbers]
+        numbers = range(len(call.args[0])) if op.foreach else (0,)
+        return [], [self._result(call, self._operands(call, n), None).without(hidden) for n in numbers]
 
-    def _operands(self, call: Call, base: str, index: int) -> list[Operand]:
+    def _operands(self, call: Call, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""
-        operands = []
+        operands, reads = [], not _READS.isdisjoint(call.traits.linear)
         for position, argument in enumerate(call.op._schema.arguments):
             value = call.args[position] if position < len(call.args) else call.kwargs.get(argument.name)
             if argument.name in _OTHERWISE or value is None:
@@ -267,37 +267,37 @@ class Lineage(DispatchMode):
             value = value[index] if isinstance(value, (list, tuple)) and index < len(value) else value
             if isinstance(value, torch.Tensor):
                 form = self.form(value)
-                plain = value.dim() == 0 and not form.mask and base in ("mul", "div", "lerp", "add", "sub")
+                plain = value.dim() == 0 and not form.mask and reads
                 plain = plain and value.device.type != "meta" and not value.is_complex()
                 operands.append(Operand(form, float(value) if plain else None))
             elif isinstance(value, (int, float)) and not isinstance(value, bool):
                 operands.append(Operand(Form(), float(value)))
         return operands
 
-    def _result(self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None) -> Form:
-        if call.argument("rounding_mode") is not None:
+    def _result(self, call: Call, operands: list[Operand], target: torch.Tensor | None) -> Form:
+        op = call.traits
+        selects = op.accumulates and not call.argument("accumulate")
+        if selects or call.argument("rounding_mode") is not None:
             return mixed([operand.form for operand in operands])
-        if target is not None and "batch_norm" in base:
+        if target is not None and "batch_norm" in op.base:
             momentum = call.argument("momentum", call.argument("exponential_average_factor", 0.0))
             return self.form(target).times(1.0 - (momentum if call.argument("training", True) else 0.0))
-        if target is not None and base.startswith("_fused_"):
+        if target is not None and op.base.startswith("_fused_"):
             for name, option in _FUSED_GAINS.items():  # its kernels mix all, but keep of the state a fixed part
                 if any(t is target for t in leaves(call.argument(name))):
                     return self.form(target).times(float(call.argument(option)) if option else 1.0)
             return Form(self.form(target).mask)
-        if base == "index_put":
-            base = "index_add" if call.argument("accumulate") else "mixed"
-        return combined(base, operands, _number(call, "alpha"), _number(call, "beta"))
+        return combined(op, operands, _number(call, "alpha"), _number(call, "beta"))
 
-    def _bare(self, call: Call, base: str, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
+    def _bare(self, call: Call, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
-        bit = self.bit_of(target) if target is not None else 0
-        if not bit or target is None or not operands or "batch_norm" in base or base.startswith("_fused_"):
+        bit, op = self.bit_of(target) if target is not None else 0, call.traits
+        if not bit or target is None or not operands or "batch_norm" in op.base or op.base.startswith("_fused_"):
             return 0.0
-        if base == "copy" or not any(t is target for t in leaves(call.args[:1])):  # assigned, as by out=
+        if op.copies == 1 or not any(t is target for t in leaves(call.args[:1])):  # assigned, as by out=
             gain, now = form.gain(bit), self.form(target).gain(bit)
             return gain / now if form.pure and gain and now else 0.0
-        relative = self._result(call, base, [Operand(itself(bit)), *operands[1:]], target)
+        relative = self._result(call, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
     def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
@@ -310,7 +310,7 @@ class Lineage(DispatchMode):
         if not form.mask & bit and self.overwritten is not None:
             self.overwritten(result)
         written = self.written.setdefault(number, Written())
-        if not written.op or _base(call) == "copy":  # which replaces what was written before
+        if not written.op or call.traits.copies == 1:  # which replaces what was written before
             written.file, written.line = users_line(sys._getframe())
         written.op = op_name(call.op)
         if old is not None:
@@ -320,7 +320,7 @@ class Lineage(DispatchMode):
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
-        guards = _base(call) in _GUARDS and not bit and result.dtype in NARROW
+        guards = call.traits.rescues and not bit and result.dtype in NARROW
         if not guards or not form.mask & self._residents & ~self.drawn:
             return
         values = (v for v in (*call.args[1:2], call.kwargs.get("min")) if isinstance(v, (int, float)))
@@ -342,11 +342,6 @@ class _Note(NamedTuple):
     form: Form
     scaled: float = 0.0
     old: torch.Tensor | None = None
-
-
-def _base(call: Call) -> str:
-    """`mul` for `aten::mul`, `mul_` and `_foreach_mul_` alike."""
-    return call.name.removeprefix("_foreach_").removesuffix("_")
 
 
 def _number(call: Call, name: str) -> float:

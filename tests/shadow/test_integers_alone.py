@@ -12,8 +12,9 @@ import torch
 from opinfo import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.ops.traits import traits
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import Call, Side, leaves, op_schema, results_of
+from ampcheck.shadow.call import Call, Side, leaves, results_of
 from ampcheck.shadow.companions import CompanionStore
 
 INTEGERS = (torch.int64, torch.bool, torch.uint8)
@@ -58,10 +59,10 @@ class IntegersAlone(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = Call(func, op_schema(func), args, kwargs or {})
+        call = Call(func, traits(func), args, kwargs or {})
         call.out = func(*args, **call.kwargs)
         floats = [t.is_floating_point() or t.is_complex() for t in leaves((args, tuple(call.kwargs.values())))]
-        drawn = call.schema.random or call.schema.unset or call.schema.view
+        drawn = call.traits.random or call.traits.unset or call.traits.view
         if not any(floats) and not drawn and any(t is not None for t in results_of(call.out)):
             self.calls.append(call)
         return call.out

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 import torch
 
 from ampcheck.autocast.guards.stats import Call, GuardStats
 from ampcheck.autocast.policy import APPEND_DTYPE, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
 from ampcheck.autocast.state import short
-
-_ABOVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "aten::convolution": ("aten::conv2d",),
-        "aten::_softmax": ("aten::softmax.int",),
-        "aten::_log_softmax": ("aten::log_softmax.int",),
-        "aten::native_layer_norm": ("aten::layer_norm",),
-        "aten::native_group_norm": ("aten::group_norm",),
-        "aten::_fused_rms_norm": ("aten::rms_norm",),
-        "aten::_prelu_kernel": ("aten::prelu",),
-        "aten::_cdist_forward": ("aten::cdist",),
-        "aten::_scaled_dot_product_flash_attention_for_cpu": ("aten::scaled_dot_product_attention",),
-        "aten::_scaled_dot_product_efficient_attention": ("aten::scaled_dot_product_attention",),
-        "aten::_scaled_dot_product_cudnn_attention": ("aten::scaled_dot_product_attention",),
-    }
-)
-"""An op below autocast, to the ops that reach autocast, and have a rule there, and become it."""
+from ampcheck.ops.table import ROWS
 
 
 def rule_of(policies: Mapping[str, Policy], policy: str, op: str) -> str:
     """The rule of an op, as seen below autocast; empty where autocast leaves it alone."""
     if policy not in policies:
         return ""
-    return next((rule for name in (op, *_ABOVE.get(op, ())) if (rule := policies[policy].rule(name))), "")
+    rule = policies[policy].rule(op)
+    above = ROWS.get(op.removeprefix("aten::"), {}).get("autocast", "")  # the op that autocast sees
+    return rule or (policies[policy].rule(f"aten::{above}") if above else "")
 
 
 def _expected_dtype(call: Call, rule: str) -> torch.dtype | None:

@@ -16,14 +16,6 @@ from ampcheck.shadow.companions import roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rules.registry import restart, rule
 
-rule(
-    "sign", "floor", "ceil", "round", "trunc", "fix", "floor_divide", "heaviside", "nextafter",
-    "sign_", "floor_", "ceil_", "round_", "trunc_", "floor_divide_", "heaviside_", "nextafter_",
-    "_foreach_sign", "_foreach_round", "_foreach_floor", "_foreach_ceil", "_foreach_trunc",
-    "_foreach_sign_", "_foreach_round_", "_foreach_floor_", "_foreach_ceil_", "_foreach_trunc_",
-    "_amp_update_scale_", "histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
-)(restart)  # fmt: skip
-
 
 @rule("histc")
 def _counted(call: Call, side: Side) -> Any:

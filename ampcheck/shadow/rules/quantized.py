@@ -1,4 +1,4 @@
-"""Ops with a quantized format: its rounding is a decision, and packed weights are unpacked."""
+"""Products with matrices in a quantized format, which are unpacked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from typing import Any
 import torch
 
 from ampcheck.shadow.call import Call, Side, leaves
-from ampcheck.shadow.rules.registry import restart, rule
-
-rule(
-    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_fake_quantize_learnable_per_tensor_affine",
-    "_fake_quantize_learnable_per_channel_affine", "_fused_moving_avg_obs_fq_helper",
-    "_fused_moving_avg_obs_fq_helper_functional", "dequantize", "choose_qparams_optimized",
-    "quantized::linear_dynamic", "quantized::linear_relu_dynamic", "quantized::linear_dynamic_fp16",
-    "quantized::linear", "quantized::conv2d", "quantized::batch_norm2d", "_dyn_quant_matmul_4bit",
-)(restart)  # fmt: skip
+from ampcheck.shadow.rules.registry import rule
 
 
 @rule("_weight_int8pack_mm")

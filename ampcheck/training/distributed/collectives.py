@@ -16,8 +16,9 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.ops.traits import traits
 from ampcheck.shadow.call import Call as OpCall
-from ampcheck.shadow.call import floating_values, op_schema
+from ampcheck.shadow.call import floating_values
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
@@ -129,7 +130,7 @@ class CollectiveMode(DispatchMode):
         if plan is None or not strided or kind[0] not in ("", "sum", "avg"):
             self.others.update(() if base in ("wait_tensor", "wrap_tensor_autograd") else (base,))
             return func(*args, **kwargs)
-        collective = plan(OpCall(func, op_schema(func), args, kwargs), group_among((*args, *kwargs.values())))
+        collective = plan(OpCall(func, traits(func), args, kwargs), group_among((*args, *kwargs.values())))
         assert collective is not None  # that of a reduction is always known
         reductions = list(_reductions(name, collective))
         line = users_line(sys._getframe())

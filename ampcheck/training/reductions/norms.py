@@ -13,13 +13,6 @@ from ampcheck.core.run import Where
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.torchtools.storage import StorageMap
 
-_ON_NORMS = frozenset(
-    (
-        *("pow", "sqrt", "square", "mul", "_to_copy", "clone", "sum", "add"),
-        *("allreduce", "all_reduce", "wait_tensor", "_wrap_tensor_autograd"),
-    )
-)
-
 
 @dataclass(frozen=True, slots=True)
 class NormStats:
@@ -103,7 +96,7 @@ class NormWatch:
             parts = [self._of(tensor) for tensor in call.args[0]]
             if all(parts):
                 self._keep(call.out, tuple(norm for part in parts for norm in part))
-        elif base in _ON_NORMS:
+        elif call.args:
             self._power(base, call, place)
 
     def _norm_of(self, tensor: torch.Tensor, order: Any, out: torch.Tensor, place: tuple[str, int | None]) -> None:

@@ -11,7 +11,7 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import Call, leaves
+from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
@@ -30,9 +30,7 @@ _SAMPLE = 256
 _ADDED = 65536
 """Elements of a sum that are added up in float64 as well, spread over all of it."""
 
-_SIGNS = {"add": 1.0, "sub": -1.0}
 _PHASES = {"sum": "update", "gradient": "backward", "graph": ""}
-_COPIES = frozenset(("_to_copy", "clone", "copy_"))
 
 
 class InRoundings:
@@ -128,10 +126,9 @@ class ReductionWatch:
     def before(self, call: Call, lineage: Lineage) -> None:
         """Find the partial sums that an op is going to make, and end those that it overwrites."""
         self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
-        for position, name in call.schema.writes:
-            for tensor in leaves(call.args[position] if position < len(call.args) else call.kwargs.get(name)):
-                if not any(p is not None and p[0] is tensor for p in self._pending):
-                    self._partial.pop(tensor)
+        for tensor in leaves(written_by(call.traits, call.args, call.kwargs)):
+            if not any(p is not None and p[0] is tensor for p in self._pending):
+                self._partial.pop(tensor)
 
     def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
         """Note the partial sums that an op has made."""
@@ -143,8 +140,9 @@ class ReductionWatch:
                 kind = _kind(accumulator)
                 total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *place))
                 self._keep(total, result, accumulator, lineage, rounded=True)
-        if call.name in _COPIES and results:
-            source, copied = call.args[1] if call.name == "copy_" else call.args[0], results[0]
+        position = call.traits.copies
+        if position is not None and results and not call.traits.foreach:
+            source, copied = call.args[position], results[0]
             copy = self._of(source)
             if copy is not None:
                 self._keep(copy, copied, source, lineage, rounded=copied.dtype != source.dtype)
@@ -243,11 +241,10 @@ class ReductionWatch:
 
 def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
     """Accumulator, addend and sign of what an op adds up."""
-    base = call.name.removeprefix("_foreach_").removesuffix("_")
-    if base not in _SIGNS or len(call.args) < 2:
+    if call.weights[:1] != (1,) or len(call.args) < 2:
         return
-    alpha = call.argument("alpha", 1)
-    sign = _SIGNS[base] * (float(alpha) if isinstance(alpha, (int, float)) else 1.0)
+    weight = call.weights[1]
+    sign = float(weight) if isinstance(weight, (int, float)) else 1.0
     first, second = call.args[:2]
     if isinstance(first, (list, tuple)):
         if isinstance(second, (list, tuple)) and len(first) == len(second):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,19 +24,6 @@ _ROUNDINGS = 2.0
 """In spacings of the weight, what rounding may add to an update."""
 
 _TINY = 1e-300
-
-_DIVISORS: Mapping[str, tuple[int | str, ...]] = MappingProxyType(
-    {
-        "div": (1,),
-        "addcdiv": (2,),
-        "reciprocal": (0,),
-        "rsqrt": (0,),
-        "_fused_adam": ("exp_avg_sqs", "max_exp_avg_sqs"),
-        "_fused_adamw": ("exp_avg_sqs", "max_exp_avg_sqs"),
-        "_fused_adagrad": ("state_sums",),
-    }
-)
-"""By op, the arguments that it divides by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +90,8 @@ class MomentWatch:
 
     def before(self, call: Call, lineage: Lineage) -> None:
         """Note the origins of what an op divides by."""
-        base = call.name.removeprefix("_foreach_").removesuffix("_")
-        for key in _DIVISORS.get(base, ()):
-            value = call.argument(key) if isinstance(key, str) else call.args[key] if len(call.args) > key else None
-            for tensor in leaves(value):
+        for name in call.traits.divides:
+            for tensor in leaves(call.argument(name)):
                 self._divisors |= lineage.form(tensor).mask
 
     def after(self, call: Call, lineage: Lineage, place: Any) -> None:

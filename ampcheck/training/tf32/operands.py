@@ -16,6 +16,7 @@ from ampcheck.core.check import LISTED
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.ops.traits import traits
 from ampcheck.torchtools.modes import DispatchMode
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import op_name, users_line
@@ -30,12 +31,6 @@ _WIDEST = 16
 
 _MEASURED = 32
 """Products that are computed again in float64; further ones are only counted."""
-
-_PRODUCTS = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::convolution"), 0),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), 1),
-}
-"""Ops that multiply and sum, by the position of the first of the two operands."""
 
 _KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_", "aten::detach", "aten::alias"}
 """Ops on floats whose result may still be the rounded values, as their bits show where they are multiplied."""
@@ -131,7 +126,7 @@ class OperandMode(DispatchMode):
             flat = torch.empty(0, device=whole.device).set_(storage, 0, (storage.nbytes() // 4,), (1,))
             self._origins.put(whole, _Origin(flat.clone(), [False]))  # a copy: the bits may be changed in place
         out = func(*args, **kwargs)
-        if name in _PRODUCTS:
+        if traits(func).contracts and traits(func).factors:
             self._multiply(name, func, args, kwargs, out)
         elif len(self._origins) and isinstance(out, torch.Tensor):
             self._follow(name, func, args, kwargs, out)
@@ -164,11 +159,11 @@ class OperandMode(DispatchMode):
         kept.of(out).copy_(values)
         self._origins.put(out, kept)
 
-    def _multiply(self, name: str, func: object, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def _multiply(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
             return
         self._products += 1
-        pair = args[_PRODUCTS[name] :][:2]
+        pair = args[traits(func).factors[0] :][:2]
         origins = [
             (tensor, origin, _lost_bits(tensor, origin.of(tensor)))
             for tensor in pair
