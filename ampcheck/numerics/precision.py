@@ -86,10 +86,12 @@ def _counts(fault: Fault, limits: Limits) -> bool:
 def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
     seen, where = fault.examination, fault.where
     if fault.kind == faults.DECISION:
-        how = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else fault.note
+        far = f"by up to {min(seen.error, 1.0):.2g} of the values" if seen.error > seen.limit else ""
+        decides = fault.note or op_text(stats, where)
+        cause = f"; {op_text(stats, where)} in {fault.dtype} rounds away what ranks them" if fault.note else ""
         message = (
             f"decisions must be those of float64 unless rounding explains the difference; {fault.elements:,} of "
-            f"{fault.numel:,} of {op_text(stats, where)} differ, {how or 'more than near ties explain'}"
+            f"{fault.numel:,} of {decides} differ, {far or 'more than near ties explain'}{cause}"
         )
     elif fault.kind == faults.BOUND:
         message = (

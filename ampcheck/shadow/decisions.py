@@ -82,7 +82,8 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     """The decisions of an op that ran and that its exact inputs would have taken otherwise; None where all are honest.
 
     The error is how far the worst lies beyond a tie, relative to the values that were compared; the limit is what an
-    honest error may turn. blurred: what rounded away the differences between the values before.
+    honest error may turn. blurred: what rounded away the differences between the values before, and is at fault where
+    many decisions turn by it; the note then says which op decides.
     """
     unit = max((store.of(t).unit for t in call.inputs), default=0.0)
     if unit < JUDGED_UNIT:
@@ -110,8 +111,10 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     seen = Examination(margins.margin.numel(), error=float(worst.max()), limit=limit)
     ends = _beyond_range(call)
     fault = fault_at(COLLISION if skipped or ends else DECISION, call, call.inputs[0], seen)
-    note = f"{place_of(blurred.where)} rounds away what ranks them" if blurred is not None and many else ""
-    return replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=ends or note)
+    fault = replace(fault, elements=int(wrong.sum()), amax_in=largest_of(call.inputs[0]), note=ends)
+    if blurred is not None and many and fault.kind == DECISION:
+        return replace(fault, where=blurred.where, note=place_of(fault.where).removeprefix("aten::"))
+    return fault
 
 
 def _beyond_range(call: Call) -> str:

@@ -19,6 +19,9 @@ _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
 _DECIDES = 0.5
 """The part of the values from which a bound decides: most of them."""
 
+_SMALLEST = frozenset(value for form in FORMATS.values() for value in (2 * form.unit_roundoff, form.smallest_normal))
+"""The spacing at 1 and the smallest normal number of each format."""
+
 _ENDS = frozenset(form.max for form in FORMATS.values() if form.name not in ("float32", "float64"))
 
 
@@ -38,7 +41,7 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
     if value is None:
         return None
     low, high = _bounds(call)
-    if low is not None and 0 < low <= _LARGEST_FLOOR:
+    if low is not None and (0 < low <= _LARGEST_FLOOR or low in _SMALLEST):
         beyond, judged, is_end = (value < low) & (value > 0), value != 0, False
     elif high in _ENDS:
         beyond, judged, is_end = value.abs() > high, value != 0, True

@@ -99,6 +99,8 @@ class Judge:
         self._reached = Reached()
         self._recurrence = Recurrence()
         self._lost: dict[int, Fault] = {}  # by the companions of what it was added to
+        self._unheld: set[Key] = set()
+        self._compensates = False
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -202,11 +204,12 @@ class Judge:
     def _lose_update(self, call: Call, *, persists: bool) -> None:
         """Record what is added to 16-bit values that do not hold it. persists: to a weight, or to data that entered;
         other values may be those of a weight once they are used."""
-        if (lost := _lost_update(call)) > _LOST_UPDATE:
+        if not self._compensates and (lost := _lost_update(call)) > _LOST_UPDATE:
             seen = Examination(call.written[0].numel(), error=lost, limit=_LOST_UPDATE, impact=lost)
             note = "most of what is added is below half of the spacing of the values, which stay as they were"
             fault = replace(fault_at(faults.DRIFT, call, call.written[0], seen), note=note)
             if persists:
+                self._unheld.add(fault.key)
                 self._add(fault, "what it was added to")
             else:
                 self._lost[id(call.before[0])] = fault
@@ -215,6 +218,7 @@ class Judge:
         for tensor, companions in zip(call.inputs, call.before, strict=True):
             used = tensor if tensor._base is None else tensor._base
             if used.requires_grad and used.is_leaf and (fault := self._lost.pop(id(companions), None)):
+                self._unheld.add(fault.key)
                 self._add(fault, "what it was added to")
 
     def _heals(self, key: Key) -> bool:
@@ -302,6 +306,10 @@ class Judge:
         doubtful = not single and (seen_at_once.ill or not seen_at_once.within)
         if doubtful and not inherited and (sort := own_error(call, tensor, self._store)):
             self._suspects.add(companions, sort, fault_at(faults.CANCELLATION, call, tensor, Examination(0)))
+            if sort == TAKEN:  # the code looks at what arrived, and adds the rest later
+                self._compensates = True
+                for key in self._unheld:
+                    self._faults.pop(key, None)
             return
         known = {ILL, ERROR, TAKEN} & companions.suspects.keys()
         if seen_at_once.ill and not known and float32_keeps(call, tensor, self._store):
