@@ -191,7 +191,7 @@ def test_of_the_examples_that_fail_the_last_is_told(sample: pytest.Pytester, sec
             judge("fail" if x > 37 else "pass", message=f"x is {x}")
         """
     )
-    lines = section(sample.runpytest("-n0", "--ampcheck"))
+    lines = section(sample.runpytest("-n0", "--ampcheck", "--tb=no"))
     assert [line for line in lines if line.startswith("  x is")] == ["  x is 38"]
     assert ": 1 failed, " in " ".join(lines)
 
