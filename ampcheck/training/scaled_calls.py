@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError, as_result
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
@@ -89,22 +90,18 @@ def _repeat(
     recorder, stopper = Recorder(loop), Stopper()
     end, since = id(sys._getframe()), 0
 
-    def counting(original: Callable[..., object]) -> Callable[..., object]:
-        def backward(*args: Any, **kwargs: Any) -> object:
-            nonlocal since
-            before = len(recorder.events)
-            if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
-                stopper.stop()
-            if any(event.act in OF_STEPS for event in recorder.events[since:]):
-                recorder.step, since = recorder.step + 1, before
-            result = original(*args, **kwargs)
-            if any(event.act is Act.BACKWARD for event in recorder.events[before:]):
-                loop.look(sys._getframe(1), end)
-                if run.overflowed is None and _has_nonfinite(loop):
-                    run.overflowed = recorder.step
-            return result
-
-        return backward
+    def backward(*_: object, **__: object) -> Iterator[None]:
+        nonlocal since
+        before = len(recorder.events)
+        if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
+            stopper.stop()
+        if any(event.act in OF_STEPS for event in recorder.events[since:]):
+            recorder.step, since = recorder.step + 1, before
+        yield
+        if any(event.act is Act.BACKWARD for event in recorder.events[before:]):
+            loop.look(sys._getframe(1), end)
+            if run.overflowed is None and _has_nonfinite(loop):
+                run.overflowed = recorder.step
 
     def before_step(optimizer: torch.optim.Optimizer) -> None:
         loop.note("optimizer", optimizer)
@@ -121,7 +118,7 @@ def _repeat(
         invariance.collected(loop, recorder, name) as run,
     ):
         try:
-            with replaced(torch.autograd, "_engine_run_backward", counting):
+            with subscribed(backward=backward):
                 call()
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
             if not stopper.raised:

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
@@ -19,6 +18,7 @@ from ampcheck.autocast.guards.region_source import switches_on
 from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.modes import in_this_thread
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.threads import wrapped_threads
@@ -32,8 +32,7 @@ def _enabled_states() -> tuple[State, ...]:
     return tuple(state for state in states if state.dtype is not None)
 
 
-@contextmanager
-def backward_and_steps(recorder: Recorder) -> Iterator[None]:
+def backward_and_steps(recorder: Recorder) -> AbstractContextManager[None]:
     """Count backward passes and optimizer steps, and record those inside a region."""
 
     def record(what: str, differentiable: bool = False) -> None:
@@ -47,23 +46,13 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             where = site.where("backward" if what == "backward calls" else "update")
             recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
-    def make(run: Function) -> Function:
-        def backward(*args: object, **kwargs: object) -> object:
-            if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
-                record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
-            if recorder.active:
-                recorder.casts.differentiated(args[:1])
-            return run(*args, **kwargs)
+    def backward(*args: object, **_: object) -> None:
+        if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
+            record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
+        if recorder.active:
+            recorder.casts.differentiated(args[:1])
 
-        return backward
-
-    # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
-    with replaced(torch.autograd, "_engine_run_backward", make):
-        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
-        try:
-            yield
-        finally:
-            handle.remove()
+    return subscribed(backward=backward, optimizer_step=lambda *_, **__: record("optimizer steps"))
 
 
 @contextmanager

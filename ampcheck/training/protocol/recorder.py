@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.shadow.memory import dtype_name
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools import patching
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.pytree import tensors
@@ -103,7 +103,6 @@ class Recorder:
             *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
             *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
             *((owner, name, self._clip) for name in clips for owner in modules_with(name)),
-            (torch.autograd, "_engine_run_backward", self._backward),
             (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
             (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
             (torch, "save", self._save),
@@ -112,7 +111,7 @@ class Recorder:
         with ExitStack() as stack:
             for owner, name, wrapper in wrappers:
                 stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
-            stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
+            stack.enter_context(subscribed(backward=self._backward, optimizer_step=self._optimizer_step))
             yield
 
     @contextmanager
@@ -232,9 +231,7 @@ class Recorder:
         self._add(act, **self._of(scaler))
         return result
 
-    def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _optimizer_step(self, optimizer: _Optimizer, *_: object, **__: object) -> None:
         inside = self._inside_scaler
         with torch.no_grad(), _disable_current_modes():
             for seen in self._before_step:
@@ -267,12 +264,14 @@ class Recorder:
             self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, optimizers=of)
         return result
 
-    def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
+    def _backward(self, t_outputs: object, *args: object, **kwargs: object) -> Iterator[None] | None:
         if is_transformed():  # its values may not be looked at
             self._add(Act.GRAD)
-            return original(t_outputs, *args, **kwargs)
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
-            return original(t_outputs, *args, **kwargs)
+        elif torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
+            return self._outermost_backward(t_outputs, *args, **kwargs)
+        return None
+
+    def _outermost_backward(self, t_outputs: object, *args: object, **kwargs: object) -> Iterator[None]:
         scaled, who, scale = self._scaling_of(t_outputs)
         own_gradients = bool(args) and are_own(args[0])
         facts: dict[str, Any] = {
@@ -283,9 +282,9 @@ class Recorder:
             "create_graph": len(args) > 2 and args[2] is True,
         }
         if not kwargs.get("accumulate_grad", False):
-            result = original(t_outputs, *args, **kwargs)
+            yield
             self._add(Act.GRAD, **facts)
-            return result
+            return
         if self.on_backward is not None and not own_gradients:
             self.on_backward(t_outputs, scale)
         self._look(in_pass=True)
@@ -296,14 +295,13 @@ class Recorder:
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
-        result = original(t_outputs, *args, **kwargs)
+        yield
         self._look()
         touched = tuple(name for name, o in self._optimizers.items() if versions_of(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
         facts["low"], self.low = self.low, ()
         self._add(Act.BACKWARD, optimizers=touched, **facts)
-        return result
 
     def _scaling_of(self, outputs: object) -> tuple[bool | None, str, float | None]:
         """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
