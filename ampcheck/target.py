@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -53,14 +53,11 @@ def _long_training_noted(target: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _as_script(target: str) -> Iterator[None]:
+def _as_script(target: str) -> AbstractContextManager[None]:
     """Code of the target that reads the command line sees its file's name alone, and none of ampcheck's options."""
-    own, sys.argv = sys.argv, [target.rpartition(":")[0] or target]
-    try:
-        yield
-    finally:
-        sys.argv = own
+    from ampcheck.torchtools.patching import attribute
+
+    return attribute(sys, "argv", [target.rpartition(":")[0] or target])
 
 
 def _needs_cuda(error: UsageError, target: str, device: str) -> Finding | None:

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import nesting, raw_autocast
-from ampcheck.stream.calls import subscribed
+from ampcheck.stream.calls import close_raised_steps, subscribed
 from ampcheck.torchtools.global_state import AUTOCAST_DEVICES
 from ampcheck.torchtools.patching import replaced
 
@@ -57,8 +57,7 @@ class Circumstances:
             with models_in(self._dtype) if self._half else nullcontext():
                 yield
         finally:
-            for device in self._enabled:  # a step that raised has left it off
-                torch.set_autocast_enabled(device, True)
+            close_raised_steps()  # they have left autocast off
 
     def _without_autocast(self, *_: object, **__: object) -> Iterator[None]:
         """Switch our autocast off in this thread; a region that is open inside of ours is the test's own."""

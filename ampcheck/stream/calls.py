@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from traceback import walk_stack
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -16,115 +17,66 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import ObservedCall, Observer, observed, observing, replaced
 from ampcheck.torchtools.source import is_users
 
-Subscriber: TypeAlias = Callable[..., Iterator[None] | None]
-"""Gets the arguments of a call before it. A generator function goes on after it, with the result: `result = yield`."""
-
-_Place: TypeAlias = tuple[Any, str]
 _lock = threading.RLock()
 
 
-class _Call:
-    """A call that runs, known by its first argument, and what its subscribers do after it. frame: of a step."""
-
-    def __init__(self, first: object, frame: FrameType | None = None) -> None:
-        self.first, self.frame = first, frame
-        self._after: list[tuple[Subscriber, Any]] = []
-
-    def begin(self, subscribers: Iterable[Subscriber], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run what stands before each `yield`."""
-        for subscriber in subscribers:
-            if (after := subscriber(*args, **kwargs)) is not None:
-                next(after)
-                self._after.append((subscriber, after))
-
-    def end(self, result: object) -> None:
-        """Run what stands after each `yield`."""
-        for _, after in self._after:
-            with suppress(StopIteration):
-                after.send(result)
-
-    def close(self, subscriber: Subscriber | None = None) -> None:
-        """Close the generators, or those of one subscriber, that have not ended."""
-        for known, after in self._after:
-            if subscriber is None or known == subscriber:
-                after.close()
-
-
-class _Running(threading.local):
-    """The calls of one kind that run in this thread, the outermost first."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-
-
 class _Kind:
-    """The subscribers to one kind of call.
+    """The subscribers to one kind of call. places: the functions, each by its owner and name."""
 
-    places: the functions, each by its owner and name. iterators: whether an argument may be one, which is then read
-    once for all.
-    """
+    def __init__(self, places: Callable[[], Iterable[tuple[Any, str]]]) -> None:
+        self.places = places
+        self._subscribers: tuple[Observer, ...] = ()
+        self._hooks, self._wrappers = ExitStack(), list[object]()
+        self._threads = threading.local()
 
-    def __init__(self, places: Callable[[], Iterable[_Place]], *, iterators: bool = False) -> None:
-        self._places, self._iterators = places, iterators
-        self._subscribers: tuple[Subscriber, ...] = ()
-        self._hooked: dict[_Place, object] = {}
-        self._hooks, self._running = ExitStack(), _Running()
+    @property
+    def _running(self) -> list[Any]:
+        """The first arguments of the calls that run in this thread, the outermost first."""
+        calls: list[Any] = self._threads.__dict__.setdefault("calls", [])
+        return calls
 
     @contextmanager
-    def subscribed(self, subscriber: Subscriber) -> Iterator[None]:
+    def subscribed(self, subscriber: Observer) -> Iterator[None]:
         """Call `subscriber` around each call."""
         with _lock:
             self._hook()
-            self._subscribers += (subscriber,)
+            self._subscribers = (*self._subscribers, subscriber)
         try:
             yield
         finally:
             with _lock:
-                remaining = list(self._subscribers)
-                remaining.remove(subscriber)
-                self._subscribers = tuple(remaining)
-                self._left(subscriber)
-                if not remaining:
+                number = self._subscribers.index(subscriber)
+                self._subscribers = self._subscribers[:number] + self._subscribers[number + 1 :]
+                if not self._subscribers:
                     self._hooks.close()
-                    self._hooked.clear()
+                    self._wrappers.clear()
 
     def _hook(self) -> None:
-        """Hook the functions that are not hooked yet, as those of a class that is new."""
-        for owner, name in self._places():
-            if getattr(owner, name) not in self._hooked.values():
+        for owner, name in self.places():  # a class may be new
+            if getattr(owner, name) not in self._wrappers:
                 self._hooks.enter_context(replaced(owner, name, self._make))
-                self._hooked[owner, name] = getattr(owner, name)
-
-    def _left(self, subscriber: Subscriber) -> None:
-        pass
+                self._wrappers.append(getattr(owner, name))
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        observed = observing(lambda: self._subscribers, original)
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            calls = self._running.calls
-            if any(known.first is first for known in calls for first in args[:1]):
+            if args and any(first is args[0] for first in self._running):
                 return original(*args, **kwargs)  # a method that calls the one that it overrides
-            if self._iterators:
-                args = tuple(map(_read, args))
-                kwargs = {name: _read(value) for name, value in kwargs.items()}
-            call = _Call(args[0] if args else None)
-            calls.append(call)
+            self._running.append(args[0] if args else None)
             try:
-                call.begin(self._subscribers, args, kwargs)
-                result = original(*args, **kwargs)
-                call.end(result)
+                return observed(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
             finally:
-                calls.remove(call)
-                call.close()
-            return result
+                self._running.pop()
 
         return run
 
 
 class _Steps(_Kind):
-    """The subscribers to the steps of all optimizers, or of one. They have no result, and may raise unseen."""
+    """The subscribers to the steps of all optimizers, or of one. registers: of the hooks before and after a step."""
 
     def __init__(self, *registers: Callable[[Any], RemovableHandle]) -> None:
         super().__init__(tuple)
@@ -132,96 +84,86 @@ class _Steps(_Kind):
 
     def _hook(self) -> None:
         if not self._subscribers:
+            self._hooks.callback(self.close_raised, ())
             for register, hook in zip(self._registers, (self._before, self._after), strict=True):
                 self._hooks.callback(register(hook).remove)
 
-    def _left(self, subscriber: Subscriber) -> None:
-        for call in self._running.calls:
-            call.close(subscriber)
-        if not self._subscribers:
-            self._running = _Running()
+    def close_raised(self, frames: Collection[FrameType]) -> None:
+        """Close the steps of this thread whose frame is none of `frames`."""
+        while self._running and self._running[-1][0] not in frames:
+            self._running.pop()[1].close()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
-            calls, frame = self._running.calls, sys._getframe(1)
-            while calls and not _runs(calls[-1].frame, frame):
-                calls.pop().close()
-            calls.append(_Call(optimizer, frame))
-            calls[-1].begin(self._subscribers, args, kwargs)
+            frames = [frame for frame, _ in walk_stack(sys._getframe(1))]
+            self.close_raised(frames)
+            self._running.append((frames[0], call := ObservedCall()))
+            call.begin(self._subscribers, args, kwargs)
 
-    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        calls = self._running.calls
-        if not torch.compiler.is_compiling() and any(call.first is optimizer for call in calls):
-            while (call := calls.pop()).first is not optimizer:
-                call.close()  # it raised
-            call.end(None)
-
-
-def _runs(frame: FrameType | None, inside: FrameType | None) -> bool:
-    """Whether a frame is `inside` or one of its callers."""
-    while inside is not None and inside is not frame:
-        inside = inside.f_back
-    return inside is not None
+    def _after(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            frames = [frame for frame, _ in walk_stack(sys._getframe(1))]
+            self.close_raised(frames)
+            if self._running and self._running[-1][0] is frames[0]:
+                self._running.pop()[1].end()
 
 
 def _read(value: Any) -> Any:
-    return list(value) if isinstance(value, Iterator) else value
+    """An iterator of parameters is read once for all; a file is left alone."""
+    return list(value) if isinstance(value, Iterator) and not hasattr(value, "read") else value
 
 
-def _methods(kind: type, name: str) -> list[_Place]:
+def _methods(kind: type, name: str) -> Iterator[tuple[Any, str]]:
     """Where a class and all classes below it define a method."""
+    if name in vars(kind):
+        yield kind, name
     direct: list[type] = type.__subclasses__(kind)
-    below = (place for part in direct for place in _methods(part, name))
-    return list(dict.fromkeys((*([(kind, name)] if name in vars(kind) else ()), *below)))
+    for part in direct:
+        yield from _methods(part, name)
 
 
-def _clips() -> Iterator[_Place]:
+def _clips() -> Iterator[tuple[Any, str]]:
     """Where the functions that clip are looked up: PyTorch's own modules, and the user's that imported them."""
+    own = (torch.nn.utils, torch.nn.utils.clip_grad)
     for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-        if (original := getattr(torch.nn.utils, name, None)) is not None:
-            # Thousands of modules are loaded, few import the function: where a file lies is asked of those alone.
-            importing = [m for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is original]
-            own = (torch.nn.utils, torch.nn.utils.clip_grad)
-            users = (m for m in importing if isinstance(file := getattr(m, "__file__", None), str) and is_users(file))
-            yield from ((module, name) for module in (*own, *users) if vars(module).get(name) is original)
+        # Thousands of modules are loaded, few import the function: where a file lies is asked of those alone.
+        if original := getattr(torch.nn.utils, name, None):
+            holders = [m for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is original]
+            yield from ((m, name) for m in holders if m in own or is_users(getattr(m, "__file__", None) or "<"))
 
 
-_REGION, _SCALER = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
+_STEPS = _Steps(register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+_OF_SCALERS = ("get_scale", "scale", "unscale_", "step", "update", "state_dict", "load_state_dict")
 _KINDS: dict[str, _Kind] = {
-    "optimizer_step": _Steps(register_optimizer_step_pre_hook, register_optimizer_step_post_hook),
+    "optimizer_step": _STEPS,
     "optimizer_load": _Kind(lambda: [(Optimizer, "load_state_dict")]),
     "backward": _Kind(lambda: [(torch.autograd, "_engine_run_backward")]),
     "saved_hooks_entered": _Kind(lambda: [(torch.autograd.graph.saved_tensors_hooks, "__enter__")]),
-    "region_made": _Kind(lambda: [(_REGION, "__init__")]),
-    "region_entered": _Kind(lambda: [(_REGION, "__enter__")]),
-    "region_left": _Kind(lambda: [(_REGION, "__exit__")]),
-    "scaler_get_scale": _Kind(partial(_methods, _SCALER, "get_scale")),
-    "scaler_scale": _Kind(partial(_methods, _SCALER, "scale")),
-    "scaler_unscale": _Kind(partial(_methods, _SCALER, "unscale_")),
-    "scaler_step": _Kind(partial(_methods, _SCALER, "step")),
-    "scaler_update": _Kind(partial(_methods, _SCALER, "update")),
-    "scaler_save": _Kind(partial(_methods, _SCALER, "state_dict")),
-    "scaler_load": _Kind(partial(_methods, _SCALER, "load_state_dict")),
+    "region_made": _Kind(lambda: [(torch.autocast, "__init__")]),
+    "region_entered": _Kind(lambda: [(torch.autocast, "__enter__")]),
+    "region_left": _Kind(lambda: [(torch.autocast, "__exit__")]),
+    "scaler_made": _Kind(lambda: [(torch.amp.GradScaler, "__init__")]),
+    **{f"scaler_{name.rstrip('_')}": _Kind(partial(_methods, torch.amp.GradScaler, name)) for name in _OF_SCALERS},
     "scheduler_step": _Kind(partial(_methods, LRScheduler, "step")),
-    "clip": _Kind(_clips, iterators=True),
+    "clip": _Kind(_clips),
     "save": _Kind(lambda: [(torch, "save")]),
 }
 
 
 @contextmanager
-def subscribed(**subscribers: Subscriber) -> Iterator[None]:
+def subscribed(**subscribers: Observer) -> Iterator[None]:
     """Subscribe to calls of PyTorch, each by the name of its kind, in every thread, while the block runs.
 
     Subscribers run in the order in which they subscribed, before the call and after it. Who subscribes within a call
-    gets the next one. A subscriber that raises ends the call. A generator is closed where the call raises: code that is
-    to run nevertheless stands in a ``finally``. The step of an optimizer that raises is closed later, before the next
-    step or at the end of the subscription, which also closes a step that runs. A method that calls the one that it
-    overrides is one call. Steps that a compiler traces are not reported.
+    gets the next one; who leaves within it still gets its end. A subscriber that raises ends the call. Where the call
+    raises, generators are closed (``finally`` runs); those of an optimizer's step later, by :func:`close_raised_steps`,
+    the next step, or when the last subscriber leaves. A method that calls the one that it overrides is one call. Steps
+    that a compiler traces are not reported.
 
     The kinds are ``optimizer_step`` and ``optimizer_load``; ``backward``, every run of the autograd engine;
     ``saved_hooks_entered``; ``region_made``, ``region_entered`` and ``region_left``, of :class:`torch.autocast`;
-    ``scaler_get_scale``, ``scaler_scale``, ``scaler_unscale``, ``scaler_step``, ``scaler_update``, ``scaler_save`` and
-    ``scaler_load``, of :class:`torch.amp.GradScaler`; ``scheduler_step``; ``clip``; and ``save``.
+    ``scaler_made``, and ``scaler_...`` for each method of :class:`torch.amp.GradScaler`; ``scheduler_step``; ``clip``;
+    and ``save``, of :func:`torch.save`.
 
     Raises:
         KeyError: there is no such kind.
@@ -232,6 +174,17 @@ def subscribed(**subscribers: Subscriber) -> Iterator[None]:
         yield
 
 
-def steps_of(optimizer: Optimizer, subscriber: Subscriber) -> AbstractContextManager[None]:
+def steps_of(optimizer: Optimizer, subscriber: Observer) -> AbstractContextManager[None]:
     """Subscribe to the steps of one optimizer: after the hooks that it has, which may change its gradients."""
     return _Steps(optimizer.register_step_pre_hook, optimizer.register_step_post_hook).subscribed(subscriber)
+
+
+def close_raised_steps() -> None:
+    """Close the steps of this thread that raised; outside of any step."""
+    _STEPS.close_raised(())
+
+
+def method_of(kind: type, name: str, subscriber: Observer) -> AbstractContextManager[None]:
+    """Subscribe to a method of a class, as that of a scaler that is none of PyTorch's."""
+    owner = next(part for part in kind.__mro__ if name in vars(part))
+    return observed(owner, name, subscriber)

@@ -103,10 +103,11 @@ def _repeat(
             if run.overflowed is None and _has_nonfinite(loop):
                 run.overflowed = recorder.step
 
-    def before_step(optimizer: torch.optim.Optimizer) -> None:
-        loop.note("optimizer", optimizer)
-        loop.look(sys._getframe(1), end)
-        recorder.name_parts()
+    def before_step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            loop.note("optimizer", optimizer)
+            loop.look(sys._getframe(1), end)
+            recorder.name_parts()
 
     for scaler in reached.scalers.values():
         if scaler.is_enabled():
@@ -114,7 +115,7 @@ def _repeat(
     with (
         _scaled(growth),
         _without_ranks(),
-        recorder.before_step(before_step),
+        subscribed(optimizer_step=before_step),
         invariance.collected(loop, recorder, name) as run,
     ):
         try:
@@ -136,25 +137,19 @@ def _has_nonfinite(loop: RunningLoop) -> bool:
 @contextmanager
 def _scaled(growth: tuple[float, int]) -> Iterator[None]:
     """Let every GradScaler that is made inside, or that is given its state, go on with another scale."""
-
     sets = False
 
-    def setting(original: Callable[..., object]) -> Callable[..., object]:
-        def method(scaler: Any, *args: object, **kwargs: object) -> object:
-            nonlocal sets
-            result = original(scaler, *args, **kwargs)
-            if not sets and scaler.is_enabled():
-                sets = True
-                try:
-                    invariance.set_scale(scaler, *growth)
-                finally:
-                    sets = False
-            return result
+    def changed(scaler: Any, *_: object, **__: object) -> Iterator[None]:
+        nonlocal sets
+        yield
+        if not sets and scaler.is_enabled():
+            sets = True
+            try:
+                invariance.set_scale(scaler, *growth)
+            finally:
+                sets = False
 
-        return method
-
-    kind = torch.amp.GradScaler
-    with replaced(kind, "__init__", setting), replaced(kind, "load_state_dict", setting):
+    with subscribed(scaler_made=changed, scaler_load_state_dict=changed):
         yield
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from torch.optim import optimizer as hooks_of_all
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from ampcheck.stream import calls
-from ampcheck.stream.calls import Subscriber, steps_of, subscribed
+from ampcheck.stream.calls import steps_of, subscribed
+from ampcheck.torchtools.patching import Observer
 
 REGION, SCALER = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
 
@@ -38,10 +41,10 @@ def nothing_left() -> Iterator[None]:
     before = hooked()
     yield
     assert hooked() == before
-    assert not any(kind._subscribers or kind._running.calls for kind in calls._KINDS.values())
+    assert not any(kind._subscribers or kind._running or kind._wrappers for kind in calls._KINDS.values())
 
 
-def around(seen: list[str], name: str) -> Subscriber:
+def around(seen: list[str], name: str) -> Observer:
     def subscriber(*_: object, **__: object) -> Iterator[None]:
         seen.append(f"{name} before")
         ended = False
@@ -289,3 +292,26 @@ def test_subscriptions_may_end_in_any_order() -> None:
 def test_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(KeyError, match="backwards"), subscribed(backwards=lambda: None):
         pass
+
+
+HOOKS = ("register_optimizer_step_p", "register_step_p", "_engine_run_backward", "profile_hook_step")
+WRAPPED = re.compile(
+    r"(replaced|observed)\(\s*(torch\.(amp|autocast|optim|save|autograd|nn\.utils)|module\.autocast|kind\b|\w*optim|"
+    r"GradScaler|LRScheduler)"
+)
+ELSEWHERE = {
+    "autocast/asked.py": "raises where the user's code asks for CUDA",
+    "autocast/emulate.py": "regions act on another device",
+    "autocast/placement.py": "backward passes run in the mode that places tensors",
+    "autocast/guards/call_sites.py": "knows the engine's frame by its name",
+    "numerics/run.py": "runs the engine itself",
+    "torchtools/origin.py": "knows the engine's frame by its code",
+    "torchtools/regions.py": "changes what the exit of a region does, below the stream",
+}
+
+
+def test_only_the_stream_hooks_these_calls() -> None:
+    package = Path(calls.__file__).parents[1]
+    sources = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
+    hooking = {p for p, text in sources.items() if any(name in text for name in HOOKS) or WRAPPED.search(text)}
+    assert hooking == {"stream/calls.py", *ELSEWHERE}

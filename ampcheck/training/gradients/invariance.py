@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.snapshot import Snapshot
@@ -225,12 +226,14 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
                 key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                 run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
-    def correct(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+    def step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+        with torch.no_grad(), _disable_current_modes():
+            keep(optimizer)
         yield
         for parameter in parameters_of(optimizer):
             shadow.correct(local(parameter))
 
-    with subscribed(optimizer_step=correct), quiet(), recorder.listening(), shadow, recorder.before_step(keep):
+    with subscribed(optimizer_step=step), quiet(), recorder.listening(), shadow:
         yield run
     run.scaled = recorder.scaled
 

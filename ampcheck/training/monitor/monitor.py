@@ -15,8 +15,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.shadow.memory import dtype_name
-from ampcheck.stream.calls import steps_of
-from ampcheck.torchtools.patching import replaced
+from ampcheck.stream.calls import method_of, steps_of
 from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
@@ -102,10 +101,8 @@ class TrainingMonitor:
             for steps in self._steps:
                 stack.enter_context(steps_of(steps.optimizer, partial(self._step, steps)))
             if self.scaler is not None:
-                # Of the class, not of the object: a scaler may be copied or pickled inside the block.
-                for name, wrapper in (("step", self._scaler_step), ("update", self._scaler_update)):
-                    owner = next(kind for kind in type(self.scaler).__mro__ if name in vars(kind))
-                    stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
+                for name, subscriber in (("step", self._scaler_step), ("update", self._scaler_update)):
+                    stack.enter_context(method_of(type(self.scaler), name, subscriber))
             if self._calls is not None:
                 stack.enter_context(self._calls.recording())
             yield
@@ -147,12 +144,9 @@ class TrainingMonitor:
             steps.guarded = True
             steps.skips.append(found_inf)
         measured = steps.taken % self.every == 0
-        if measured:
-            yield from self._measured(steps, any(map(callable, (*args, *kwargs.values()))), found_inf)
-            steps.measured += 1
-        else:
-            yield
-        steps.taken += 1
+        closure = any(map(callable, (*args, *kwargs.values())))
+        yield from self._measured(steps, closure, found_inf) if measured else (None,)
+        steps.measured, steps.taken = steps.measured + measured, steps.taken + 1
         self._ended(steps)
         if measured and steps is self._steps[0] and self._followers:
             scale = self._scale()
@@ -230,14 +224,14 @@ class TrainingMonitor:
         scale: torch.Tensor | None = getattr(self.scaler, "_scale", None)
         return scale
 
-    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         known = scaler is self.scaler and scaler.is_enabled()
         steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
-            return original(scaler, optimizer, *args, **kwargs)
+            return
         steps.stepped = False
         before = len(steps.skips)
-        result = original(scaler, optimizer, *args, **kwargs)
+        yield
         if len(steps.skips) == before:  # an optimizer that does not skip by itself
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
@@ -245,17 +239,15 @@ class TrainingMonitor:
                 grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
                 steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
             self._ended(steps)
-        return result
 
-    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
         if scaler is not self.scaler or not scaler.is_enabled():
-            return original(scaler, *args, **kwargs)
+            return
         if not len(self._scales) and (scale := self._scale()) is not None:
             self._scales.append(scale)
-        result = original(scaler, *args, **kwargs)
+        yield
         if (scale := self._scale()) is not None:
             self._scales.append(scale)
-        return result
 
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""
