@@ -42,22 +42,19 @@ def load_placed(target: str, device: str, *, trains: bool = False, arguments: Se
 @contextmanager
 def _long_training_noted(target: str) -> Iterator[None]:
     """Hours of training may end in a value that is no subject: what to do instead is said after the first steps."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
+    from ampcheck.stream.calls import subscribed
     from ampcheck.training.loop import STEPS
 
     steps = count(1)
 
-    def note(*_: object) -> None:
+    def note(*_: object, **__: object) -> Iterator[None]:
+        yield
         if next(steps) == STEPS + 1:
             text = "trains while it is loaded, unobserved and to its end; to judge its training, interrupt it and name"
             print(f"ampcheck: {target} {text} a function that trains and returns nothing", file=sys.stderr, flush=True)
 
-    hook = register_optimizer_step_post_hook(note)
-    try:
+    with subscribed(optimizer_step=note):
         yield
-    finally:
-        hook.remove()
 
 
 @contextmanager

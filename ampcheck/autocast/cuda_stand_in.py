@@ -20,7 +20,7 @@ from torch._guards import TracingContext
 
 from ampcheck.autocast.gpus import GPU, GPUS, THREADS
 from ampcheck.autocast.graph_replay import CUDAGraph, graph
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import attribute, once_imported, replaced
 
 KINDS = ("cuda", "xpu", "mps")
 """The types of devices that code may ask for."""
@@ -281,7 +281,7 @@ def stand_in(kind: str, gpu: str = "") -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_restore, *before)
         _replace(stack, [torch.accelerator] if hasattr(torch, "accelerator") else [], _of_accelerator())
-        stack.enter_context(_attribute(torch, "Generator", _Generator))
+        stack.enter_context(attribute(torch, "Generator", _Generator))
         _replace_parallel(stack)
         functions = _functions(GPUS[gpu or "a100"])
         if kind == "cuda":
@@ -308,12 +308,12 @@ def _replace_cuda(stack: ExitStack, functions: dict[str, Callable[..., Any]]) ->
     for name, kind in kinds.items():
         for module in (torch.cuda, torch.cuda.streams, torch.cuda.graphs):
             if name in vars(module):
-                stack.enter_context(_attribute(module, name, kind))
-    stack.enter_context(_attribute(torch.cuda, "default_generators", (torch.default_generator,)))
-    stack.enter_context(_attribute(torch.cuda.nvtx, "_nvtx", _Anything()))
+                stack.enter_context(attribute(module, name, kind))
+    stack.enter_context(attribute(torch.cuda, "default_generators", (torch.default_generator,)))
+    stack.enter_context(attribute(torch.cuda.nvtx, "_nvtx", _Anything()))
     for name in [name for name in vars(torch.cuda) if name.endswith("Tensor")]:
         kind = _TensorType(name, (), {"__module__": "torch.cuda"})
-        stack.enter_context(_attribute(torch.cuda, name, kind))
+        stack.enter_context(attribute(torch.cuda, name, kind))
 
 
 def _replace_other(stack: ExitStack, kind: str, functions: dict[str, Callable[..., Any]]) -> None:
@@ -324,7 +324,7 @@ def _replace_other(stack: ExitStack, kind: str, functions: dict[str, Callable[..
     _replace(stack, owners, {**known, **dict.fromkeys(_MEMORY_OF_MPS, _zero), "is_built": _is_available})
     for name, stands_in in {"Event": Event, "Stream": Stream}.items():
         if hasattr(module, name):
-            stack.enter_context(_attribute(module, name, stands_in))
+            stack.enter_context(attribute(module, name, stands_in))
 
 
 def _replace(stack: ExitStack, modules: Iterable[Any], functions: dict[str, Callable[..., Any]]) -> None:
@@ -336,16 +336,6 @@ def _replace(stack: ExitStack, modules: Iterable[Any], functions: dict[str, Call
 
 def _instead(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     return function
-
-
-@contextmanager
-def _attribute(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _replace_parallel(stack: ExitStack) -> None:

@@ -29,7 +29,7 @@ from ampcheck.autocast.state import autocast_key, device_type, nesting, register
 from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools import dynamo
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import observed, replaced
 from ampcheck.torchtools.regions import is_abandoned
 
 _P = ParamSpec("_P")
@@ -231,38 +231,30 @@ class Emulation:
 
             return __init__
 
-        def make_enter(original: Callable[..., object]) -> Callable[..., object]:
-            def __enter__(region: torch.autocast) -> object:  # noqa: N807
-                moved = device != "cpu" and region.device == device and region not in arguments
-                if moved:
-                    self.made_before += not region._enabled
-                    region.device = "cpu"
-                mirrored = region.device == "cpu" and device != "cpu"
-                before = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) if mirrored else None
-                region.__dict__.setdefault("_ampcheck_before", []).append((before, moved))
-                result = original(region)
-                if mirrored:
-                    torch.set_autocast_dtype(device, region.fast_dtype)
-                    torch.set_autocast_enabled(device, region._enabled)
-                return result
+        def enter(region: torch.autocast) -> Iterator[None]:
+            moved = device != "cpu" and region.device == device and region not in arguments
+            if moved:
+                self.made_before += not region._enabled
+                region.device = "cpu"
+            mirrored = region.device == "cpu" and device != "cpu"
+            before = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) if mirrored else None
+            region.__dict__.setdefault("_ampcheck_before", []).append((before, moved))
+            yield
+            if mirrored:
+                torch.set_autocast_dtype(device, region.fast_dtype)
+                torch.set_autocast_enabled(device, region._enabled)
 
-            return __enter__
-
-        def make_exit(original: Callable[..., object]) -> Callable[..., object]:
-            def __exit__(region: torch.autocast, *exc: object) -> object:  # noqa: N807
-                result = original(region, *exc)
-                stack = region.__dict__.get("_ampcheck_before")
-                before, moved = stack.pop() if stack else (None, False)
-                if before is not None and not is_abandoned(region):
-                    torch.set_autocast_enabled(device, before[0])
-                    torch.set_autocast_dtype(device, before[1])
-                if moved:
-                    region.device = device
-                if nesting() == 0:
-                    self._cache.clear()
-                return result
-
-            return __exit__
+        def leave(region: torch.autocast, *_: object) -> Iterator[None]:
+            yield
+            stack = region.__dict__.get("_ampcheck_before")
+            before, moved = stack.pop() if stack else (None, False)
+            if before is not None and not is_abandoned(region):
+                torch.set_autocast_enabled(device, before[0])
+                torch.set_autocast_dtype(device, before[1])
+            if moved:
+                region.device = device
+            if nesting() == 0:
+                self._cache.clear()
 
         def make_cast(original: Callable[..., object]) -> Callable[..., object]:
             def cast(value: object, kind: str, dtype: torch.dtype) -> object:
@@ -271,12 +263,9 @@ class Emulation:
 
             return cast
 
-        def make_clear(original: Callable[..., object]) -> Callable[..., object]:
-            def clear() -> None:
-                original()
-                self._cache.clear()
-
-            return clear
+        def clear() -> Iterator[None]:
+            yield
+            self._cache.clear()
 
         def restore() -> None:
             with warnings.catch_warnings():
@@ -286,10 +275,11 @@ class Emulation:
 
         with ExitStack() as stack:
             stack.callback(restore)  # last, with PyTorch's own functions
-            for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
-                stack.enter_context(replaced(module.autocast, name, make))
+            stack.enter_context(replaced(module.autocast, "__init__", make_init))
+            stack.enter_context(observed(module.autocast, "__enter__", enter))
+            stack.enter_context(observed(module.autocast, "__exit__", leave))
             stack.enter_context(replaced(module, "_cast", make_cast))
-            stack.enter_context(replaced(torch, "clear_autocast_cache", make_clear))
+            stack.enter_context(observed(torch, "clear_autocast_cache", clear))
             yield
 
 

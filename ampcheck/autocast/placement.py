@@ -38,7 +38,7 @@ from ampcheck.autocast.cuda_devices import (
     tensors,
 )
 from ampcheck.autocast.cuda_stand_in import KINDS, current_device, placed_kind
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import observed, once_imported, replaced
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 _CPU = torch.device("cpu")
@@ -295,7 +295,7 @@ _SHARING = frozenset({torch.as_tensor, torch.asarray})
 def _replacements(kind: str, gpu: str) -> Iterator[Any]:
     """The functions that `torch.cuda` and others get inside."""
     yield cuda_stand_in.stand_in(kind, gpu)
-    yield replaced(_device.DeviceContext, "__init__", _make_default)
+    yield observed(_device.DeviceContext, "__init__", _choose_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
     yield once_imported("torch.utils.checkpoint", _checkpoints)
@@ -342,12 +342,8 @@ def _checkpoints(module: Any) -> Iterator[None]:
         describe["default"], chosen._default_device_type = original, device_type
 
 
-def _make_default(original: Callable[..., None]) -> Callable[..., None]:
+def _choose_default(context: Any, device: Any) -> Iterator[None]:
     """`torch.set_default_device("cuda")` and `with torch.device("cuda")`: it is the mode that places."""
-
-    def __init__(context: Any, device: Any) -> None:  # noqa: N807
-        original(context, device)
-        if context.device.type == placed_kind():
-            context.device = _DEFAULT
-
-    return __init__
+    yield
+    if context.device.type == placed_kind():
+        context.device = _DEFAULT

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import nesting, raw_autocast
+from ampcheck.stream.calls import close_raised_steps, subscribed
 from ampcheck.torchtools.global_state import AUTOCAST_DEVICES
 from ampcheck.torchtools.patching import replaced
 
@@ -33,11 +33,10 @@ class Circumstances:
         self._device = device.partition(":")[0]
         self._depth = 0
         self._enabled: list[str] = []
-        self._suspensions: list[list[str]] = []
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Enter this before a watch begins: the hooks of optimizers come before its own."""
+        """Enter this before a watch begins, which then sees steps and backward passes as they run here."""
         with ExitStack() as stack:
             if self._device != "cpu" and not _is_here(self._device):
                 stack.enter_context(emulate(self._device, None if self._half else self._dtype))
@@ -49,43 +48,29 @@ class Circumstances:
             torch.set_autocast_cache_enabled(kept and self._half)
             self._depth = nesting()
             self._enabled = [device for device in AUTOCAST_DEVICES if _is_enabled(device)]
-            stack.callback(register_optimizer_step_pre_hook(lambda *_: self._suspend()).remove)
-            stack.callback(register_optimizer_step_post_hook(lambda *_: self._resume()).remove)
+            stack.enter_context(subscribed(optimizer_step=self._without_autocast, backward=self._without_autocast))
             yield
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Enter this inside the watch: it then sees backward passes as they run here, and the casts of models."""
-        with replaced(torch.autograd, "_engine_run_backward", self._without_autocast), ExitStack() as stack:
-            if self._half:
-                stack.enter_context(models_in(self._dtype))
-            try:
+        """Enter this inside the watch: it then sees the casts of models."""
+        try:
+            with models_in(self._dtype) if self._half else nullcontext():
                 yield
-            finally:
-                while self._suspensions:  # of a step that raised
-                    self._resume()
+        finally:
+            close_raised_steps()  # they have left autocast off
 
-    def _without_autocast(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._suspend()
-            try:
-                return run(*args, **kwargs)
-            finally:
-                self._resume()
-
-        return backward
-
-    def _suspend(self) -> None:
+    def _without_autocast(self, *_: object, **__: object) -> Iterator[None]:
         """Switch our autocast off in this thread; a region that is open inside of ours is the test's own."""
         ours = self._enabled if nesting() == self._depth else []
         switched = [device for device in ours if _is_enabled(device)]
         for device in switched:
             torch.set_autocast_enabled(device, False)
-        self._suspensions.append(switched)
-
-    def _resume(self) -> None:
-        for device in self._suspensions.pop() if self._suspensions else ():
-            torch.set_autocast_enabled(device, True)
+        try:
+            yield
+        finally:
+            for device in switched:
+                torch.set_autocast_enabled(device, True)
 
 
 def _is_here(device: str) -> bool:

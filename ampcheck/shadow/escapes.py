@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch.jit import _builtins
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from ampcheck.torchtools.patching import around_exports, once_imported, originals, replaced
+from ampcheck.torchtools.patching import around_exports, attribute, observed, once_imported, originals, replaced
 
 _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
@@ -35,28 +35,19 @@ def watched_escapes(
     """Call `escaped` for every tensor that leaves, before it does, and with whether its memory leaves with it; and
     `entered` for every one that `torch.from_numpy` makes."""
 
-    def leaving(original: Callable[..., Any], shared: bool) -> Callable[..., Any]:
-        def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if _is_followed(tensor):
-                escaped(tensor, shared)
-            return original(tensor, *args, **kwargs)
+    def leave(shared: bool, tensor: torch.Tensor, *_: object, **__: object) -> None:
+        if _is_followed(tensor):
+            escaped(tensor, shared)
 
-        return leave
-
-    def entering(original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(*args: Any, **kwargs: Any) -> Any:
-            tensor = original(*args, **kwargs)
-            if _is_followed(tensor):
-                entered(tensor)
-            return tensor
-
-        return enter
+    def enter(*_: object, **__: object) -> Generator[None, torch.Tensor, None]:
+        tensor = yield
+        if _is_followed(tensor):
+            entered(tensor)
 
     with ExitStack() as patches:
         for name in _SHARED + _COPIED:
-            make = partial(leaving, shared=name in _SHARED)
-            patches.enter_context(replaced(torch.Tensor, name, make))
-        patches.enter_context(replaced(torch, "from_numpy", entering))
+            patches.enter_context(observed(torch.Tensor, name, partial(leave, name in _SHARED)))
+        patches.enter_context(observed(torch, "from_numpy", enter))
         yield
 
 
@@ -65,18 +56,9 @@ def eager_flex_attention() -> AbstractContextManager[None]:
     return once_imported("torch.nn.attention.flex_attention", _called_directly)
 
 
-@contextmanager
-def _called_directly(module: ModuleType) -> Iterator[None]:
+def _called_directly(module: ModuleType) -> AbstractContextManager[None]:
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    if not hasattr(module, name):
-        yield
-        return
-    before = getattr(module, name)
-    setattr(module, name, True)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+    return attribute(module, name, True) if hasattr(module, name) else nullcontext()
 
 
 @contextmanager

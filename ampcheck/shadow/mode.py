@@ -39,6 +39,7 @@ from ampcheck.shadow.rowwise import row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
 from ampcheck.torchtools.origin import Origin, Origins
@@ -100,13 +101,11 @@ class Shadow(DispatchMode):
         self.until = float("inf")
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
-        self._model = model
+        self._model, self._renews = model, renews
         self._steps = Steps(self.store, lambda: self._scopes.roots, self.reach, self.renew)
         self._scopes = Scopes(
             model,
             everywhere=model is None,
-            on_step=self._steps.begin,
-            on_stepped=self._steps.end if renews else None,
             on_evaluation=self._steps.evaluate if renews else None,
             on_output=self._after_root,
         )
@@ -118,8 +117,9 @@ class Shadow(DispatchMode):
         escapes = watched_escapes(self._escaped, self._entered)
         threads = watched_threads(self, self.store, self.unruled)
         eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
+        scopes = self._scopes.watched(), subscribed(optimizer_step=self._step) if self._model is None else _NOTHING
         with ExitStack() as opening:
-            for context in (self._scopes.watched(), literals_by_ops(), escapes, exports_of_the_user(), threads, *eager):
+            for context in (*scopes, literals_by_ops(), escapes, exports_of_the_user(), threads, *eager):
                 opening.enter_context(context)
             super().__enter__()
             self._open = opening.pop_all()
@@ -185,6 +185,13 @@ class Shadow(DispatchMode):
             parameters = dict(root.named_parameters())
             self.reach({**parameters, **dict(root.named_buffers())}, gradients_of(parameters))
         self.judge.reach_ends()
+
+    def _step(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+        self._steps.begin(optimizer)
+        with self._scopes.updating():
+            yield
+        if self._renews:
+            self._steps.end(optimizer)
 
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}

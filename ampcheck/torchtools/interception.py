@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from ampcheck.torchtools.dynamo import DISABLED, without_autograd_cache
-from ampcheck.torchtools.patching import once_imported, replaced
+from ampcheck.torchtools.patching import attribute, observed, once_imported
 from ampcheck.torchtools.pytree import tensors
 
 Runnable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -148,12 +148,8 @@ def intercepted(handler: Handler) -> Iterator[None]:
 
         return compile_fx(model, inputs, inner, *args, **kwargs)
 
-    inductor.compile_fx = replaced  # type: ignore[assignment]
-    try:
-        with without_autograd_cache():
-            yield
-    finally:
-        inductor.compile_fx = compile_fx
+    with attribute(inductor, "compile_fx", replaced), without_autograd_cache():
+        yield
 
 
 def is_intercepted() -> bool:
@@ -169,17 +165,10 @@ def calls_of_compile(called: Callable[[Any], None]) -> AbstractContextManager[No
     Of `module.compile()` that is a bound method of the module. Dynamo is not imported, which takes a second.
     """
 
-    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(context: Any, function: Any) -> Any:
-            called(function)
-            return original(context, function)
+    def observe(module: types.ModuleType) -> AbstractContextManager[None]:
+        return observed(module.eval_frame.OptimizeContext, "__call__", lambda context, function: called(function))
 
-        return compile
-
-    def replace(module: types.ModuleType) -> AbstractContextManager[None]:
-        return replaced(module.eval_frame.OptimizeContext, "__call__", recording)
-
-    return once_imported("torch._dynamo", replace)
+    return once_imported("torch._dynamo", observe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +250,9 @@ def _counting() -> AbstractContextManager[object]:
     return nullcontext() if hasattr(utils, "CompileEventLogger") else utils.get_metrics_context()
 
 
-@contextmanager
-def _without_donation() -> Iterator[None]:
+def _without_donation() -> AbstractContextManager[None]:
     metadata = _metadata()
-    before = getattr(metadata, "bw_donated_idxs", None)
-    if before:
-        metadata.bw_donated_idxs = []
-    try:
-        yield
-    finally:
-        if before:
-            metadata.bw_donated_idxs = before
+    return attribute(metadata, "bw_donated_idxs", []) if getattr(metadata, "bw_donated_idxs", None) else nullcontext()
 
 
 def _sources(model: object) -> list[str]:

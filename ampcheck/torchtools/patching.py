@@ -7,12 +7,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import _disable_current_modes
+
+Observer: TypeAlias = Callable[..., Iterator[None] | None]
+"""Gets the arguments of a call before it. A generator function goes on after it, with the result: `result = yield`."""
 
 _INHERITED = object()
 
@@ -98,6 +101,51 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
                     del _patches[owner, name]
 
 
+class ObservedCall(list[Any]):
+    """What the observers of one call do before it, and the generators of what they do after it."""
+
+    def begin(self, observers: Iterable[Observer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run what stands before each `yield`."""
+        for observer in observers:
+            after: Any = observer(*args, **kwargs)
+            with suppress(StopIteration):
+                if after is not None:
+                    next(after)
+                    self.append(after)
+
+    def end(self, result: object = None) -> None:
+        """Run what stands after each `yield`."""
+        for after in self:
+            with suppress(StopIteration):
+                after.send(result)
+
+    def close(self) -> None:
+        """Close the generators that have not ended."""
+        for after in self:
+            after.close()
+
+
+def observing(observers: Callable[[], Iterable[Observer]], original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, with the observers that there are when it is called."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = ObservedCall()
+        try:
+            call.begin(observers(), args, kwargs)
+            result = original(*args, **kwargs)
+            call.end(result)
+        finally:
+            call.close()
+        return result
+
+    return run
+
+
+def observed(owner: object, name: str, *observers: Observer) -> AbstractContextManager[None]:
+    """Call observers around each call of `owner.name`."""
+    return replaced(owner, name, functools.partial(observing, lambda: observers))
+
+
 @contextmanager
 def originals(functions: Iterable[tuple[object, str]]) -> Iterator[None]:
     """Inside, the functions `owner.name` are not replaced."""
@@ -117,14 +165,11 @@ def originals(functions: Iterable[tuple[object, str]]) -> Iterator[None]:
 def around_exports(enter: Callable[[], AbstractContextManager[object]]) -> AbstractContextManager[None]:
     """Strict exports run inside `enter()`, which takes away what Dynamo would capture: hooks, functions replaced."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def export(*args: Any, **kwargs: Any) -> Any:
-            with enter():
-                return original(*args, **kwargs)
+    def export(*_: object, **__: object) -> Iterator[None]:
+        with enter():
+            yield
 
-        return export
-
-    return once_imported("torch.export._trace", lambda module: replaced(module, "_export_to_torch_ir", make))
+    return once_imported("torch.export._trace", lambda module: observed(module, "_export_to_torch_ir", export))
 
 
 @contextmanager
@@ -171,6 +216,17 @@ class _Finder:
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+@contextmanager
+def attribute(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Set `owner.name` inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.patching import observed
 
 
 class _Abandoned:
@@ -49,27 +49,17 @@ def abandoned_regions() -> Iterator[None]:
     """
     thread, entered = threading.get_ident(), list[torch.autocast]()
 
-    def make_enter(original: Callable[..., object]) -> Callable[..., object]:
-        def __enter__(region: torch.autocast) -> object:  # noqa: N807
-            result = original(region)
-            if threading.get_ident() == thread:
-                entered.append(region)
-            return result
+    def enter(region: torch.autocast) -> Iterator[None]:
+        yield
+        if threading.get_ident() == thread:
+            entered.append(region)
 
-        return __enter__
-
-    def make_exit(original: Callable[..., object]) -> Callable[..., object]:
-        def __exit__(region: torch.autocast, *exc: object) -> object:  # noqa: N807
-            if region in entered:  # in whichever thread
-                entered.remove(region)
-            return original(region, *exc)
-
-        return __exit__
+    def leave(region: torch.autocast, *_: object) -> None:
+        if region in entered:  # in whichever thread
+            entered.remove(region)
 
     try:
-        with ExitStack() as stack:
-            for name, make in (("__enter__", make_enter), ("__exit__", make_exit)):
-                stack.enter_context(replaced(torch.amp.autocast_mode.autocast, name, make))
+        with observed(torch.autocast, "__enter__", enter), observed(torch.autocast, "__exit__", leave):
             yield
     finally:
         for region in entered:

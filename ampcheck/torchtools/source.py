@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ampcheck.core.errors import UsageError, as_result, brief
@@ -77,9 +76,8 @@ def _ignore(*_: object) -> None:
 class Scopes:
     """The module of a model that runs in this thread, from hooks on every module.
 
-    everywhere: follow the modules of any model instead, by their paths in the outermost module that runs, and the
-    optimizers, whose steps are of phase `update`. on_step, on_stepped: called with an optimizer before and after its
-    step; on_evaluation: where an outermost module begins inside a step, as in a closure; on_output: with an outermost
+    everywhere: follow the modules of any model instead, by their paths in the outermost module that runs.
+    on_evaluation: called where an outermost module begins inside a step, as in a closure; on_output: with an outermost
     module and its output. roots: the outermost modules that ran.
     """
 
@@ -88,14 +86,11 @@ class Scopes:
         model: torch.nn.Module | None,
         *,
         everywhere: bool = False,
-        on_step: Callable[[torch.optim.Optimizer], None] | None = None,
-        on_stepped: Callable[[torch.optim.Optimizer], None] | None = None,
         on_evaluation: Callable[[], None] | None = None,
         on_output: Callable[[torch.nn.Module, object], None] | None = None,
     ) -> None:
         self.roots: WeakSet[torch.nn.Module] = WeakSet()
-        self._on_step, self._on_stepped, self._on_output = on_step, on_stepped, on_output
-        self._on_evaluation = on_evaluation
+        self._on_evaluation, self._on_output = on_evaluation, on_output
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -117,6 +112,15 @@ class Scopes:
         return "update" if self._stack.updates else "forward"
 
     @contextmanager
+    def updating(self) -> Iterator[None]:
+        """The step of an optimizer."""
+        self._stack.updates += 1
+        try:
+            yield
+        finally:
+            self._stack.updates -= 1
+
+    @contextmanager
     def watched(self) -> Iterator[None]:
         """Follow the model's modules while the block runs."""
         handles: list[RemovableHandle] = []
@@ -131,7 +135,6 @@ class Scopes:
                 yield
             finally:
                 self._stack.entered.clear()
-                self._stack.updates = 0
 
     def _follow_everything(self) -> list[RemovableHandle]:
         def enter(module: torch.nn.Module, args: object) -> None:
@@ -147,22 +150,7 @@ class Scopes:
             if self._on_output is not None and not self._stack.entered:
                 self._on_output(module, output)
 
-        def start(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            if self._on_step is not None:
-                self._on_step(optimizer)
-            self._stack.updates += 1
-
-        def stop(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            self._stack.updates = max(0, self._stack.updates - 1)
-            if self._on_stepped is not None:
-                self._on_stepped(optimizer)
-
-        return [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(start),
-            register_optimizer_step_post_hook(stop),
-        ]
+        return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
         self._stack.entered.append(name)

@@ -16,11 +16,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import EnoughSteps, as_result
 from ampcheck.shadow.companions import has_companions
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
@@ -173,7 +173,7 @@ class TrainingWatch:
         try:
             with self._hooks as hooks, self.shadow, self.following.lineage:
                 hooks.enter_context(self.recorder.listening())
-                hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+                hooks.enter_context(subscribed(optimizer_step=self._before_step))
                 entering = register_module_forward_pre_hook(self._enter)
                 hooks.enter_context(hooked([entering, register_module_forward_hook(self._leave, always_call=True)]))
                 try:
@@ -195,7 +195,7 @@ class TrainingWatch:
     def _leave(self, module: torch.nn.Module, args: object, output: object) -> None:
         self._inside = max(0, self._inside - 1)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
         with _disable_current_modes():
             self.loop.note("optimizer", optimizer)
             self._begin(sys._getframe(1), len(self.recorder.events) - 1)  # the event of this step is there already

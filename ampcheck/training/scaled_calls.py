@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError, as_result
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
@@ -89,27 +90,24 @@ def _repeat(
     recorder, stopper = Recorder(loop), Stopper()
     end, since = id(sys._getframe()), 0
 
-    def counting(original: Callable[..., object]) -> Callable[..., object]:
-        def backward(*args: Any, **kwargs: Any) -> object:
-            nonlocal since
-            before = len(recorder.events)
-            if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
-                stopper.stop()
-            if any(event.act in OF_STEPS for event in recorder.events[since:]):
-                recorder.step, since = recorder.step + 1, before
-            result = original(*args, **kwargs)
-            if any(event.act is Act.BACKWARD for event in recorder.events[before:]):
-                loop.look(sys._getframe(1), end)
-                if run.overflowed is None and _has_nonfinite(loop):
-                    run.overflowed = recorder.step
-            return result
+    def backward(*_: object, **__: object) -> Iterator[None]:
+        nonlocal since
+        before = len(recorder.events)
+        if sum(event.act is Act.BACKWARD for event in recorder.events) >= passes:
+            stopper.stop()
+        if any(event.act in OF_STEPS for event in recorder.events[since:]):
+            recorder.step, since = recorder.step + 1, before
+        yield
+        if any(event.act is Act.BACKWARD for event in recorder.events[before:]):
+            loop.look(sys._getframe(1), end)
+            if run.overflowed is None and _has_nonfinite(loop):
+                run.overflowed = recorder.step
 
-        return backward
-
-    def before_step(optimizer: torch.optim.Optimizer) -> None:
-        loop.note("optimizer", optimizer)
-        loop.look(sys._getframe(1), end)
-        recorder.name_parts()
+    def before_step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            loop.note("optimizer", optimizer)
+            loop.look(sys._getframe(1), end)
+            recorder.name_parts()
 
     for scaler in reached.scalers.values():
         if scaler.is_enabled():
@@ -117,11 +115,11 @@ def _repeat(
     with (
         _scaled(growth),
         _without_ranks(),
-        recorder.before_step(before_step),
+        subscribed(optimizer_step=before_step),
         invariance.collected(loop, recorder, name) as run,
     ):
         try:
-            with replaced(torch.autograd, "_engine_run_backward", counting):
+            with subscribed(backward=backward):
                 call()
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
             if not stopper.raised:
@@ -139,25 +137,19 @@ def _has_nonfinite(loop: RunningLoop) -> bool:
 @contextmanager
 def _scaled(growth: tuple[float, int]) -> Iterator[None]:
     """Let every GradScaler that is made inside, or that is given its state, go on with another scale."""
-
     sets = False
 
-    def setting(original: Callable[..., object]) -> Callable[..., object]:
-        def method(scaler: Any, *args: object, **kwargs: object) -> object:
-            nonlocal sets
-            result = original(scaler, *args, **kwargs)
-            if not sets and scaler.is_enabled():
-                sets = True
-                try:
-                    invariance.set_scale(scaler, *growth)
-                finally:
-                    sets = False
-            return result
+    def changed(scaler: Any, *_: object, **__: object) -> Iterator[None]:
+        nonlocal sets
+        yield
+        if not sets and scaler.is_enabled():
+            sets = True
+            try:
+                invariance.set_scale(scaler, *growth)
+            finally:
+                sets = False
 
-        return method
-
-    kind = torch.amp.GradScaler
-    with replaced(kind, "__init__", setting), replaced(kind, "load_state_dict", setting):
+    with subscribed(scaler_made=changed, scaler_load_state_dict=changed):
         yield
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.core.errors import EnoughSteps
-from ampcheck.torchtools.patching import replaced
+from ampcheck.stream.calls import subscribed
 
 _CAUGHT = 1000
 """So many exceptions are raised; code that catches them all runs on, and ends by itself."""
@@ -44,28 +40,20 @@ def ended_after(steps: int, function: Callable[[], object]) -> object:
     """
     stopper, taken, passes = Stopper(), 0, 0
 
-    def before_step(*_: object) -> None:
+    def before_step(*_: object, **__: object) -> None:
         nonlocal taken
-        if not torch.compiler.is_compiling():
-            taken += 1
-            if taken > steps:
-                stopper.stop()
+        taken += 1
+        if taken > steps:
+            stopper.stop()
 
-    def counting(original: Callable[..., object]) -> Callable[..., object]:
-        def backward(*args: Any, **kwargs: Any) -> object:
-            nonlocal passes
-            passes += 1
-            if taken >= steps or passes > 8 * steps:
-                stopper.stop()
-            return original(*args, **kwargs)
+    def before_backward(*_: object, accumulate_grad: bool = False, **__: object) -> None:
+        nonlocal passes
+        passes += accumulate_grad  # not torch.autograd.grad
+        if accumulate_grad and (taken >= steps or passes > 8 * steps):
+            stopper.stop()
 
-        return backward
-
-    hook = register_optimizer_step_pre_hook(before_step)
     try:
-        with replaced(torch.autograd, "backward", counting):
+        with subscribed(optimizer_step=before_step, backward=before_backward):
             return function()
     except EnoughSteps:
         return None
-    finally:
-        hook.remove()

@@ -11,6 +11,7 @@ import torch
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
+from ampcheck.stream import calls
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop
@@ -26,23 +27,17 @@ def loop_of(model, step=lambda number: 0.0):
     return TrainingLoop(as_subject({"model": model, "step": step}))
 
 
-def wrappers(monkeypatch):
-    found = []
-    replaced = recording.replaced
-
-    def noting(owner, name, make):
-        original = vars(owner)[name]
-        found.append((f"{getattr(owner, '__name__', owner)}.{name}", original, make(original), isinstance(owner, type)))
-        return replaced(owner, name, make)
-
-    monkeypatch.setattr(recording, "replaced", noting)
-    with Recorder(loop_of(mlp())).listening():
-        pass
-    return found
+def subscribers(monkeypatch):
+    found = {}
+    monkeypatch.setattr(recording, "subscribed", lambda **kinds: found.update(kinds))
+    Recorder(loop_of(mlp())).listening()
+    for kind, subscriber in found.items():
+        for owner, name in calls._KINDS[kind].places():
+            yield f"{owner.__name__}.{name}", vars(owner)[name], subscriber, isinstance(owner, type)
 
 
-def test_wrappers_take_what_the_originals_take_by_position_and_by_name(monkeypatch):
-    found = wrappers(monkeypatch)
+def test_subscribers_take_what_the_originals_take_by_position_and_by_name(monkeypatch):
+    found = list(subscribers(monkeypatch))
     assert len(found) > 10
     for name, original, wrapper, method in found:
         ours, theirs = inspect.signature(wrapper), inspect.signature(original)
@@ -57,7 +52,8 @@ def test_wrappers_take_what_the_originals_take_by_position_and_by_name(monkeypat
                 kwargs = {one.name: object() for one in rest}
                 theirs.bind(*given, **kwargs)
                 bound = ours.bind(*given, **kwargs)
-                assert kwargs.keys() <= bound.arguments.keys() | bound.arguments.get("kwargs", {}).keys(), name
+                others = bound.arguments.get("kwargs", bound.arguments.get("__", {}))
+                assert kwargs.keys() <= bound.arguments.keys() | others.keys(), name
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
@@ -19,8 +18,8 @@ from ampcheck.autocast.guards.region_source import switches_on
 from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.modes import in_this_thread
-from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.threads import wrapped_threads
 
 Function = Callable[..., object]
@@ -32,8 +31,7 @@ def _enabled_states() -> tuple[State, ...]:
     return tuple(state for state in states if state.dtype is not None)
 
 
-@contextmanager
-def backward_and_steps(recorder: Recorder) -> Iterator[None]:
+def backward_and_steps(recorder: Recorder) -> AbstractContextManager[None]:
     """Count backward passes and optimizer steps, and record those inside a region."""
 
     def record(what: str, differentiable: bool = False) -> None:
@@ -47,66 +45,41 @@ def backward_and_steps(recorder: Recorder) -> Iterator[None]:
             where = site.where("backward" if what == "backward calls" else "update")
             recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
-    def make(run: Function) -> Function:
-        def backward(*args: object, **kwargs: object) -> object:
-            if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
-                record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
-            if recorder.active:
-                recorder.casts.differentiated(args[:1])
-            return run(*args, **kwargs)
+    def backward(*args: object, **_: object) -> None:
+        if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
+            record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
+        if recorder.active:
+            recorder.casts.differentiated(args[:1])
 
-        return backward
-
-    # The one function through which Tensor.backward, autograd.backward and autograd.grad enter the engine.
-    with replaced(torch.autograd, "_engine_run_backward", make):
-        handle = register_optimizer_step_pre_hook(lambda *_: record("optimizer steps"))
-        try:
-            yield
-        finally:
-            handle.remove()
+    return subscribed(backward=backward, optimizer_step=lambda *_, **__: record("optimizer steps"))
 
 
-@contextmanager
-def regions(recorder: Recorder) -> Iterator[None]:
+def regions(recorder: Recorder) -> AbstractContextManager[None]:
     """Count the outermost regions, follow those that a thread is in, and record those of devices that are not there."""
 
-    def make_init(original: Function) -> Function:
-        def __init__(  # noqa: N807
-            self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
-        ) -> None:
-            original(self, device_type, dtype, enabled, cache_enabled)
-            self._ampcheck_explicit = dtype is not None or not enabled
-            self._ampcheck_idle = enabled and not self._enabled and not is_present(self.device)
-
-        return __init__
-
-    def make_enter(original: Function) -> Function:
-        def __enter__(self: Any) -> object:  # noqa: N807
-            if recorder.active and _is_idle(self, sys._getframe(1)):
-                site = call_site(sys._getframe(1), backward=False)
-                recorder.idle[site.where("forward") if site is not None else Where("forward")] = self.device
-            elif recorder.active and nesting() == 0:
-                recorder.regions += 1
-            recorder.thread.regions.append(self)
-            return original(self)
-
-        return __enter__
-
-    def make_exit(original: Function) -> Function:
-        def __exit__(self: torch.autocast, *exc: object) -> object:  # noqa: N807
-            if self in recorder.thread.regions:
-                recorder.thread.regions.remove(self)
-            result = original(self, *exc)
-            if recorder.active and nesting() == 0:
-                recorder.casts.clear()
-            return result
-
-        return __exit__
-
-    with ExitStack() as stack:
-        for name, make in (("__init__", make_init), ("__enter__", make_enter), ("__exit__", make_exit)):
-            stack.enter_context(replaced(torch.amp.autocast_mode.autocast, name, make))
+    def made(
+        region: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
+    ) -> Iterator[None]:
         yield
+        region._ampcheck_explicit = dtype is not None or not enabled
+        region._ampcheck_idle = enabled and not region._enabled and not is_present(region.device)
+
+    def entered(region: Any) -> None:
+        if recorder.active and _is_idle(region, sys._getframe(1)):
+            site = call_site(sys._getframe(1), backward=False)
+            recorder.idle[site.where("forward") if site is not None else Where("forward")] = region.device
+        elif recorder.active and nesting() == 0:
+            recorder.regions += 1
+        recorder.thread.regions.append(region)
+
+    def left(region: torch.autocast, *_: object) -> Iterator[None]:
+        if region in recorder.thread.regions:
+            recorder.thread.regions.remove(region)
+        yield
+        if recorder.active and nesting() == 0:
+            recorder.casts.clear()
+
+    return subscribed(region_made=made, region_entered=entered, region_left=left)
 
 
 def _is_idle(region: Any, frame: FrameType) -> bool:

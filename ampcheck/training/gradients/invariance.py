@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
@@ -225,16 +226,15 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
                 key = (recorder.step, calls[recorder.step], names.get(id(parameter), "?"))
                 run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
-    def correct(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for parameter in parameters_of(optimizer) if not torch.compiler.is_compiling() else ():
+    def step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+        with torch.no_grad(), _disable_current_modes():
+            keep(optimizer)
+        yield
+        for parameter in parameters_of(optimizer):
             shadow.correct(local(parameter))
 
-    hook = register_optimizer_step_post_hook(correct)
-    try:
-        with quiet(), recorder.listening(), shadow, recorder.before_step(keep):
-            yield run
-    finally:
-        hook.remove()
+    with subscribed(optimizer_step=step), quiet(), recorder.listening(), shadow:
+        yield run
     run.scaled = recorder.scaled
 
 

@@ -179,11 +179,6 @@ class GradientWatch:
         start = shadow.ops
         parameters = dict(self._loop.parameters())
         overflowed: set[str] = set()
-        made = False
-
-        def stepped(*_: object) -> None:
-            nonlocal made
-            made = True
 
         def seen(name: str, grad: torch.Tensor) -> None:
             values = _parts(grad, shadow)
@@ -205,9 +200,10 @@ class GradientWatch:
             if (half or grad.dtype is torch.float16) and is_usable(scale):
                 histograms[name] += histogram_of(exact[known] / scale)
 
-        with captured(self._loop, seen), self._recorder.before_step(stepped):
+        with captured(self._loop, seen):
             yield
         own = self._recorder.events[events:]
+        made = any(event.act is Act.OPTIMIZER_STEP for event in own)
         if not losses and not any(event.act is Act.BACKWARD for event in own):
             return  # torch.autograd.grad may have computed gradients of parameters
         scale = self._scale(events)

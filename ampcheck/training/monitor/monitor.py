@@ -15,7 +15,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.shadow.memory import dtype_name
-from ampcheck.torchtools.patching import replaced
+from ampcheck.stream.calls import method_of, steps_of
 from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
@@ -40,8 +40,7 @@ Follower = Callable[[int, float | None], None]
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of one optimizer. stepped: whether it was stepped in the current `scaler.step`. closure: whether the
-    current step computes its gradients itself."""
+    """The steps of one optimizer. stepped: whether it was stepped in the current `scaler.step`."""
 
     name: str
     optimizer: torch.optim.Optimizer
@@ -50,10 +49,8 @@ class _Steps:
     number: int = 0
     stepped: bool = False
     guarded: bool = False
-    closure: bool = False
     rates: Series = field(default_factory=Series)
     skips: Series = field(default_factory=Series)
-    entries: list[Entry] | None = None
     culprits: list[tuple[list[int], list[PendingHealth | Unmeasured]]] = field(default_factory=list)
 
     def stats(self) -> OptimizerStats:
@@ -102,13 +99,10 @@ class TrainingMonitor:
         with ExitStack() as stack:
             stack.callback(self._leave)
             for steps in self._steps:
-                stack.callback(steps.optimizer.register_step_pre_hook(partial(self._before_step, steps)).remove)
-                stack.callback(steps.optimizer.register_step_post_hook(partial(self._after_step, steps)).remove)
+                stack.enter_context(steps_of(steps.optimizer, partial(self._step, steps)))
             if self.scaler is not None:
-                # Of the class, not of the object: a scaler may be copied or pickled inside the block.
-                for name, wrapper in (("step", self._scaler_step), ("update", self._scaler_update)):
-                    owner = next(kind for kind in type(self.scaler).__mro__ if name in vars(kind))
-                    stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
+                for name, subscriber in (("step", self._scaler_step), ("update", self._scaler_update)):
+                    stack.enter_context(method_of(type(self.scaler), name, subscriber))
             if self._calls is not None:
                 stack.enter_context(self._calls.recording())
             yield
@@ -122,8 +116,6 @@ class TrainingMonitor:
     def _leave(self) -> None:
         self._compare()
         self._alive.clear()
-        for steps in self._steps:
-            steps.entries = None
         self._keys.clear()
         self._updates.forget()
 
@@ -145,53 +137,45 @@ class TrainingMonitor:
             self._alive[key] = steps, tensor
         return key
 
-    def _before_step(
-        self, steps: _Steps, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _step(self, steps: _Steps, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> Iterator[None]:
         steps.stepped = True
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             steps.guarded = True
             steps.skips.append(found_inf)
-        if steps.taken % self.every:
-            return
-        # A closure computes the gradients inside the step: they are there only after it.
-        steps.closure = any(map(callable, (*args[1:], *kwargs.values())))
-        with torch.no_grad():
-            steps.entries = self._entries(steps, found_inf)
-            if not steps.closure:
-                self._measure_gradients(steps, steps.entries)
-
-    def _after_step(self, steps: _Steps, *_: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        entries, steps.entries = steps.entries, None
-        if entries is not None:
-            with torch.no_grad():
-                if steps.closure:
-                    for entry in entries:
-                        entry.gradient = entry.parameter.grad
-                    self._measure_gradients(steps, entries)
-                for entry in entries:
-                    if entry.group is not None:
-                        entry.state = steps.optimizer.state.get(entry.parameter, {})
-                self._updates.add(entries)
-            steps.measured += 1
-        steps.taken += 1
+        measured = steps.taken % self.every == 0
+        closure = any(map(callable, (*args, *kwargs.values())))
+        yield from self._measured(steps, closure, found_inf) if measured else (None,)
+        steps.measured, steps.taken = steps.measured + measured, steps.taken + 1
         self._ended(steps)
-        if entries is not None and steps is self._steps[0] and self._followers:
+        if measured and steps is self._steps[0] and self._followers:
             scale = self._scale()
             for follower in self._followers:
                 follower(steps.number - 1, None if scale is None else float(scale))
+
+    def _measured(self, steps: _Steps, closure: bool, found_inf: torch.Tensor | None) -> Iterator[None]:
+        """Measure a step. closure: it computes the gradients itself, which are there only after it."""
+        with torch.no_grad():
+            entries = self._entries(steps, closure, found_inf)
+            if not closure:
+                self._measure_gradients(steps, entries)
+        yield
+        with torch.no_grad():
+            if closure:
+                for entry in entries:
+                    entry.gradient = entry.parameter.grad
+                self._measure_gradients(steps, entries)
+            for entry in entries:
+                if entry.group is not None:
+                    entry.state = steps.optimizer.state.get(entry.parameter, {})
+            self._updates.add(entries)
 
     def _ended(self, steps: _Steps) -> None:
         steps.number += 1
         if self._calls is not None:
             self._calls.ended()
 
-    def _entries(self, steps: _Steps, found_inf: torch.Tensor | None) -> list[Entry]:
+    def _entries(self, steps: _Steps, closure: bool, found_inf: torch.Tensor | None) -> list[Entry]:
         entries = []
         known = rounds_to_nearest(steps.optimizer)
         for number, group in enumerate(steps.optimizer.param_groups):
@@ -203,7 +187,7 @@ class TrainingMonitor:
                 steps.rates.append(rate)
             for parameter in group["params"]:
                 key = self._key(steps, parameter)
-                moves = (parameter.grad is not None or steps.closure) and parameter.requires_grad
+                moves = (parameter.grad is not None or closure) and parameter.requires_grad
                 before = local(parameter).clone() if moves else None
                 entries.append(Entry(key, parameter, before, parameter.grad, alive, None if known else group))
         return entries
@@ -240,14 +224,14 @@ class TrainingMonitor:
         scale: torch.Tensor | None = getattr(self.scaler, "_scale", None)
         return scale
 
-    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         known = scaler is self.scaler and scaler.is_enabled()
         steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
-            return original(scaler, optimizer, *args, **kwargs)
+            return
         steps.stepped = False
         before = len(steps.skips)
-        result = original(scaler, optimizer, *args, **kwargs)
+        yield
         if len(steps.skips) == before:  # an optimizer that does not skip by itself
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
@@ -255,17 +239,15 @@ class TrainingMonitor:
                 grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
                 steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
             self._ended(steps)
-        return result
 
-    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
         if scaler is not self.scaler or not scaler.is_enabled():
-            return original(scaler, *args, **kwargs)
+            return
         if not len(self._scales) and (scale := self._scale()) is not None:
             self._scales.append(scale)
-        result = original(scaler, *args, **kwargs)
+        yield
         if (scale := self._scale()) is not None:
             self._scales.append(scale)
-        return result
 
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -12,15 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.shadow.memory import dtype_name
-from ampcheck.torchtools import patching
-from ampcheck.torchtools.patching import replaced
+from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import users_line
+from ampcheck.torchtools.source import AMPCHECK, users_line
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
@@ -31,12 +29,11 @@ from ampcheck.training.protocol.optimizer_gradients import (
     gradients_of,
     versions_of,
 )
-from ampcheck.training.protocol.targets import modules_with, with_subclasses
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
 
-_Function: TypeAlias = Callable[..., Any]
+_Call: TypeAlias = Generator[None, Any, None]
 _Scaler: TypeAlias = torch.amp.GradScaler
 _Optimizer: TypeAlias = torch.optim.Optimizer
 
@@ -67,7 +64,6 @@ class Recorder:
         self._paths: dict[int, tuple[object, str]] = {}
         self._optimizers: dict[str, _Optimizer] = {}
         self.name_parts()
-        self._before_step: list[Callable[[_Optimizer], None]] = []
         self._scalings: dict[object, tuple[str, float]] = {}
         self._inside_scaler = self._scaling = False
         self._assigned = AssignedGradients()
@@ -85,44 +81,25 @@ class Recorder:
         for _, optimizer in optimizers:
             self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Record everything inside; all wrappers and hooks are gone afterwards."""
-        of_scalers: dict[str, _Function] = {
-            "get_scale": self._get_scale,
-            "scale": self._scale,
-            "unscale_": self._unscale,
-            "step": self._scaler_step,
-            "update": self._update,
-            "state_dict": partial(self._state, Act.SAVE),
-            "load_state_dict": partial(self._state, Act.LOAD),
-        }
-        scalers, schedulers = with_subclasses(_Scaler), with_subclasses(LRScheduler)
-        clips = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
-        wrappers: list[tuple[object, str, _Function]] = [
-            *((kind, name, wrapper) for kind in scalers for name, wrapper in of_scalers.items() if name in vars(kind)),
-            *((kind, "step", self._schedule) for kind in schedulers if "step" in vars(kind)),
-            *((owner, name, self._clip) for name in clips for owner in modules_with(name)),
-            (torch.autograd, "_engine_run_backward", self._backward),
-            (torch.amp.autocast_mode.autocast, "__enter__", self._enter_autocast),
-            (torch.autograd.graph.saved_tensors_hooks, "__enter__", self._enter_hooks),
-            (torch, "save", self._save),
-            (_Optimizer, "load_state_dict", self._load_optimizer),
-        ]
-        with ExitStack() as stack:
-            for owner, name, wrapper in wrappers:
-                stack.enter_context(replaced(owner, name, partial(partial, wrapper)))
-            stack.callback(register_optimizer_step_pre_hook(self._optimizer_step).remove)
-            yield
-
-    @contextmanager
-    def before_step(self, seen: Callable[[_Optimizer], None]) -> Iterator[None]:
-        """Call `seen` with each optimizer that is about to step. A step may begin in a hook, which can add no other."""
-        self._before_step.append(seen)
-        try:
-            yield
-        finally:
-            self._before_step.remove(seen)
+    def listening(self) -> AbstractContextManager[None]:
+        """Record everything inside."""
+        return subscribed(
+            optimizer_step=self._optimizer_step,
+            optimizer_load=self._load_optimizer,
+            backward=self._backward,
+            saved_hooks_entered=self._enter_hooks,
+            region_entered=self._enter_autocast,
+            scaler_get_scale=self._get_scale,
+            scaler_scale=self._scale,
+            scaler_unscale=self._unscale,
+            scaler_step=self._scaler_step,
+            scaler_update=self._update,
+            scaler_state_dict=partial(self._state, Act.SAVE),
+            scaler_load_state_dict=partial(self._state, Act.LOAD),
+            scheduler_step=self._schedule,
+            clip=self._clip,
+            save=self._save,
+        )
 
     def run(
         self, steps: int, around: Callable[[int], AbstractContextManager[object]] | None = None
@@ -170,14 +147,13 @@ class Recorder:
         self._read = read
         return facts
 
-    def _get_scale(self, original: _Function, scaler: _Scaler) -> object:
-        scale = original(scaler)
+    def _get_scale(self, scaler: _Scaler) -> _Call:
+        scale = yield
         if scaler.is_enabled():
             self.scaled, self._read = True, scale
-        return scale
 
-    def _scale(self, original: _Function, scaler: _Scaler, outputs: object) -> object:
-        result = original(scaler, outputs)
+    def _scale(self, scaler: _Scaler, outputs: object) -> _Call:
+        result = yield
         facts = self._of(scaler)
         if scaler.is_enabled():
             self._scaling = True
@@ -185,9 +161,8 @@ class Recorder:
                 if tensor.grad_fn is not None:
                     self._scalings.setdefault(tensor.grad_fn, (facts["who"], facts["scale"]))
         self._add(Act.SCALE, dtype=dtype_of(outputs), **facts)
-        return result
 
-    def _unscale(self, original: _Function, scaler: _Scaler, optimizer: _Optimizer) -> object:
+    def _unscale(self, scaler: _Scaler, optimizer: _Optimizer) -> None:
         self._overflow(optimizer, scaler.is_enabled())
         if not self._inside_scaler:
             self._look()
@@ -195,22 +170,18 @@ class Recorder:
             cleared = (name,) if self._assigned.since_step(name, optimizer) else ()
             facts = {"optimizers": (name,), "cleared": cleared, "half": self._half(optimizer), **self._of(scaler)}
             self._add(Act.UNSCALE, **facts)
-        return original(scaler, optimizer)
 
-    def _scaler_step(
-        self, original: _Function, scaler: _Scaler, optimizer: _Optimizer, *args: object, **kwargs: object
-    ) -> object:
+    def _scaler_step(self, scaler: _Scaler, optimizer: _Optimizer, *_: object, **__: object) -> _Call:
         self._overflow(optimizer, scaler.is_enabled())
         self._look()
         name = self._path(optimizer, "optimizer")
         facts = {"optimizers": (name,), "half": self._half(optimizer), **self._of(scaler)}
-        before, outer = len(self.events), self._inside_scaler
-        self._inside_scaler, returned = True, False
+        before, returned = len(self.events), False
         try:
-            result = original(scaler, optimizer, *args, **kwargs)
+            with attribute(self, "_inside_scaler", True):
+                yield
             returned = True
         finally:
-            self._inside_scaler = outer
             skipped = returned and scaler.is_enabled()
             if skipped:
                 found = found_inf(scaler, optimizer)
@@ -219,26 +190,18 @@ class Recorder:
             bad = self._nonfinite(optimizer) if skipped else ()
             self._add(Act.SCALER_STEP, skipped=skipped, nonfinite=bad, **facts)
             self._assigned.stepped(name, optimizer)
-        return result
 
-    def _update(self, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
+    def _update(self, scaler: _Scaler, *_: object, **__: object) -> _Call:
         facts = self._of(scaler)
-        result = original(scaler, *args, **kwargs)
+        yield
         self._add(Act.UPDATE, new_scale=scaler.get_scale(), **facts)
-        return result
 
-    def _state(self, act: Act, original: _Function, scaler: _Scaler, *args: object, **kwargs: object) -> object:
-        result = original(scaler, *args, **kwargs)
+    def _state(self, act: Act, scaler: _Scaler, *_: object, **__: object) -> _Call:
+        yield
         self._add(act, **self._of(scaler))
-        return result
 
-    def _optimizer_step(self, optimizer: _Optimizer, args: object, kwargs: object) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _optimizer_step(self, optimizer: _Optimizer, *_: object, **__: object) -> None:
         inside = self._inside_scaler
-        with torch.no_grad(), _disable_current_modes():
-            for seen in self._before_step:
-                seen(optimizer)
         self._look(optimizer)
         self._add(
             Act.OPTIMIZER_STEP,
@@ -249,30 +212,27 @@ class Recorder:
             gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
         )
 
-    def _load_optimizer(self, original: _Function, optimizer: _Optimizer, *args: object, **kwargs: object) -> object:
-        result = original(optimizer, *args, **kwargs)
+    def _load_optimizer(self, optimizer: _Optimizer, *_: object, **__: object) -> _Call:
+        yield
         self._add(Act.LOAD, optimizers=(self._path(optimizer, "optimizer"),))
-        return result
 
-    def _schedule(self, original: _Function, scheduler: LRScheduler, *args: object, **kwargs: object) -> object:
+    def _schedule(self, scheduler: LRScheduler, *_: object, **__: object) -> _Call:
         begins = getattr(scheduler, "last_epoch", None) == 0
-        result = original(scheduler, *args, **kwargs)
+        yield
         caller: FrameType | None = sys._getframe(1)
-        while caller is not None and caller.f_code.co_filename in (__file__, patching.__file__):
+        while caller is not None and caller.f_code.co_filename.startswith(AMPCHECK):
             caller = caller.f_back
         nested = caller is not None and caller.f_code.co_filename == lr_scheduler.__file__
         nested = nested or isinstance(scheduler, ReduceLROnPlateau)  # it follows a metric, not the steps
         if not nested and (optimizer := getattr(scheduler, "optimizer", None)) is not None:
             of = (self._path(optimizer, "optimizer"),)
             self._add(Act.SCHEDULER_STEP, who=self._path(scheduler, "scheduler"), begins=begins, optimizers=of)
-        return result
 
-    def _backward(self, original: _Function, t_outputs: object, *args: object, **kwargs: object) -> object:
+    def _backward(self, t_outputs: object, *args: object, **kwargs: object) -> _Call:
         if is_transformed():  # its values may not be looked at
-            self._add(Act.GRAD)
-            return original(t_outputs, *args, **kwargs)
+            return self._add(Act.GRAD)
         if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
-            return original(t_outputs, *args, **kwargs)
+            return
         scaled, who, scale = self._scaling_of(t_outputs)
         own_gradients = bool(args) and are_own(args[0])
         facts: dict[str, Any] = {
@@ -283,9 +243,9 @@ class Recorder:
             "create_graph": len(args) > 2 and args[2] is True,
         }
         if not kwargs.get("accumulate_grad", False):
-            result = original(t_outputs, *args, **kwargs)
+            yield
             self._add(Act.GRAD, **facts)
-            return result
+            return
         if self.on_backward is not None and not own_gradients:
             self.on_backward(t_outputs, scale)
         self._look(in_pass=True)
@@ -296,14 +256,13 @@ class Recorder:
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
-        result = original(t_outputs, *args, **kwargs)
+        yield
         self._look()
         touched = tuple(name for name, o in self._optimizers.items() if versions_of(o) != before[name])
         for name in touched if self._after_backward else ():
             self._overflow(self._optimizers[name], bool(scaled))
         facts["low"], self.low = self.low, ()
         self._add(Act.BACKWARD, optimizers=touched, **facts)
-        return result
 
     def _scaling_of(self, outputs: object) -> tuple[bool | None, str, float | None]:
         """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
@@ -324,30 +283,23 @@ class Recorder:
             return (True, *next(iter(scalings))) if len(scalings) == 1 else (None, "", None)
         return (None if waiting else False), "", None
 
-    def _enter_autocast(self, original: _Function, region: torch.amp.autocast_mode.autocast) -> object:
+    def _enter_autocast(self, region: torch.autocast) -> None:
         dtype = getattr(region, "fast_dtype", None)
         on = getattr(region, "_enabled", False) and torch.is_grad_enabled()  # an evaluation has no gradients
         if on and isinstance(dtype, torch.dtype) and dtype.itemsize == 2:
             self.low = tuple(dict.fromkeys((*self.low, dtype_name(dtype))))
-        return original(region)
 
-    def _enter_hooks(self, original: _Function, hooks: object) -> object:
+    def _enter_hooks(self, _: object) -> None:
         self._unpacks = True  # reading what a node saved would run the user's hooks, as those of a checkpoint
-        return original(hooks)
 
-    def _clip(
-        self, original: _Function, parameters: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object
-    ) -> object:
-        clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        known = {id(parameter) for parameter in clipped}
+    def _clip(self, parameters: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object) -> None:
+        known = {id(p) for p in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
         optimizers = (name for name, o in self._optimizers.items() if any(id(p) in known for p in parameters_of(o)))
         self._add(Act.CLIP, optimizers=tuple(optimizers), limit=limit_of(args, kwargs), scale=self._read)
-        return original(clipped, *args, **kwargs)
 
-    def _save(self, original: _Function, obj: object, *args: object, **kwargs: object) -> object:
+    def _save(self, obj: object, *_: object, **__: object) -> None:
         if keys := tuple(states_in(obj)):
             self._add(Act.CHECKPOINT, keys=keys)
-        return original(obj, *args, **kwargs)
 
     def _overflow(self, optimizer: _Optimizer, enabled: bool) -> None:
         """Make a gradient infinite, in the step in which this was requested."""

@@ -1,0 +1,1 @@
+"""What PyTorch does while a block runs, for everyone who subscribes to it."""
