@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.ops.traits import traits
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.rules import RULES
+from ampcheck.shadow.rules.registry import RULES
 
 CASTS = {"half", "bfloat16", "float", "chalf", "cfloat"}  # a plain float64 run of these would round; casts are lifted
 # Floating results that are decisions: an integer, a step or a neighbour in the format.

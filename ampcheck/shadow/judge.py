@@ -139,7 +139,7 @@ class Judge:
         if where.phase != "backward" and call.written:
             if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
                 self._update(call)
-            self._lose_update(call, persists=is_weight or not call.before[0].depth)
+            self._lose_update(call, persists=is_weight or not any(c.depth for c in call.before[:1]))
         if self._lost:
             self._use_weights(call)
         after = [self._store.of(tensor) for tensor in results]
@@ -430,9 +430,11 @@ class Judge:
 
 def _lost_update(call: Call) -> float:
     """Which part of what is added to 16-bit values, which have no gradient, they cannot take up."""
-    if call.name not in ("add_", "sub_") or call.args[0].itemsize > 2 or call.args[0].grad is not None:
+    if call.name not in ("add_", "sub_") or call.args[0].itemsize > 2:
         return 0.0
     weight, update = call.args[:2]
+    if weight.is_leaf and weight.grad is not None:  # training, of which `stagnation` judges all steps
+        return 0.0
     if not has_companions(update) or update.numel() <= 1:
         return 0.0
     update = (update.detach().double() * call.argument("alpha", 1)).expand_as(weight)
