@@ -125,7 +125,7 @@ class Judge:
         if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in self._suspects.of(call.before, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
-        for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
+        for suspect in self._suspects.of(call.before[divisors(call)], BOUND) if where.phase != "backward" else ():
             self._accuse(suspect, "what is divided by it")
         results = call.written + call.fresh
         if not results:

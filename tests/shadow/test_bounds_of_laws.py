@@ -139,7 +139,19 @@ def test_a_bound_that_most_values_do_not_keep_is_a_fault(case: Case) -> None:
     assert "bound that decides" in {fault.kind for fault in reaching(case, torch.bfloat16)}
 
 
-@pytest.mark.parametrize("case", [normalized(1.0), normalized(0.0), clamped(100.0)], ids=["above", "zeros", "inside"])
+def confident(dtype: torch.dtype) -> object:
+    """Probabilities of which most are below the floor of their logarithm, whose gradient is divided by them."""
+    logits = (30 * torch.randn(16, 100)).to(dtype).requires_grad_()
+    losses = logits.float().softmax(-1).clamp(min=1e-7).log()
+    losses.sum().backward()
+    return losses
+
+
+@pytest.mark.parametrize(
+    "case",
+    [normalized(1.0), normalized(0.0), clamped(100.0), confident],
+    ids=["above", "zeros", "inside", "logarithm"],
+)
 def test_a_bound_that_guards_is_no_fault(case: Case) -> None:
     assert reaching(case, torch.bfloat16) == []
 
