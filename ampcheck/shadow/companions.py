@@ -49,7 +49,7 @@ class Companions:
     written by themselves. consumed: an op with floating results has read the values. written: an op of this run wrote
     the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
     see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
-    collective wrote the values. gradient: a backward pass made them, and at most a number multiplied them since.
+    collective wrote the values. gradient: a backward pass made them, or they are multiples or averages of such.
     lineage: of what they are a sum. alive: the storage; None for companions of one use, of
     memory read in another format.
     """

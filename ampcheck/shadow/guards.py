@@ -14,7 +14,7 @@ from ampcheck.shadow.cause import fault_at
 from ampcheck.shadow.faults import Fault
 
 _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
-"""The largest floor that is no value of its own: float32 does not tell its square from 0 beside 1."""
+"""The largest floor that counts as a guard: float32 rounds its square away beside 1."""
 
 _DECIDES = 0.5
 """The part of the values from which a bound decides: most of them."""
@@ -58,5 +58,8 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
 
 def _bounds(call: Call) -> tuple[float | None, float | None]:
     """The numbers that are the lower and the upper bound."""
-    low, high = call.argument("min"), call.argument("max")
-    return tuple(bound if isinstance(bound, (int, float)) else None for bound in (low, high))  # type: ignore[return-value]
+    return _number(call.argument("min")), _number(call.argument("max"))
+
+
+def _number(bound: object) -> float | None:
+    return bound if isinstance(bound, (int, float)) else None

@@ -44,6 +44,7 @@ from ampcheck.shadow.suspects import (
     ILL,
     MASKED,
     TAKEN,
+    UNHELD,
     VANISHED,
     Suspects,
     drop,
@@ -98,7 +99,6 @@ class Judge:
         self._suspects = Suspects()
         self._reached = Reached()
         self._recurrence = Recurrence()
-        self._lost: dict[int, Fault] = {}  # by the companions of what it was added to
         self._unheld: set[Key] = set()
         self._compensates = False
 
@@ -140,8 +140,7 @@ class Judge:
             if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
                 self._update(call)
             self._lose_update(call, persists=is_weight or not any(c.depth for c in call.before[:1]))
-        if self._lost:
-            self._use_weights(call)
+        self._use_weights(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
         if not ruled:
@@ -212,14 +211,18 @@ class Judge:
                 self._unheld.add(fault.key)
                 self._add(fault, "what it was added to")
             else:
-                self._lost[id(call.before[0])] = fault
+                self._suspects.add(call.before[0], UNHELD, fault)
 
     def _use_weights(self, call: Call) -> None:
+        """Record what was added in vain to values that turn out to be those of a weight."""
         for tensor, companions in zip(call.inputs, call.before, strict=True):
+            if UNHELD not in companions.suspects or self._compensates:
+                continue
             used = tensor if tensor._base is None else tensor._base
-            if used.requires_grad and used.is_leaf and (fault := self._lost.pop(id(companions), None)):
-                self._unheld.add(fault.key)
-                self._add(fault, "what it was added to")
+            if used.requires_grad and used.is_leaf:
+                for fault in self._suspects.of([companions], UNHELD):
+                    self._unheld.add(fault.key)
+                    self._accuse(fault, "what it was added to")
 
     def _heals(self, key: Key) -> bool:
         """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""

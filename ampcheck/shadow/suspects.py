@@ -11,6 +11,7 @@ A suspect travels with the values, from the place where it happened, until it is
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
   judged.
 - bound: most values are a floor that a clamp gave them. Something may divide by them.
+- unheld: what was added to 16-bit values that did not hold it. They may be those of a weight.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
 
@@ -35,7 +36,8 @@ from ampcheck.shadow.cause import (
 from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
-VANISHED, MASKED, COLLIDED, BLURRED, BOUND = "vanished", "masked", "collided", "blurred", "bound"
+VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
+BOUND, UNHELD = "bound", "unheld"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 _CANCELS = 2.0**30

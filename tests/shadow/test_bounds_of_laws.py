@@ -176,3 +176,19 @@ def test_a_ratio_of_rounded_probabilities_is_a_fault(use: Callable[[torch.Tensor
 def test_the_size_of_the_same_difference_is_no_fault() -> None:
     assert reaching(ratios(torch.bfloat16, lambda difference: difference.abs().max()), torch.bfloat16) == []
     assert reaching(ratios(torch.bfloat16, lambda difference: difference.square().mean().log()), torch.bfloat16) == []
+
+
+def test_what_is_lost_on_a_temporary_value_is_no_fault_of_the_weights_that_come_after_it() -> None:
+    def case(dtype: torch.dtype) -> object:
+        layers = [torch.nn.Linear(32, 32).to(dtype) for _ in range(8)]
+        for layer in layers:
+            temporary = torch.randn(4, 32).to(dtype)
+            temporary.add_((torch.randn(4, 32) * 1e-5).to(dtype))
+            del temporary
+            layer.weight.data.mul_(0.5)
+        values = torch.randn(4, 32).to(dtype)
+        for layer in layers:
+            values = layer(values)
+        return values
+
+    assert not [fault for fault in reaching(case, torch.bfloat16) if fault.kind == "drift"]
