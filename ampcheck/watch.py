@@ -52,8 +52,10 @@ from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.monitor.views import StepValues
 from ampcheck.training.running import TrainingWatch
+from ampcheck.training.values import with_measured
 
 OP_CHECKS = OBSERVABLE
+_EXACTLY = "call watch() with exact=True, or without an optimizer or compiled model"
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
 
 
@@ -87,7 +89,7 @@ class Watched:
     """Watches a block and reports on it; `watch` yields it.
 
     `run` and `stats` can be read inside the block and after it. Reading them waits for the device. shadow: follows
-    every op; None with an optimizer or a compiled model.
+    every op; None without float64.
     """
 
     def __init__(
@@ -154,26 +156,26 @@ class Watched:
     def explain_error(self, tensor: torch.Tensor) -> str:
         """The ops that the error passed through, one per line, starting where it arose.
 
-        Raises `UsageError` where the ops of the block are not watched: with an optimizer or a compiled model.
+        Raises `UsageError` where the ops of the block are not watched.
         """
         if self.shadow is None:
-            raise UsageError(
-                "explain_error needs a watch of every op: call watch() without an optimizer or compiled model"
-            )
+            raise UsageError(f"explain_error needs a watch of every op: {_EXACTLY}")
         return explain_error(self.shadow, tensor)
 
     @property
     def run(self) -> Run:
         """The findings of every selected check, with tables and charts."""
-        runs = []
+        runs = {}
         with _disable_current_modes():  # inside the block our own ops are none of it
             for family, monitor in self._monitors.items():
                 if (stats := monitor.read()) is not None:
-                    runs.append(self._judged(family, monitor.judge(stats)))
-        run = merge(runs)
-        selected = with_causes(
-            f for f in run.findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug)
-        )
+                    runs[family] = self._judged(family, monitor.judge(stats))
+        run = merge(runs.values())
+        findings = run.findings
+        if {"ops", "training"} <= runs.keys():
+            of_ops = [f for family, part in runs.items() if family != "training" for f in part.findings]
+            findings = tuple(with_measured(of_ops, runs["training"].findings))
+        selected = with_causes(f for f in findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
         return replace(run, findings=with_excerpts(selected), title=f"watch of {self._name}")
 
     @property
@@ -214,6 +216,7 @@ def watch(
     *objects: object,
     checks: Collection[str] | None = None,
     every: int = 1,
+    exact: bool | None = None,
     fail_on: str | None = None,
     level: str = "casts",
     graphs: GraphLimits | None = None,
@@ -233,9 +236,15 @@ def watch(
       model, optimizer and scaler are found by what they do. Compiled functions run in eager mode until the block ends.
     - a compiled model or function: the values inside its graphs (`overflow`, `nonfinite-gradient`, `silent-zero`,
       `flush`, `headroom`). `coverage` warns of modules that are not compiled.
-    - an optimizer or several, with the scaler if there is one, and the model: the gradients, updates and loss scale of
-      each step (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), the
-      order of calls in the first 24 steps (`scaler-protocol`, `scheduler-skip`), and the values inside compiled graphs.
+    - an optimizer or several, with the scaler if there is one, and the model: all that is said of an eager model, and
+      of every step, not only the first 24, the gradients, the updates and the loss scale. Without `exact`, these alone
+      (`overflow` of the loss, `nonfinite-gradient`, `gradient-underflow`, `loss-scale`, `stagnation`), the order of
+      calls in the first 24 steps (`scaler-protocol`, `scheduler-skip`), and the values inside compiled graphs: what
+      only a comparison with float64 proves is then a warning at most.
+
+    exact: whether each op is followed in float64, which takes some ten times as long. By default it is, unless the
+    model is compiled, or an optimizer is given with `every` above 1 or a check of graphs; a compiled model that is
+    followed runs in eager mode.
 
     checks: names of checks, by default those above. The checks of autocast and of graphs (`graph-break`, `recompile`,
     `eager-fallback`, `cache-artifacts`, `cudagraph`) can be selected for any object. every: measure each N-th step
@@ -255,7 +264,7 @@ def watch(
     setting, a scaler without an optimizer, and a watch of compiled code inside another.
     """
     require_settings(every, level, fail_on)
-    given = partial(watched, checks=checks, every=every, level=level, graphs=graphs)
+    given = partial(watched, checks=checks, every=every, exact=exact, level=level, graphs=graphs)
     return _Block(partial(given, *objects, limits=limits, name=name, horizon=horizon), fail_on)
 
 
@@ -291,6 +300,7 @@ def watched(
     *objects: object,
     checks: Collection[str] | None = None,
     every: int = 1,
+    exact: bool | None = None,
     level: str = "casts",
     graphs: GraphLimits | None = None,
     limits: Limits | None = None,
@@ -303,8 +313,14 @@ def watched(
     compiled: watch the values inside whatever the block compiles, as for a compiled model.
     """
     model, optimizers, scaler = sort_objects(objects)
-    compiled = compiled or (model is not None and has_compiled_parts(model))
-    families = _families(bool(optimizers), compiled, checks)
+    compiled = not exact and (compiled or (model is not None and has_compiled_parts(model)))
+    wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
+    if exact is None:
+        of_graphs = graphs is not None or not {*COMPILER_CHECKS}.isdisjoint(wanted or ())
+        exact = not compiled and not (optimizers and (every > 1 or of_graphs))
+    if not (exact or compiled or optimizers):
+        raise UsageError("exact=False leaves nothing to watch: pass an optimizer, or a compiled model")
+    families = _families(bool(optimizers), compiled, exact, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
         raise UsageError(f"graphs must be a GraphLimits; found {show(graphs)}")
     if graphs is not None and "graphs" not in families:
@@ -317,8 +333,7 @@ def watched(
             f"{', '.join(COMPILER_CHECKS)} in a block of their own"
         )
     if horizon is not None and parse_integer(horizon, "horizon") and "ops" not in families:
-        raise UsageError("horizon= needs a watch of every op: call watch() without an optimizer or compiled model")
-    wanted = None if checks is None else (checks,) if isinstance(checks, str) else tuple(checks)
+        raise UsageError(f"horizon= needs a watch of every op: {_EXACTLY}")
     plain = dynamo.uncompiled(model)
     model_name = "" if plain is None else getattr(plain, "__name__", type(plain).__name__)
     shown = name or block_name(model_name)
@@ -338,6 +353,9 @@ def watched(
     if "ops" in families:
         shadow = LoopShadow()
         steps = TrainingWatch(shown, STEPS, shadow, ends=False, horizon=horizon)
+        for part, kind in ((plain, "model"), *((o, "optimizer") for o in optimizers), (scaler, "scaler")):
+            if part is not None:
+                steps.loop.note(kind, part)
         judge_ops = partial(judge_block, steps, bounds, wanted)
         monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
@@ -364,13 +382,11 @@ def require_settings(every: int, level: str, fail_on: str | None = None) -> None
     parse_choice(level, "level", [known.value for known in Level])
 
 
-def _families(training: bool, compiled: bool, checks: Collection[str] | None) -> list[str]:
+def _families(training: bool, compiled: bool, exact: bool, checks: Collection[str] | None) -> list[str]:
     """The families of checks that apply to the objects and contain a selected check."""
     applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
-    if training:
-        default = ["training", "values"] if compiled else ["training"]
-    else:
-        default = ["values"] if compiled else ["autocast", "ops"]
+    present = {"autocast": exact, "ops": exact, "values": compiled, "training": training}
+    default = [family for family, is_present in present.items() if is_present]
     slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:

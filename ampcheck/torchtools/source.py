@@ -6,8 +6,9 @@ import os
 import sysconfig
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial, wraps
 from types import CodeType, FrameType
 from typing import ParamSpec, TypeVar
@@ -165,11 +166,23 @@ class Scopes:
 def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Remove hooks at the end. They are off in strict exports, whose graphs would contain them."""
     try:
-        with around_exports(lambda: _without(handles)):
+        with around_exports(lambda: _without(handles)), _unwarned():
             yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """PyTorch says nothing of hooks around compiled modules, which are ours and not the user's."""
+    warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks", UserWarning)
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the user's code may have set filters of its own
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -43,8 +43,8 @@ _DECAYED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` nonzero elements
-    `stuck` hold the same value afterwards."""
+    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` elements that they
+    change in float32 `stuck` hold the same value afterwards."""
 
     factor: float = 1.0
     looked: int = 0
@@ -314,9 +314,9 @@ class Lineage(DispatchMode):
             written.file, written.line = users_line(sys._getframe())
         written.op = op_name(call.op)
         if old is not None:
-            nonzero = old != 0
-            stuck = int((nonzero & (result == old)).sum())
-            written.decay += Decay(scaled, int(nonzero.sum()), stuck, op_name(call.op))
+            moves = old.float() * scaled != old.float()  # what float32 leaves as well, no format of 16 bits lost
+            stuck = int((moves & (result == old)).sum())
+            written.decay += Decay(scaled, int(moves.sum()), stuck, op_name(call.op))
 
     def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""

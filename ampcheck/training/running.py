@@ -207,7 +207,11 @@ class TrainingWatch:
             if loss is not None:
                 self._loss = float(loss) / (scale or 1.0)
                 if has_companions(loss):
-                    self.following.exact[self.recorder.step] = float(self.shadow.exact(loss)) / (scale or 1.0)
+                    exact = float(self.shadow.exact(loss))
+                    self.following.exact[self.recorder.step] = exact / (scale or 1.0)
+                    largest = torch.finfo(loss.dtype).max
+                    if scale and abs(exact) > largest >= abs(exact / scale):  # it is the scaler's to find another scale
+                        self._loss = None
 
     def _advance(self, frame: FrameType, *, searches: bool = False) -> None:
         """End the open step where its optimizers were stepped, and begin the next. searches: also without a step."""

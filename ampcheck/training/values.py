@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ampcheck.catalog.numerics import COVERAGE
@@ -23,17 +23,36 @@ def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
 
     Where both judge a check, what is worse stays; of equal verdicts the values', which name the op.
     """
-
-    def worst(findings: list[Finding], check: str) -> int:
-        return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
-
     named = {f.check for f in values if f.verdict in _BAD}
-    named = {check for check in named if worst(values, check) <= worst(steps, check)} - {COVERAGE.slug}
+    named = {check for check in named if _worst(values, check) <= _worst(steps, check)} - {COVERAGE.slug}
     kept = [f for f in steps if f.check not in named]
     ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
     failed = {(f.check, f.where.file, f.where.line) for f in kept if f.verdict is Verdict.FAIL and f.where.file}
     values = [f for f in values if f.verdict is Verdict.FAIL or (f.check, f.where.file, f.where.line) not in failed]
     return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
+
+
+def with_measured(followed: list[Finding], measured: Iterable[Finding]) -> list[Finding]:
+    """The findings about a loop whose ops were followed and whose steps were measured, those of one cause once.
+
+    A check is judged by what was followed, unless the measured steps found worse, or know the step and it no place.
+    """
+
+    def places(findings: Iterable[Finding]) -> set[str]:
+        return {f.check for f in findings if f.where.file or f.where.step is not None}
+
+    measured = list(measured)
+    better = {check for check in places(measured) if _worst(followed, check) == _worst(measured, check)}
+    better -= places(followed)
+    if _worst(measured, COVERAGE.slug) < _worst(followed, COVERAGE.slug):
+        better.add(COVERAGE.slug)
+    followed = [f for f in followed if f.check not in better]
+    judged = {f.check for f in followed if f.verdict is not Verdict.SKIP}
+    return together(followed, [f for f in measured if f.check not in judged or f.verdict in _BAD])
+
+
+def _worst(findings: Iterable[Finding], check: str) -> int:
+    return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
 
 
 def with_values(

@@ -92,7 +92,7 @@ def handed(
     holder.forward = lambda: None
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     used = None if scale is None else scaler(init_scale=scale)
-    with ampcheck.watch(holder, optimizer, used, fail_on="never") as seen:
+    with ampcheck.watch(holder, optimizer, used, exact=False, fail_on="never") as seen:
         for _ in range(steps):
             optimizer.zero_grad()
             loss = Handed.apply(weight, gradient, dtype)
@@ -127,7 +127,7 @@ def _narrow(rate: float = 1e-2, kind: torch.dtype = torch.bfloat16) -> Loop:
 def test_a_watched_loop_computes_the_same_bits(way: str, every: int) -> None:
     plain, watched = WAYS[way](), WAYS[way]()
     losses = [float(plain.step().detach()) for _ in range(7)]
-    with ampcheck.watch(watched.model, watched.optimizer, watched.scaler, every=every, fail_on="never") as seen:
+    with ampcheck.watch(watched.model, watched.optimizer, watched.scaler, every=every, exact=False, fail_on="never") as seen:
         told = []
         for _ in range(7):
             loss = watched.step()
@@ -168,7 +168,7 @@ def test_what_is_told_of_a_gradient_is_true_of_it(values: list[float], scale: fl
     weight = nn.Parameter(torch.zeros(len(values)))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     used = scaler(init_scale=scale)
-    with ampcheck.watch(nn.Identity(), optimizer, used, fail_on="never") as seen:
+    with ampcheck.watch(nn.Identity(), optimizer, used, exact=False, fail_on="never") as seen:
         used.scale((weight * gradient).sum()).backward()
         used.step(optimizer)
     (one,) = seen.stats.training.parameters
@@ -193,7 +193,7 @@ def test_an_exception_comes_through_and_leaves_no_hook() -> None:
 
     def watched() -> None:
         nonlocal seen
-        with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+        with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
             made.step()
             assert vars(torch.amp.GradScaler)["step"] is not before["step"]
             raise ZeroDivisionError
@@ -212,7 +212,7 @@ def test_an_exception_comes_through_and_leaves_no_hook() -> None:
 
 def test_an_optimizer_that_raises_does_not_spoil_the_next_step() -> None:
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         with pytest.raises(RuntimeError):
             made.optimizer.step(lambda: (_ for _ in ()).throw(RuntimeError("of the closure")))
         made.step()
@@ -223,7 +223,7 @@ def test_an_optimizer_that_raises_does_not_spoil_the_next_step() -> None:
 
 def test_optimizer_and_scaler_can_be_copied_and_pickled_inside() -> None:
     made = loop(scaler=scaler())
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         made.step()
         twin = copy.deepcopy(made)
         twin.step()
@@ -251,7 +251,7 @@ def test_two_optimizers_are_told_apart() -> None:
 def test_gradients_that_a_closure_computes_are_those_of_its_own_step() -> None:
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with ampcheck.watch(nn.Identity(), optimizer, fail_on="never") as seen:
+    with ampcheck.watch(nn.Identity(), optimizer, exact=False, fail_on="never") as seen:
         for number in range(3):
 
             def closure(number: int = number) -> torch.Tensor:
@@ -274,7 +274,7 @@ def test_frozen_unused_and_foreign_parameters_are_counted_not_judged() -> None:
     model[1].requires_grad_(False)
     extra = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
-    with ampcheck.watch(model, optimizer, fail_on="never") as seen:
+    with ampcheck.watch(model, optimizer, exact=False, fail_on="never") as seen:
         (model[0](torch.ones(2)).sum() + extra.sum()).backward()
         optimizer.step()
     run = seen.run
@@ -289,7 +289,7 @@ def test_frozen_unused_and_foreign_parameters_are_counted_not_judged() -> None:
 def test_sparse_gradients_are_measured() -> None:
     table = nn.Embedding(10, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
-    with ampcheck.watch(table, optimizer, fail_on="never") as seen:
+    with ampcheck.watch(table, optimizer, exact=False, fail_on="never") as seen:
         for _ in range(2):
             optimizer.zero_grad()
             table(torch.tensor([1, 2, 2])).sum().backward()
@@ -324,7 +324,7 @@ def test_sharded_parameters_are_measured_by_their_shards(rate: float) -> None:
     fsdp.fully_shard(made.model, mesh=mesh.init_device_mesh("cpu", (1,)))
     made.model.forward = plain
     made.optimizer = torch.optim.AdamW(made.model.parameters(), lr=rate)
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for _ in range(4):
             made.step()
     first = seen.stats.training.parameters[0]
@@ -337,7 +337,7 @@ def test_sharded_parameters_are_measured_by_their_shards(rate: float) -> None:
 
 def test_a_loop_without_steps_is_a_failure_of_coverage() -> None:
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         pass
 
     assert verdict(seen.run, "coverage") is Verdict.FAIL
@@ -348,7 +348,7 @@ def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = torch.compile(optimizer.step, backend="eager")
-    with ampcheck.watch(model, optimizer, fail_on="never") as seen:
+    with ampcheck.watch(model, optimizer, exact=False, fail_on="never") as seen:
         model(torch.ones(3)).sum().backward()
         step()
     (finding,) = seen.run.findings
@@ -360,7 +360,7 @@ def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
 def test_the_way_without_a_compiler_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def stats() -> MonitorStats:
         made = loop(scaler=scaler())
-        with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+        with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
             for number in range(5):
                 made.step(math.inf if number == 1 else 1.0)
         return seen.stats.training
@@ -391,7 +391,7 @@ def test_on_a_gpu_nothing_is_read_before_it_is_asked_for(fused: bool) -> None:
         seen: Any = None
         with ExitStack() as stack:
             if watched:
-                seen = stack.enter_context(ampcheck.watch(model, optimizer, used, fail_on="never"))
+                seen = stack.enter_context(ampcheck.watch(model, optimizer, used, exact=False, fail_on="never"))
             for number in range(6):
                 if number == 1:  # the first step makes what the later ones add to
                     torch.cuda.set_sync_debug_mode("error")
@@ -419,7 +419,7 @@ def test_on_a_gpu_nothing_is_read_before_it_is_asked_for(fused: bool) -> None:
 
 def test_a_loop_without_backward_is_a_failure_of_coverage() -> None:
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         made.optimizer.step()
 
     assert verdict(seen.run, "coverage") is Verdict.FAIL
@@ -428,7 +428,7 @@ def test_a_loop_without_backward_is_a_failure_of_coverage() -> None:
 
 def test_weights_that_become_nan_are_found_with_parameter_and_step() -> None:
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for number in range(4):
             seen.step(made.step(math.inf if number == 2 else 1.0))
     run = seen.run
@@ -444,7 +444,7 @@ def test_weights_that_become_nan_are_found_with_parameter_and_step() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_skips_such_a_step_is_healthy_and_the_story_names_the_parameter(fused: bool) -> None:
     made = loop(torch.optim.AdamW, scaler(), fused=fused)
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         for number in range(6):
             made.step(math.inf if number == 2 else 1.0)
     run, stats = seen.run, seen.stats.training
@@ -471,7 +471,7 @@ def test_a_scale_that_collapses_is_found() -> None:
 
 def test_a_scaler_that_only_skips_from_some_step_on_is_found_before_the_scale_is_gone() -> None:
     made = loop(scaler=scaler())
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         for number in range(14):
             made.step(math.nan if number > 2 else 1.0)
     (finding,) = found(seen.run, "loss-scale")
@@ -481,7 +481,7 @@ def test_a_scaler_that_only_skips_from_some_step_on_is_found_before_the_scale_is
 
 def test_a_search_for_the_scale_at_the_start_is_healthy() -> None:
     made = loop(scaler=scaler(init_scale=2.0**140 / 2.0**20))
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         for _ in range(20):
             made.step(2.0**12)
     run = seen.run
@@ -494,7 +494,7 @@ def test_a_search_for_the_scale_at_the_start_is_healthy() -> None:
 def test_growth_that_overshoots_now_and_then_is_healthy() -> None:
     settings = {"growth_interval": 4, "init_scale": 2.0**127, "growth_factor": 2.0}
     made = loop(scaler=scaler(**settings))
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         for _ in range(60):
             made.step(2.0**12)
 
@@ -504,7 +504,7 @@ def test_growth_that_overshoots_now_and_then_is_healthy() -> None:
 
 def test_a_scaler_that_is_never_updated_is_told() -> None:
     made = loop(scaler=scaler())
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         made.scaler.scale(made.model(torch.ones(4)).sum()).backward()
         made.scaler.step(made.optimizer)
 
@@ -514,7 +514,7 @@ def test_a_scaler_that_is_never_updated_is_told() -> None:
 
 def test_a_scaler_that_is_switched_off_is_skipped() -> None:
     made = loop(scaler=scaler(enabled=False))
-    with ampcheck.watch(made.model, made.optimizer, made.scaler, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
         made.step()
 
     assert verdict(seen.run, "loss-scale") is Verdict.SKIP
@@ -524,7 +524,7 @@ def test_a_scaler_that_is_switched_off_is_skipped() -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_bfloat16_weights_that_do_not_move_are_found(every: int) -> None:
     made = _narrow(rate=1e-7)
-    with ampcheck.watch(made.model, made.optimizer, every=every, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, every=every, exact=False, fail_on="never") as seen:
         for _ in range(6):
             made.step()
     first = found(seen.run, "stagnation")[0]
@@ -537,7 +537,7 @@ def test_bfloat16_weights_that_do_not_move_are_found(every: int) -> None:
 
 def test_bfloat16_weights_that_move_pass() -> None:
     made = _narrow(rate=1e-2)
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for _ in range(6):
             made.step()
 
@@ -559,7 +559,7 @@ def test_a_gradient_that_is_zero_by_mathematics_proves_no_lost_update(
     torch.manual_seed(seed)
     model = _convolutional()
     optimizer = torch.optim.SGD(model.parameters(), rate)
-    with ampcheck.watch(model, optimizer, fail_on="never") as seen:
+    with ampcheck.watch(model, optimizer, exact=False, fail_on="never") as seen:
         for _ in range(20):
             x = torch.randn(16, 3, 16, 16)
             optimizer.zero_grad()
@@ -576,7 +576,7 @@ def test_a_vector_with_a_quiet_gradient_that_does_not_move_is_found(named: bool)
     torch.manual_seed(0)
     model = nn.ModuleDict({"loud": nn.Linear(32, 64, bias=False), "quiet": nn.RMSNorm(32)}).bfloat16()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    with ampcheck.watch(*([model] if named else []), optimizer, fail_on="never") as seen:
+    with ampcheck.watch(*([model] if named else []), optimizer, exact=False, fail_on="never") as seen:
         for _ in range(20):
             x = torch.randn(16, 32).bfloat16()
             optimizer.zero_grad()
@@ -591,7 +591,7 @@ def test_a_vector_with_a_quiet_gradient_that_does_not_move_is_found(named: bool)
 def test_the_share_of_unchanged_weights_is_exact() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    with ampcheck.watch(nn.Identity(), optimizer, fail_on="never") as seen:
+    with ampcheck.watch(nn.Identity(), optimizer, exact=False, fail_on="never") as seen:
         # The spacing below 1 is 2**-8: half of it moves nothing, a zero was never to.
         weight.grad = torch.tensor([0.5, 2.0**-10, 2.0**-12, 0.0], dtype=torch.bfloat16)
         optimizer.step()
@@ -605,7 +605,7 @@ def test_the_share_of_unchanged_weights_is_exact() -> None:
 def test_a_warm_up_from_zero_is_no_failure() -> None:
     made = _narrow(rate=1e-2)
     rates = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda step: step / 1e6)
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for _ in range(6):
             made.step()
             rates.step()
@@ -616,7 +616,7 @@ def test_a_warm_up_from_zero_is_no_failure() -> None:
 
 def test_a_rate_of_zero_moves_nothing_by_right() -> None:
     made = _narrow(rate=0.0)
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for _ in range(4):
             made.step()
 
@@ -654,7 +654,7 @@ def test_kahan_summation_and_float32_master_weights_are_no_stagnation(master: bo
     rate = 2.0**-13
 
     def run(optimizer: Any) -> Run:
-        with ampcheck.watch(nn.Identity(), optimizer, fail_on="never") as seen:
+        with ampcheck.watch(nn.Identity(), optimizer, exact=False, fail_on="never") as seen:
             for _ in range(steps):
                 weight.grad = torch.ones_like(weight)
                 optimizer.step()
@@ -685,7 +685,7 @@ def test_the_marks_are_told_without_a_scaler_and_after_clipping_too(scale: float
     weight = nn.Parameter(torch.zeros(4096))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     used = None if scale is None else scaler(init_scale=scale)
-    with ampcheck.watch(nn.Identity(), optimizer, used, fail_on="never") as seen:
+    with ampcheck.watch(nn.Identity(), optimizer, used, exact=False, fail_on="never") as seen:
         loss = Handed.apply(weight, gradient, torch.float16)
         (loss if used is None else used.scale(loss)).backward()
         if used is not None:
@@ -733,7 +733,7 @@ def test_a_gradient_that_is_zero_in_every_step_is_told() -> None:
 
 def test_a_loop_whose_gradients_are_all_zero_is_told_though_nobody_scales() -> None:
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         for _ in range(3):
             made.step(0.0)
 
@@ -745,7 +745,7 @@ def test_the_window_holds_the_scales_at_which_nothing_is_lost() -> None:
     gradient = torch.randn(4096) * 2.0**-20
     weight = nn.Parameter(torch.ones(4096))
     optimizer, used = torch.optim.SGD([weight], lr=1e-3), scaler(init_scale=2.0**14)
-    with ampcheck.watch(nn.Identity(), optimizer, used, fail_on="never") as seen:
+    with ampcheck.watch(nn.Identity(), optimizer, used, exact=False, fail_on="never") as seen:
         used.scale((weight * gradient).sum()).backward()
         used.step(optimizer)
         used.update()
@@ -796,7 +796,7 @@ def test_a_compiled_model_is_watched_inside_its_graphs_as_well() -> None:
     model = nn.Linear(4, 4)
     compiled = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ampcheck.watch(compiled, optimizer, fail_on="never") as seen:
+    with ampcheck.watch(compiled, optimizer, exact=False, fail_on="never") as seen:
         for _ in range(2):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
@@ -816,7 +816,7 @@ def test_a_compiled_model_is_watched_inside_its_graphs_as_well() -> None:
 def test_a_model_that_is_not_compiled_leaves_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcheck.torchtools.dynamo.reset", lambda: pytest.fail("compiled code was forgotten"))
     made = loop()
-    with ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen:
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
         made.step()
 
     assert seen.stats.values is None
@@ -841,7 +841,7 @@ def test_a_loss_must_be_one_number() -> None:
     made = loop()
     with (
         pytest.raises(UsageError, match="one number"),
-        ampcheck.watch(made.model, made.optimizer, fail_on="never") as seen,
+        ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen,
     ):
         seen.step(torch.ones(3))
 
@@ -853,7 +853,7 @@ def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_en
 
     def record(*, reads: bool) -> MonitorStats:
         subject = loop(torch.optim.SGD, scaler(init_scale=2.0**16, growth_interval=7) if way == "scaler" else None)
-        with ampcheck.watch(subject.model, subject.optimizer, subject.scaler, fail_on="never") as seen:
+        with ampcheck.watch(subject.model, subject.optimizer, subject.scaler, exact=False, fail_on="never") as seen:
             for number in range(40):
                 subject.model[0].requires_grad_(way != "no gradient now and then" or number % 5 != 3)
                 subject.step(math.inf if number in (9, 21) and way != "scaler" else 1e-8)

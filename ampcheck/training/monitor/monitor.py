@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
@@ -111,7 +112,8 @@ class TrainingMonitor:
         """Record the loss of a step. Raises `UsageError` for a tensor of several elements."""
         if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise UsageError(f"a loss must be one number; found a tensor of shape {tuple(loss.shape)}")
-        self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        with _apart():
+            self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def _leave(self) -> None:
         self._compare()
@@ -119,13 +121,13 @@ class TrainingMonitor:
         self._keys.clear()
         self._updates.forget()
 
-    @torch.no_grad()
     def _compare(self) -> None:
         """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
-        still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
-        for key, (steps, tensor) in self._alive.items():
-            compensated = is_compensated(steps.optimizer, tensor)
-            self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
+        with _apart():
+            still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
+            for key, (steps, tensor) in self._alive.items():
+                compensated = is_compensated(steps.optimizer, tensor)
+                self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
 
     def _key(self, steps: _Steps, tensor: torch.Tensor) -> int:
         key = self._keys.get(id(tensor))
@@ -142,25 +144,27 @@ class TrainingMonitor:
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
             steps.guarded = True
-            steps.skips.append(found_inf)
+            with _apart():
+                steps.skips.append(found_inf)
         measured = steps.taken % self.every == 0
         closure = any(map(callable, (*args, *kwargs.values())))
         yield from self._measured(steps, closure, found_inf) if measured else (None,)
         steps.measured, steps.taken = steps.measured + measured, steps.taken + 1
         self._ended(steps)
         if measured and steps is self._steps[0] and self._followers:
-            scale = self._scale()
+            with _apart():
+                scale = None if (current := self._scale()) is None else float(current)
             for follower in self._followers:
-                follower(steps.number - 1, None if scale is None else float(scale))
+                follower(steps.number - 1, scale)
 
     def _measured(self, steps: _Steps, closure: bool, found_inf: torch.Tensor | None) -> Iterator[None]:
         """Measure a step. closure: it computes the gradients itself, which are there only after it."""
-        with torch.no_grad():
+        with _apart():
             entries = self._entries(steps, closure, found_inf)
             if not closure:
                 self._measure_gradients(steps, entries)
         yield
-        with torch.no_grad():
+        with _apart():
             if closure:
                 for entry in entries:
                     entry.gradient = entry.parameter.grad
@@ -237,17 +241,22 @@ class TrainingMonitor:
         if not steps.stepped:
             if len(steps.culprits) < _CULPRITS:
                 grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
-                steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
+                with _apart():
+                    steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
             self._ended(steps)
 
     def _scaler_update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
         if scaler is not self.scaler or not scaler.is_enabled():
             return
-        if not len(self._scales) and (scale := self._scale()) is not None:
-            self._scales.append(scale)
+        if not len(self._scales):
+            self._note_scale()
         yield
+        self._note_scale()
+
+    def _note_scale(self) -> None:
         if (scale := self._scale()) is not None:
-            self._scales.append(scale)
+            with _apart():
+                self._scales.append(scale)
 
     def read(self, subject: str) -> MonitorStats:
         """The statistics so far. Waits for the device."""
@@ -286,6 +295,13 @@ class TrainingMonitor:
                     culprits[self._parameters[key].name] += gradient.bad
         named = {name: count for name, count in culprits.most_common() if count}
         return ScalerHistory(True, self._scales.read(), int(self.scaler.get_growth_interval()), named)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Our own ops, of which neither autograd nor a mode that watches the user's knows."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 def sort_objects(objects: Sequence[object]) -> tuple[Any, list[torch.optim.Optimizer], Any]:
