@@ -63,7 +63,7 @@ class Training:
 
     def watched(self, every: int) -> Any:
         scaler = self.scaler if self.scaler.is_enabled() else None
-        return ampcheck.watch(self.model, self.optimizer, scaler, every=every, fail_on="never")
+        return ampcheck.watch(self.model, self.optimizer, scaler, every=every, exact=False, fail_on="never")
 
 
 def blocks(dtype: str, rounds: int, limit: float, shape: dict[str, int], seed: int) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class WatchCallback:
         super().__init__()
         require_settings(every, level, fail_on)
         self._settings: dict[str, Any] = {"every": every, "level": level, "name": name, "limits": limits}
+        self._settings["exact"] = False  # a whole training is watched
         self._fail_on, self._json, self._html, self._writer = fail_on, json, html, writer
         self._seen: Watched | None = None
         self.run: Run | None = None

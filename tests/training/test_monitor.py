@@ -127,7 +127,9 @@ def _narrow(rate: float = 1e-2, kind: torch.dtype = torch.bfloat16) -> Loop:
 def test_a_watched_loop_computes_the_same_bits(way: str, every: int) -> None:
     plain, watched = WAYS[way](), WAYS[way]()
     losses = [float(plain.step().detach()) for _ in range(7)]
-    with ampcheck.watch(watched.model, watched.optimizer, watched.scaler, every=every, exact=False, fail_on="never") as seen:
+    with ampcheck.watch(
+        watched.model, watched.optimizer, watched.scaler, every=every, exact=False, fail_on="never"
+    ) as seen:
         told = []
         for _ in range(7):
             loss = watched.step()
