@@ -125,9 +125,12 @@ class PolicyCalls:
         )
 
 
+_OWN = tuple(f"{namespace}::" for namespace in PYTORCHS_OWN)
+
+
 def is_custom(op: str) -> bool:
     """Whether an overload is none of PyTorch's own."""
-    return op.partition("::")[0] not in PYTORCHS_OWN
+    return not op.startswith(_OWN)
 
 
 @naming_users_errors
@@ -225,7 +228,7 @@ class CallRecorder:
     def recording(self) -> Iterator[None]:
         """The CPU follows the device's policy inside, and every call that reaches autocast is recorded."""
         ops = {op for device in devices() for op in registered(device)}
-        ops |= {op for op in torch._C._dispatch_get_all_op_names() if is_custom(op)}
+        ops |= {op for op in torch._C._dispatch_get_all_op_names() if not op.startswith(_OWN)}
         with self._scopes.watched(), Emulation(self.policy, observe=self._observe, also=ops):
             yield
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
-from ampcheck.core.json_files import from_plain, read_json
+from ampcheck.core.json_files import read_json
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
@@ -242,7 +242,13 @@ def _policies_from(device: str, version: str, data: Mapping[str, Any]) -> dict[s
 
 
 def _op_from(data: object) -> OpPolicy:
-    op = from_plain(OpPolicy, data)
+    """A record of `OpPolicy.to_json`. A snapshot has hundreds: each is checked in one call."""
+    if not isinstance(data, dict):
+        raise TypeError(f"an OpPolicy cannot be {data!r:.40}")
+    op = OpPolicy(**data)
+    texts = op.rule, op.redispatch, op.raises, op.source, *op.facts.keys(), *op.facts.values()
+    if set(map(type, texts)) != {str} or not isinstance(op.restores, bool):
+        raise TypeError(f"an OpPolicy has other values than text: {data!r:.80}")
     if op.rule not in RULES and not (op.rule.startswith(FIXED) and op.rule != FIXED):
         raise ValueError(f"there is no rule {op.rule!r:.80}")
     return op

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -55,7 +55,13 @@ def measure_policy(device: str = "cuda", dtype: torch.dtype | str = torch.float1
     """
     kind, low = device_type(device), low_dtype(dtype)
     # Fake tensors of the caller would take ours for theirs; inference tensors pass the recorders by.
-    with _lock, _disable_current_modes(), torch.inference_mode(False), enable_python_dispatcher():
+    with (
+        _lock,
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        enable_python_dispatcher(),
+        raw_autocast(kind, low),
+    ):
         probe = _Probe(kind)
         results = {op: _probe(probe, op, low) for op in registered(kind)}
     ops = {op: result for op, result in results.items() if isinstance(result, OpPolicy)}
@@ -139,13 +145,26 @@ class _DeviceTensor(torch.Tensor):
         raise NotImplementedError(f"its autocast kernel computes with {op_name(func)}")
 
 
+class _Tensors(dict[torch.dtype, torch.Tensor]):
+    """A two-by-two tensor of a device for each dtype, the same for each call: no kernel runs that could write to it."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __missing__(self, dtype: torch.dtype) -> torch.Tensor:
+        on_cpu = self._device == "cpu"
+        self[dtype] = torch.zeros(2, 2, dtype=dtype, device="cpu") if on_cpu else _DeviceTensor(dtype, self._device)
+        return self[dtype]
+
+
 class _Probe:
     """Puts recorders below autocast on a device."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.passed: _Passed | None = None
-        self._tensors: dict[torch.dtype, torch.Tensor] = {}  # no kernel runs that could write to them
+        self.tensors = _Tensors(device)
         self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
 
@@ -153,14 +172,6 @@ class _Probe:
         """What was passed on since the last call."""
         passed, self.passed = self.passed, None
         return passed
-
-    def tensor(self, dtype: torch.dtype) -> torch.Tensor:
-        """A two-by-two tensor of the device, the same for each call."""
-        if dtype not in self._tensors:
-            on_cpu = self.device == "cpu"
-            made = torch.zeros(2, 2, dtype=dtype, device="cpu") if on_cpu else _DeviceTensor(dtype, self.device)
-            self._tensors[dtype] = made
-        return self._tensors[dtype]
 
     @contextmanager
     def recording(self, op: OpOverload) -> Iterator[None]:
@@ -191,16 +202,16 @@ class _Probe:
         return kernel if kernel is not None else partial(op._op_dk, key)
 
     def _recorder(self, op: OpOverload) -> Callable[..., Any]:
-        own = self._kernel(op)
+        own, name = self._kernel(op), op_name(op)
+        kinds = [str(value.type) for value in op._schema.returns]
 
         def record(*args: object, **kwargs: object) -> Any:
             if threading.get_ident() != self._thread:  # another thread that is inside the Python dispatcher, as Dynamo
                 return own(*args, **kwargs)
             leaves = tree_leaves((args, kwargs))
-            tensors = tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
-            self.passed = _Passed(op_name(op), tensors, tuple(leaf for leaf in leaves if isinstance(leaf, torch.dtype)))
-            result = self.tensor(tensors[0])
-            kinds = [str(value.type) for value in op._schema.returns]
+            tensors = tuple([leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)])
+            self.passed = _Passed(name, tensors, tuple([leaf for leaf in leaves if isinstance(leaf, torch.dtype)]))
+            result = self.tensors[tensors[0]]
             results = [[result] if kind.startswith("List") else result if "Tensor" in kind else 1 for kind in kinds]
             return results[0] if len(results) == 1 else tuple(results) or None
 
@@ -210,7 +221,7 @@ class _Probe:
 def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
     """What autocast does to one overload, or the reason why it cannot be probed."""
     op = overload(name)
-    count = sum(_TENSORS.get(str(argument.type), 0) for argument in op._schema.arguments)
+    count = sum([_TENSORS.get(str(argument.type), 0) for argument in op._schema.arguments])
     if not count:
         return "it takes no tensor"
     wide, other = torch.float32, DTYPES[1 - DTYPES.index(low)]
@@ -220,7 +231,7 @@ def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
         patterns["low+float32"] = [low] + [wide] * (count - 1)
     patterns |= {"other": [other] * count, "float64": [torch.float64] * count}
     with probe.recording(op):
-        passed = {pattern: _ask(probe, op, dtypes, low) for pattern, dtypes in patterns.items()}
+        passed = {pattern: _ask(probe, op, dtypes) for pattern, dtypes in patterns.items()}
     first = passed["float32"]
     if isinstance(first, str) and "unsafe to autocast" not in first:
         return first.splitlines()[0]
@@ -234,21 +245,20 @@ def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
     )
 
 
-def _ask(probe: _Probe, op: OpOverload, dtypes: Sequence[torch.dtype], low: torch.dtype) -> _Passed | str:
+def _ask(probe: _Probe, op: OpOverload, dtypes: Sequence[torch.dtype]) -> _Passed | str:
     """What autocast passes on, or the message of what it raises."""
-    args, kwargs = _arguments(op, iter([probe.tensor(dtype) for dtype in dtypes]), probe.tensor(torch.int64))
+    args, kwargs = _arguments(op, map(probe.tensors.__getitem__, dtypes), probe.tensors[torch.int64])
     probe.take()
     out, message = None, "its kernel calls no overload of the op"
     try:
-        with raw_autocast(probe.device, low):
-            out = op(*args, **kwargs)
+        out = op(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  # whatever an autocast kernel raises is its policy, or our bad argument
         message = str(error).strip() or type(error).__name__
     passed = probe.take()
     if passed is None:
         return message  # else an error is a wrapper's that the dummy result broke: what it passed on is known
-    returned = next((leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)), None)
-    passed.returned = returned if returned not in (None, passed.tensors[0]) else None
+    returned = [leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    passed.returned = returned[0] if returned and returned[0] is not passed.tensors[0] else None
     return passed
 
 
@@ -313,15 +323,19 @@ def _rule(name: str, passed: dict[str, _Passed | str], low: torch.dtype) -> str:
 def _fact(passed: _Passed | str, low: torch.dtype) -> str:
     if isinstance(passed, str):
         return "raises"
-    names_of = {low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
-
-    def name(dtype: torch.dtype) -> str:
-        return names_of.get(dtype, short(dtype))
-
-    names = [name(dtype) for dtype in passed.tensors]
+    names_of = _names(low)
+    names = [names_of[dtype] for dtype in passed.tensors]
     names = names[:1] if len(set(names)) == 1 else names
-    names += [f"dtype={name(dtype)}" for dtype in passed.dtypes]
-    return " ".join(names) + (f" -> {name(passed.returned)}" if passed.returned else "")
+    if passed.dtypes:
+        names += [f"dtype={names_of[dtype]}" for dtype in passed.dtypes]
+    return " ".join(names) + (f" -> {names_of[passed.returned]}" if passed.returned else "")
+
+
+@cache
+def _names(low: torch.dtype) -> dict[torch.dtype, str]:
+    """How facts call each dtype where autocast casts to `low`."""
+    names = {dtype: short(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    return {**names, low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
 
 
 def _source(name: str, device: str) -> str:

@@ -48,6 +48,7 @@ def device_type(device: str | torch.device) -> str:
     return kind
 
 
+@cache
 def autocast_key(device: str) -> str:
     """The name of autocast's dispatch key on a device type, such as `AutocastCUDA`."""
     return f"Autocast{KEYS[device]}"

@@ -68,14 +68,11 @@ def _require_flat(data: object) -> None:
     """Raise `RecursionError` beyond `DEPTH`, without recursion."""
     level = [data]
     for _ in range(DEPTH):
-        level = [inner for item in level for inner in _children(item) if isinstance(inner, (dict, list))]
-        if not level:
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        if not containers:
             return
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
     raise RecursionError
-
-
-def _children(item: object) -> Iterable[object]:
-    return item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
 
 
 # Values and dataclasses ----------------------------------------------------------------------------------------------

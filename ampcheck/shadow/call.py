@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ class Call:
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
     values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
-    inputs were rounded before, see `Companions.depth`.
+    inputs were rounded before, see `Companions.depth`. name: short for an ATen op (`topk`), else with its namespace.
     """
 
     op: torch._ops.OpOverload
@@ -50,11 +50,10 @@ class Call:
     written: list[torch.Tensor] = field(default_factory=list)
     constants: dict[float, float] = field(default_factory=dict)
     depths: tuple[int, ...] = ()
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """Short for an ATen op (`topk`), else with its namespace."""
-        return self.traits.name
+    def __post_init__(self) -> None:
+        self.name = self.traits.name
 
     @property
     def moves(self) -> bool:
@@ -77,8 +76,8 @@ class Call:
         """The factors of the two terms of a sum or a difference; empty for other ops."""
         alpha = self.argument("alpha", 1)
         known = {"1": 1, "alpha": alpha, "-alpha": -alpha}
-        factors = tuple(known[factor] for factor in self.traits.linear if factor in known)
-        return factors if len(factors) == 2 else ()
+        factors = [known[factor] for factor in self.traits.linear if factor in known]
+        return tuple(factors) if len(factors) == 2 else ()
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the schema."""
@@ -169,7 +168,7 @@ class Side:
     def _set_dtype(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Let an op that makes floating numbers of integers alone, such as a quotient, a range or a constant, make them
         in the format of this side, and not in the default dtype, which belongs to the threads of the user as well."""
-        made = next((t for t in leaves(call.out) if t.is_floating_point() or t.is_complex()), None)
+        made = next(iter([t for t in leaves(call.out) if t.is_floating_point() or t.is_complex()]), None)
         if made is None:
             return
         names = [argument.name for argument in call.op._schema.arguments]
@@ -232,13 +231,17 @@ def results_of(value: Any) -> list[torch.Tensor | None]:
     return [next(iter(floating_values(value)), None)]
 
 
-def leaves(value: object) -> Iterator[torch.Tensor]:
+def leaves(value: object) -> list[torch.Tensor]:
     """The tensors among the arguments or results of an op, which nest lists and tuples only."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves(item)
+        return [value]
+    tensors: list[torch.Tensor] = []
+    for item in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+        elif isinstance(item, (list, tuple)):
+            tensors += leaves(item)
+    return tensors
 
 
 def decides_otherwise(out: Any, result: Any) -> bool:

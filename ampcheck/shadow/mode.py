@@ -226,7 +226,7 @@ class Shadow(DispatchMode):
         if op.view:
             return self._call(func, args, kwargs)
         if op.namespace == "fsdp":
-            device = next(t.device.type for t in leaves((args, tuple(kwargs.values()))))
+            device = leaves((*args, *kwargs.values()))[0].device.type
             return self._composed(func, device.upper(), args, kwargs)
         call = Call(func, op, args, kwargs)
         if communicates(op):

@@ -85,7 +85,7 @@ def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None
 
 def drop(companions: Companions, *sorts: str) -> None:
     """What was suspected is gone from these values."""
-    if any(sort in companions.suspects for sort in sorts):
+    if not companions.suspects.keys().isdisjoint(sorts):
         companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
 
 

@@ -182,16 +182,17 @@ class Lineage(DispatchMode):
         if (
             not self.active
             or not isinstance(func, torch._ops.OpOverload)
-            or any(issubclass(k, FakeTensor) for k in types)
+            or (types and any(issubclass(k, FakeTensor) for k in types))
         ):
             return func(*args, **kwargs)
-        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+        if types and any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
         self.ops += 1
         call = Call(func, traits(func), args, kwargs)
         if call.traits.view:
             return func(*args, **kwargs)
-        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in leaves((args, tuple(kwargs.values()))))
+        learned = [t for t in leaves((*args, *kwargs.values())) if t.requires_grad]
+        recorded = torch.is_grad_enabled() and bool(learned)
         backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
         self._after_backward |= backward
         recorded = recorded or backward
@@ -235,7 +236,7 @@ class Lineage(DispatchMode):
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not any(self.form(t).mask for t in leaves((call.args, tuple(call.kwargs.values())))):
+        if not [t for t in leaves((*call.args, *call.kwargs.values())) if self.form(t).mask]:
             return [_Note(tensor, Form()) for _, tensor in written], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None

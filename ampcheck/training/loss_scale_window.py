@@ -58,7 +58,7 @@ class GradientHistogram:
 
     def lost(self, scale: int) -> float:
         """The share of the nonzero elements that rounds to zero at a scale of ``2**scale``."""
-        lost = sum(count for b, count in self.counts.items() if b + scale <= _FLUSH)
+        lost = sum([count for b, count in self.counts.items() if b + scale <= _FLUSH])
         return lost / self.nonzero if lost else 0.0
 
 

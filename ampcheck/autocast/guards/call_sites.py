@@ -75,8 +75,9 @@ def call_site(frame: FrameType | None, backward: bool) -> CallSite | None:
 
     backward: the autograd engine runs, and its frame ends the search.
     """
-    direct, compiled, key = True, False, None
-    for outer in frames(frame):
+    direct, compiled, key, inner = True, False, None, frame
+    while inner is not None:  # of each op: no generator
+        outer, inner = inner, inner.f_back
         kind, path = _classify(outer.f_code.co_filename, outer.f_code.co_name)
         if kind == _ENGINE and backward:
             break

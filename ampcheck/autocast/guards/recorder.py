@@ -61,13 +61,13 @@ class _Running(NamedTuple):
 
     @property
     def dtypes(self) -> Dtypes:
-        return tuple(t.dtype for t in self.inputs if t.is_floating_point())
+        return tuple([t.dtype for t in self.inputs if t.is_floating_point()])
 
     @property
     def castable(self) -> Dtypes:
         """The dtypes of the inputs that autocast may cast; no rule is made for 8-bit floats."""
         wide = (torch.float16, torch.bfloat16, torch.float32)
-        return tuple(t.dtype for t in self.inputs if t.device.type == self.state.device and t.dtype in wide)
+        return tuple([t.dtype for t in self.inputs if t.device.type == self.state.device and t.dtype in wide])
 
 
 class Recorder:
@@ -94,7 +94,8 @@ class Recorder:
     def before(self, op: Op, args: Sequence[object], kwargs: Mapping[str, object]) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
         inputs = _tensors(args, kwargs)
-        device = next((t.device.type for t in inputs if t.is_floating_point()), inputs[0].device.type if inputs else "")
+        devices = [t.device.type for t in inputs if t.is_floating_point()] or [t.device.type for t in inputs] or [""]
+        device = devices[0]
         if device not in autocast_devices():
             return None
         backward = torch._C._current_graph_task_id() != -1
@@ -308,7 +309,6 @@ def plain_overload(op: Op) -> str:
 
 
 def _tensors(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
-    values = (
-        item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, (list, tuple)) else [value])
-    )
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    values = (*args, *kwargs.values())
+    items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return [item for item in items if isinstance(item, torch.Tensor)]

@@ -115,7 +115,7 @@ class NormWatch:
             self._keep(out, (_Norm(exact, float(order)),))
 
     def _power(self, base: str, call: Call, place: tuple[str, int | None]) -> None:
-        first = next(leaves(call.args[0]), None)
+        first = next(iter(leaves(call.args[0])), None)
         norms = self._of(first)
         other = call.args[1] if len(call.args) > 1 else None
         if base == "add" and isinstance(other, torch.Tensor):
@@ -124,7 +124,7 @@ class NormWatch:
         if not norms or first is None:
             return
         order, power = norms[0].order, all(norm.power for norm in norms)
-        result = next(leaves(call.out), first)
+        result = next(iter(leaves(call.out)), first)
         low = _is_low(result)
         followed: tuple[_Norm, ...] = ()
         if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):

@@ -133,7 +133,7 @@ class ReductionWatch:
     def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
         """Note the partial sums that an op has made."""
         self.norms.see(call, place)
-        results = list(leaves(call.out)) or (list(leaves(call.args[0])) if self._pending else [])
+        results = leaves(call.out) or (leaves(call.args[0]) if self._pending else [])
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
