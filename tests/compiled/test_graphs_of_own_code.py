@@ -219,7 +219,7 @@ def test_compile_false_leaves_graphs_out() -> None:
     assert not {f.check for f in run.findings} & set(GRAPHS)
     skipped = audit(broken(), compile=False, checks=["graph-break", "overflow"])
     assert [f.message for f in skipped.findings if f.check == "graph-break"] == [
-        "not judged: compile=False leaves compiled runs out"
+        "selected and not judged: compile=False leaves compiled runs out"
     ]
 
 

@@ -452,7 +452,7 @@ def test_workers_of_xdist_report_what_one_process_reports(library: pytest.Pytest
         result.assert_outcomes(passed=9)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         run = Run.load(library.path / "run.json")
-        found[spread] = [(f.check, f.verdict, f.subject, f.message) for f in run.findings if f.verdict == "fail"]
+        found[spread] = [(f.check, f.verdict, f.subject, f.where) for f in run.findings if f.verdict == "fail"]
     assert found["-n0"] == found["-n2"]
     assert len(found["-n0"]) == 1
 
