@@ -2,7 +2,7 @@
 
     python benchmarks/calls.py [--json reports/evidence/calls.json] [--most N]
 
-`watch`: three steps of a two-layer MLP with autocast and GradScaler. `watch, parts given`: the same, with model, optimizer
+`watch`: three steps of a two-layer MLP with autocast and GradScaler. `watch, parts given`: with model, optimizer
 and scaler handed over. `audit`: a small model in float16, eager, without compilation. A call is a Python function of
 `ampcheck/` that begins; imports are left out. With `--most` the files that begin most of them are printed.
 """
