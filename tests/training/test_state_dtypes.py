@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ampcheck
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Finding, Verdict
+from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.loop import Role, TrainingLoop
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
@@ -381,3 +384,60 @@ def test_a_policy_reads_the_same_from_names_dtypes_and_lists() -> None:
     assert one == DtypePolicy(parameter=("float32",), state=("float32", "bfloat16"))
     assert parse_policy(one) is one
     assert parse_policy(None) is None
+
+
+class Tied(nn.Module):
+    """A head on an embedding. untie: makes of the head's weight what a cast of it makes."""
+
+    def __init__(self, untie: Callable[[nn.Parameter], nn.Parameter]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = untie(self.embed.weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens).to(self.head.weight.dtype)).float()
+
+
+def untied(untie: Callable[[nn.Parameter], nn.Parameter], *, steps_all: bool = False) -> Run:
+    model = Tied(untie)
+    stepped = model.parameters() if steps_all else model.embed.parameters()
+    optimizer = torch.optim.SGD(stepped, 1.0)
+    tokens = torch.arange(16)
+
+    def train() -> None:
+        for _ in range(4):
+            F.cross_entropy(model(tokens), tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return ampcheck.audit(train, checks=["master-weights"])
+
+
+def _cast(dtype: torch.dtype, requires_grad: bool = True) -> Callable[[nn.Parameter], nn.Parameter]:
+    return lambda weight: nn.Parameter(weight.detach().to(dtype), requires_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_weight_that_a_cast_untied_and_that_no_optimizer_steps_fails(dtype: torch.dtype) -> None:
+    (found,) = [f for f in untied(_cast(dtype)).findings if f.check == "master-weights"]
+
+    assert found.verdict is Verdict.FAIL
+    assert found.where.module == "head.weight"
+    assert "embed.weight" in found.message
+
+
+@pytest.mark.parametrize(
+    ("untie", "steps_all"),
+    [
+        (lambda weight: weight, False),  # tied
+        (_cast(torch.bfloat16), True),  # each is stepped
+        (_cast(torch.bfloat16, requires_grad=False), False),  # frozen on purpose
+        (_cast(torch.float32), False),  # a copy of the user's own: no cast
+        (lambda weight: nn.Parameter(torch.randn(16, 8, dtype=torch.bfloat16)), False),  # other values
+    ],
+)
+def test_other_weights_beside_an_embedding_do_not_fail(
+    untie: Callable[[nn.Parameter], nn.Parameter], steps_all: bool
+) -> None:
+    assert not untied(untie, steps_all=steps_all).of(Verdict.FAIL)

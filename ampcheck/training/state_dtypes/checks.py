@@ -59,6 +59,8 @@ def check_state_dtypes(
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
+    if untied := [tensor for tensor in stats.tensors if tensor.twin]:
+        return [_untied(stats, untied)]
     weights = [tensor for tensor in _of(stats, Role.PARAMETER) if tensor.trained]
     if not weights:
         return [MASTER_WEIGHTS.absent(stats.subject, "no optimizer steps a floating-point parameter here")]
@@ -94,6 +96,21 @@ def _undeclared_weights(stats: StateDtypeStats, weights: list[StateTensor]) -> F
         "policy='pure-bf16' (or 'amp', 'master-weights-fp32') in the mapping"
     )
     return MASTER_WEIGHTS.skip(stats.subject, text)
+
+
+def _untied(stats: StateDtypeStats, untied: list[StateTensor]) -> Finding:
+    dtypes = {tensor.name: tensor.dtype for tensor in stats.tensors}
+    first = untied[0]
+    message = (
+        f"weights that were tied must stay tied, but {first.name} ({first.dtype}) began with the values of "
+        f"{first.twin} ({dtypes[first.twin]}), which the steps change, while {first.name} collects gradients that no "
+        "step applies"
+    )
+    hint = (
+        "a cast made it a parameter of its own: cast in forward (weight.float()), or cast the whole model, tie the "
+        "weights after that, and give the optimizer the parameters that the model has then"
+    )
+    return MASTER_WEIGHTS.fail(stats.subject, message, **_evidence(untied, hint))
 
 
 def _without_master(stats: StateDtypeStats, policy: DtypePolicy) -> list[Finding]:

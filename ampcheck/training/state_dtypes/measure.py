@@ -134,7 +134,8 @@ class StateTensor:
 
     shape: of the whole tensor. elements, bytes: what this process stores, of a DTensor the local shard.
     trained: whether it requires a gradient. changed: whether a step changed it; None where that was not measured.
-    master: of a 16-bit weight, the float32 tensor of an optimizer that rounds to it.
+    master: of a 16-bit weight, the float32 tensor of an optimizer that rounds to it. twin: of a weight that collects
+    gradients and that no step changes, one of its module in another dtype that held its values and that steps change.
     version: changes with every write: PyTorch's own count (blind to writes through `.data`), then the sum of the bits.
     """
 
@@ -150,6 +151,7 @@ class StateTensor:
     changed: bool | None = None
     master: str = ""
     version: tuple[int, ...] = ()
+    twin: str = ""
 
     @property
     def low(self) -> bool:
@@ -162,7 +164,8 @@ class StateDtypeStats:
     """The tensors that live across steps. after_step: whether a step ran before, so that gradients and state exist.
 
     scaled: whether there is an enabled GradScaler, which, after a step, was used. vanished: state that became zero and
-    is divided by, where the steps were compared with float64.
+    is divided by, where the steps were compared with float64. twins: pairs of weights in one module that differ in
+    dtype alone, by their names.
     """
 
     subject: str
@@ -171,6 +174,7 @@ class StateDtypeStats:
     scaled: bool = False
     policy: DtypePolicy | None = None
     vanished: tuple[VanishedState, ...] = ()
+    twins: tuple[tuple[str, str], ...] = ()
 
 
 def measure_state_dtypes(
@@ -185,9 +189,13 @@ def measure_state_dtypes(
     earlier = {(tensor.role, tensor.name): tensor.version for tensor in before.tensors} if before is not None else None
     masters = _masters(residents)
     tensors = tuple(_measured(resident, earlier, masters) for resident in residents)
+    twins = _twins(loop) if before is None else before.twins
+    if before is not None and twins:
+        tensors = _untied(tensors, twins)
     scalers = [scaler for scaler in loop.reached.scalers.values() if scaler.is_enabled()]
     used = any(getattr(scaler, "_scale", None) is not None for scaler in scalers) if after_step else bool(scalers)
-    return StateDtypeStats(loop.name, tensors, after_step, used, parse_policy(loop.shape.get("policy"), loop.name))
+    policy = parse_policy(loop.shape.get("policy"), loop.name)
+    return StateDtypeStats(loop.name, tensors, after_step, used, policy, twins=twins)
 
 
 def _measured(
@@ -263,6 +271,46 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
                 masters[id(weight.tensor)] = name
                 break
     return masters
+
+
+def _twins(loop: TrainingLoop) -> tuple[tuple[str, str], ...]:
+    """Pairs of matrices of one module that differ in dtype alone: what was tied until a cast made another parameter."""
+    pairs: list[tuple[str, str]] = []
+    for path, module in loop.reached.modules.items():
+        known: dict[object, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+        for name, parameter in module.named_parameters():
+            part = local(parameter)
+            plain = type(part).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+            if part.dim() < 2 or not part.is_floating_point() or not plain or part.layout is not torch.strided:
+                continue
+            for other, twin in known[part.shape, part.device]:
+                low, full = (part, twin) if part.dtype.itemsize < twin.dtype.itemsize else (twin, part)
+                if low.dtype is not full.dtype and _is_rounded(low, full):
+                    pairs.append((loop.path(path, name), loop.path(path, other)))
+            known[part.shape, part.device].append((name, part))
+    return tuple(pairs)
+
+
+def _is_rounded(low: torch.Tensor, full: torch.Tensor) -> bool:
+    """Whether `low` is `full` in another dtype, and no constant, as which many weights begin."""
+    sample = _sample(low)
+    equal = torch.equal(_sample(full.to(low.dtype)), sample) and bool((sample != sample[:1]).any())
+    return equal and torch.equal(full.to(low.dtype), low)
+
+
+def _untied(tensors: tuple[StateTensor, ...], twins: tuple[tuple[str, str], ...]) -> tuple[StateTensor, ...]:
+    """The tensors with the `twin` of each weight that stood still beside it."""
+    weights = {tensor.name: tensor for tensor in tensors if tensor.role in (Role.PARAMETER, Role.COPY)}
+    learning = {tensor.name.removesuffix(".grad") for tensor in tensors if tensor.role is Role.GRADIENT}
+    still: dict[str, str] = {}
+    for pair in twins:
+        for name, other in (pair, pair[::-1]):
+            one, twin = weights.get(name), weights.get(other)
+            if one is None or twin is None or not one.trained or name not in learning:
+                continue
+            if one.changed is False and twin.changed:
+                still[name] = other
+    return tuple(replace(tensor, twin=still.get(tensor.name, "")) for tensor in tensors)
 
 
 def _sample(part: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ from torch import nn
 ID = "head_untied_by_cast"
 EXPECTED = {"check": ("master-weights", "stagnation")}
 KIND = "call"
-GAP = "weights that no optimizer steps are taken for frozen ones, also where a cast has untied them"
 
 
 class Model(nn.Module):
