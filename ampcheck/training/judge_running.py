@@ -24,6 +24,7 @@ from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
+from ampcheck.training.scale.checks import check_degrees
 from ampcheck.training.scaled_calls import measure_scaled_call
 from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
@@ -31,7 +32,7 @@ from ampcheck.training.values import together
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 _RAN_ON = "the code caught every exception that was to end it after its last observed step, and ran on unobserved"
 _CATCHES = "catch Exception, not BaseException (a bare `except:`), so that Ctrl-C can end the code too"
-OBSERVED = tuple(slug for slug in CHECKS if slug not in (SCALE_INVARIANCE.slug, REDUCE_PRECISION.slug, TF32.slug))
+OBSERVED = tuple(slug for slug in CHECKS if slug not in (REDUCE_PRECISION.slug, TF32.slug))
 """What is judged here of training that runs once; of `resume` the contents of checkpoints."""
 
 Runner = Callable[[Callable[[], object]], object]
@@ -59,7 +60,7 @@ def judge_running(
         findings.append(COVERAGE.incomplete(loop.name, _RAN_ON, hint=_CATCHES))
     findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
     again = [SCALE_INVARIANCE.skip(loop.name, f"not judged: {_REPEAT}")] if scales is None else check_invariance(scales)
-    findings += again
+    findings += check_degrees(loop.name, training.degrees) or again
     unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
     runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
@@ -124,7 +125,8 @@ def judge_call(
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     compares = checks is None or not {SCALE_INVARIANCE.slug, SCALER_PROTOCOL.slug}.isdisjoint(checks)
-    stats = measure_scaled_call(again, subject, training.recorder.events) if compares else None
+    told = training.degrees.decided or training.degrees.found
+    stats = measure_scaled_call(again, subject, training.recorder.events) if compares and not told else None
     learned = judge_running(training, limits, checks, stats)
     judged = together(judged, list(learned.findings))
     scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []

@@ -311,11 +311,15 @@ class LoopShadow(Shadow):
         self._steps_alone = steps
         self.numbers: list[tuple[float, float]] = []
         self._exactly = exactly
+        self.degrees: Any = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+                self.degrees.see(func, args, kwargs or {}, out)
         if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
             self.numbers.append((out, exact))

@@ -231,6 +231,12 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(finite), **evidence)]
 
 
+UNSCALE_HINT = (
+    "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; call update once, "
+    "after all optimizers"
+)
+
+
 def check_invariance(stats: InvarianceStats) -> list[Finding]:
     """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
     if stats.skipped:
@@ -242,10 +248,7 @@ def check_invariance(stats: InvarianceStats) -> list[Finding]:
         hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
         if difference.what == "gradient":
             what = f"the gradient of {difference.name} that the optimizer sees"
-            hint = (
-                "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; "
-                "call update once, after all optimizers"
-            )
+            hint = UNSCALE_HINT
             if stats.penalties:
                 place = stats.penalties[0]
                 hint = (

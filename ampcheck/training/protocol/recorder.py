@@ -65,7 +65,7 @@ class Recorder:
         self._optimizers: dict[str, _Optimizer] = {}
         self.name_parts()
         self._scalings: dict[object, tuple[str, float]] = {}
-        self._inside_scaler = self._scaling = False
+        self._inside_scaler = self._scaling = self.asks = False
         self._assigned = AssignedGradients()
         self.low: tuple[str, ...] = ()
         self._unpacks = False
@@ -80,6 +80,10 @@ class Recorder:
                 self._paths[id(part)] = part, self._numbered(path)
         for _, optimizer in optimizers:
             self._optimizers.setdefault(self._paths[id(optimizer)][1], optimizer)
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """The name of a parameter, as the loop names it."""
+        return self._parameters.get(id(parameter), "?")
 
     def listening(self) -> AbstractContextManager[None]:
         """Record everything inside."""
@@ -142,10 +146,14 @@ class Recorder:
         return f"{path}#{number}" if path in taken else path
 
     def _of(self, scaler: _Scaler) -> dict[str, Any]:
-        read = self._read
-        facts = {"who": self._path(scaler, "scaler"), "scale": scaler.get_scale(), "enabled": scaler.is_enabled()}
-        self._read = read
-        return facts
+        scale = self._scale_of(scaler)
+        return {"who": self._path(scaler, "scaler"), "scale": scale, "enabled": scaler.is_enabled()}
+
+    def _scale_of(self, scaler: _Scaler) -> float:
+        read, self.asks = self._read, True
+        scale: float = scaler.get_scale()
+        self._read, self.asks = read, False
+        return scale
 
     def _get_scale(self, scaler: _Scaler) -> _Call:
         scale = yield
@@ -194,7 +202,7 @@ class Recorder:
     def _update(self, scaler: _Scaler, *_: object, **__: object) -> _Call:
         facts = self._of(scaler)
         yield
-        self._add(Act.UPDATE, new_scale=scaler.get_scale(), **facts)
+        self._add(Act.UPDATE, new_scale=self._scale_of(scaler), **facts)
 
     def _state(self, act: Act, scaler: _Scaler, *_: object, **__: object) -> _Call:
         yield

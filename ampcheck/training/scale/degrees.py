@@ -1,0 +1,316 @@
+"""How each value of a step depends on the loss scale: its degree, by which a scale of twice the size multiplies it.
+
+A scaled loss has the degree 1, and so have its gradients, sums and norms of them; the norm of a gradient over that norm
+has the degree 0, and a sum of both has none. What an optimizer steps must have the degree 0 after the scaler has
+divided: then the training is the same at every scale. One run shows it, and the line at which it was lost.
+
+>>> degrees = Degrees()
+>>> with degrees.following():
+...     scaler.scale(loss).backward()
+>>> degrees.of(weight.grad)
+Degree(powers={4384: 1.0}, ...)
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.ops.traits import Traits, traits
+from ampcheck.shadow.call import leaves
+from ampcheck.shadow.companions import CompanionStore, has_companions
+from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.source import users_line
+from ampcheck.torchtools.storage import StorageMap, local
+from ampcheck.training.loop import parameters_of
+from ampcheck.training.protocol.recorder import Recorder
+
+_SLIGHT = 2.0**-11
+"""What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
+
+Place = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """powers: by scaler (its `id`), without zeros. place: the line of the user's code that made it so, where that
+    combined values that depend on the scale. mixed: a sum of different degrees; known: whether this is known."""
+
+    powers: dict[int, float] = field(default_factory=dict)
+    place: Place = ("", None)
+    mixed: bool = False
+    known: bool = True
+
+    @property
+    def depends(self) -> bool:
+        """Whether it is known to change with the scale."""
+        return self.mixed or bool(self.powers)
+
+    def times(self, exponent: float) -> Degree:
+        """The degree of a power."""
+        return Degree({s: p * exponent for s, p in self.powers.items()}, self.place, self.mixed, self.known)
+
+    def over(self, other: Degree) -> Degree:
+        """The degree of a quotient."""
+        return self.of_product(other.times(-1.0))
+
+    def of_product(self, other: Degree) -> Degree:
+        """The degree of a product."""
+        powers = {s: self.powers.get(s, 0.0) + other.powers.get(s, 0.0) for s in {*self.powers, *other.powers}}
+        kept = {s: power for s, power in powers.items() if power}
+        place = self.place if self.place[0] else other.place
+        return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
+
+
+_NONE = Degree()
+_UNKNOWN = Degree(known=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """A gradient that depends on the loss scale when it is applied. power: None for a sum of different degrees."""
+
+    name: str
+    step: int
+    power: float | None
+    place: Place
+
+
+class Degrees:
+    """Follows degrees from the scaling of a loss to the steps of optimizers.
+
+    recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
+    found: the gradients that depend on the scale when an optimizer steps, the first of each place. looked, unknown: how
+    many gradients of a known and of an unknown degree were stepped. follows: whether a loss was scaled, so that there
+    is anything to follow. left: whether a number or a decision that depends on the scale left the run.
+    """
+
+    def __init__(self, recorder: Recorder, store: CompanionStore) -> None:
+        self.found: list[Dependence] = []
+        self.looked = self.unknown = 0
+        self.follows = self.left = False
+        self._store = store
+        self._degrees = StorageMap[Degree]()
+        self._recorder = recorder
+        self._scaler: int | None = None  # whose `scale` runs
+        self._numbers: dict[float, Degree] = {}  # those that left the run, and their reciprocals
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow what runs inside; its ops come by `see`."""
+        with subscribed(scaler_scale=self._scale, optimizer_step=self._stepped):
+            yield
+
+    def of(self, tensor: torch.Tensor) -> Degree | None:
+        """The degree of a tensor; None of one that no scaled value went into."""
+        return self._degrees.get(tensor)
+
+    def _scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
+        if not scaler.is_enabled():
+            return
+        self.follows, self._scaler = True, id(scaler)
+        try:
+            yield
+        finally:
+            self._scaler = None
+
+    def _note_number(self, number: float, degree: Degree) -> None:
+        if number and math.isfinite(number):
+            common = 0.125 <= abs(number) <= 8.0  # others may have this value, too
+            self._numbers[number] = _UNKNOWN if common else degree
+            self._numbers[1.0 / number] = _UNKNOWN if common else degree.times(-1.0)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+        if not self.follows:
+            return
+        with _disable_current_modes(), torch.no_grad():
+            if getattr(optimizer, "grad_scale", None) is None:  # else it unscales in its kernel
+                for parameter in parameters_of(optimizer):
+                    self._look(parameter)
+        yield
+        for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
+            self._degrees.pop(tensor)  # each step is judged by itself
+
+    def _look(self, parameter: torch.Tensor) -> None:
+        degree = None if parameter.grad is None else self.of(local(parameter.grad))
+        if degree is None or not degree.known:
+            self.unknown += parameter.grad is not None
+            return
+        self.looked += 1
+        place = degree.place if degree.place[0] else self._line()
+        if not degree.depends or any(known.place == place for known in self.found):
+            return
+        power = None if degree.mixed or len(degree.powers) > 1 else next(iter(degree.powers.values()))
+        self.found.append(Dependence(self._recorder.name_of(parameter), self._recorder.step, power, place))
+
+    @property
+    def decided(self) -> bool:
+        """Whether the degrees answer for every scale: all are known, and no code branches by what depends on it."""
+        return bool(self.looked) and not (self.unknown or self.left)
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """Follow an op that ran."""
+        if not isinstance(func, torch._ops.OpOverload):
+            return
+        op = traits(func)
+        if op.view:
+            return
+        if self._scaler is not None and op.base in ("full", "_to_copy"):  # the scale itself, and its copies by device
+            for result in leaves(out):
+                if result.numel() == 1 and self.of(result) is None:
+                    self._degrees.put(result, Degree({self._scaler: 1.0}))
+            return
+        if op.base == "_amp_update_scale":
+            return
+        operands = leaves((*args, *kwargs.values()))
+        if not any(self._degrees.get(t) is not None for t in operands):
+            if op.resets or op.writes:
+                pass
+            elif not self._numbers.keys() & {v for v in args if type(v) is float}:
+                return
+        if op.leaves:
+            degree = None if self._recorder.asks else self.of(args[0])
+            if degree is not None and (degree.depends or not degree.known):
+                self.left = True
+                if type(out) is float and degree.known and not degree.mixed:
+                    self._note_number(out, degree)
+            return
+        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
+        if op.base == "_amp_foreach_non_finite_check_and_unscale":
+            factor = self.of(args[2]) or _NONE
+            for gradient in args[0]:
+                known = self.of(gradient)
+                if known is None:  # an op may have made it of a loss that was not scaled, or C++ without an op
+                    companions = self._store.known(gradient) if has_companions(gradient) else None
+                    known = _NONE if companions is not None and companions.written else _UNKNOWN
+                self._degrees.put(gradient, known.of_product(factor))
+            return
+        targets = leaves(written) or leaves(out)
+        for number, target in enumerate(targets):
+            if not target.is_floating_point() and not target.is_complex():
+                self._decide(op, operands, target)
+                continue
+            degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
+            if degree is None:
+                self._degrees.pop(target) if target.untyped_storage().nbytes() == target.nbytes else None
+            elif degree != _NONE:
+                self._degrees.put(target, degree)
+
+    def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""
+        degrees = [self._degree(operand) or _NONE for operand in operands]
+        alike = len(degrees) > 1 and len({tuple(sorted(d.powers.items())) for d in degrees}) == 1
+        if op.decides == "finite" or alike:
+            return
+        if any(degree.depends or not degree.known for degree in degrees):
+            self._degrees.put(result, _UNKNOWN)
+
+    def _of_result(
+        self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
+    ) -> Degree | None:
+        """The degree of a result; None where no operand has one."""
+
+        def item(value: Any) -> Any:
+            return value[number] if number is not None and isinstance(value, (list, tuple)) else value
+
+        values = [item(value) for value in args]
+        options = {name: item(value) for name, value in kwargs.items()}
+        if op.copies is not None:
+            return self._degree(values[op.copies])
+        if op.fills or op.unset or op.random or op.shaped or op.resets:
+            return None
+        floating = [t for t in leaves((*values, *options.values())) if t.is_floating_point() or t.is_complex()]
+        degrees = [self._degree(t) for t in floating]
+        known = [degree for degree in degrees if degree is not None]
+        if any(not degree.known for degree in known):
+            return _UNKNOWN
+        base = op.base
+        if base in ("mul", "div") and len(values) > 1:
+            left, right = self._of_factor(values[0]), self._of_factor(values[1])
+            if left is None or right is None:
+                return _UNKNOWN
+            made = left.over(right) if base == "div" else left.of_product(right)
+            return None if left is right is _NONE else self._placed(made, left, right)
+        if not known:
+            return None
+        if op.factors:
+            one, two = (self._degree(values[i]) or _NONE for i in op.factors)
+            product = self._placed(one.of_product(two), one, two)
+            added = values[0] if op.linear else values[2] if base == "convolution" else None
+            return self._sum(result, [(product, None), (self._degree(added), added)])
+        first = degrees[0]
+        if first is not None and sum(degree.depends for degree in known) == first.depends:
+            if base in _EXPONENTS or (base == "pow" and isinstance(values[1], (int, float))):
+                return first.times(_EXPONENTS[base] if base in _EXPONENTS else float(values[1]))
+            if "backward" in base:
+                return first  # linear in the gradient that it is given
+        if base in ("addcmul", "addcdiv"):
+            one, two = (self._degree(value) or _NONE for value in values[1:3])
+            product = self._placed(one.over(two) if op.divides else one.of_product(two), one, two)
+            return self._sum(result, [(self._degree(values[0]), None if op.writes else values[0]), (product, None)])
+        if op.adds or base in _SELECTING:
+            terms = values[1:] if base == "where" else values[:2] if op.adds else [*values, *options.values()]
+            held = [self._degree(term) for term in terms]
+            if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
+                terms[0] = None  # overwritten
+            return self._sum(result, list(zip(held, terms, strict=True)))
+        if op.places or op.moves or base in _HOMOGENEOUS:
+            return self._sum(result, [(self._degree(t), t) for t in floating])
+        return _UNKNOWN if any(degree.depends for degree in known) else known[0]
+
+    def _degree(self, value: Any) -> Degree | None:
+        return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
+
+    def _of_factor(self, value: Any) -> Degree | None:
+        """The degree of a factor; None of a number that may have been made of one that left the run."""
+        if isinstance(value, torch.Tensor):
+            return self._degree(value) or _NONE
+        if not self._numbers or type(value) is not float:
+            return _NONE
+        # The numbers in a backward pass are those of the forward pass, or of the formula of a derivative.
+        return self._numbers.get(value, _NONE if torch._C._current_graph_task_id() != -1 else None)
+
+    def _placed(self, made: Degree, *operands: Degree) -> Degree:
+        """Name the line where several operands depend on the scale."""
+        if sum(bool(d.powers) for d in operands) < 2 or made.place[0] or self._scaler is not None:
+            return made
+        return Degree(made.powers, self._line(), made.mixed, made.known)
+
+    def _sum(self, result: torch.Tensor, terms: Sequence[tuple[Degree | None, Any]]) -> Degree:
+        """The degree of what several terms make; a term is None where its values are gone. Zeros have every degree."""
+        counted = [(degree or _NONE, term) for degree, term in terms if degree is not None or _counts(term, result)]
+        if len({tuple(sorted(degree.powers.items())) for degree, _ in counted}) > 1:  # else nothing is looked at
+            counted = [(d, t) for d, t in counted if not isinstance(t, torch.Tensor) or bool(t.any())]
+        degrees = [degree for degree, _ in counted] or [_NONE]
+        told = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
+        if told.mixed or len({tuple(sorted(degree.powers.items())) for degree in degrees}) == 1:
+            return told
+        return Degree(degrees[0].powers, self._line(), mixed=True)
+
+    def _line(self) -> Place:
+        return users_line(sys._getframe())
+
+
+def _counts(term: Any, result: torch.Tensor) -> bool:
+    """Whether a constant is a term: no eps, which changes nothing at this scale."""
+    if isinstance(term, torch.Tensor):
+        return True
+    if type(term) not in (int, float):
+        return False
+    return bool((result.detach().double().abs() * _SLIGHT < abs(term)).any())
+
+
+_EXPONENTS = {"reciprocal": -1.0, "rsqrt": -0.5, "sqrt": 0.5, "square": 2.0, "var": 2.0}
+_SELECTING = frozenset(("where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "hardtanh"))
+_HOMOGENEOUS = frozenset(
+    "sum mean nansum amax amin max min norm linalg_vector_norm std cumsum abs relu leaky_relu sort topk trace".split()
+)
+"""Ops whose result doubles with their argument."""
