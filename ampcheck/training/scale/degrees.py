@@ -235,8 +235,8 @@ class Degrees:
         base = op.base
         if base in ("mul", "div") and len(values) > 1:
             left, right = self._of_factor(values[0]), self._of_factor(values[1])
-            if left is None or right is None:
-                return _UNKNOWN
+            if left is None or right is None:  # a number that may depend on the scale
+                return _UNKNOWN if known else None
             made = left.over(right) if base == "div" else left.of_product(right)
             return None if left is right is _NONE else self._placed(made, left, right)
         if not known:
@@ -262,7 +262,7 @@ class Degrees:
             if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
                 terms[0] = None  # overwritten
             return self._sum(result, list(zip(held, terms, strict=True)))
-        if op.places or op.moves or base in _HOMOGENEOUS:
+        if op.places or op.moves or base in _HOMOGENEOUS or op.namespace in _COLLECTIVE:
             return self._sum(result, [(self._degree(t), t) for t in floating])
         return _UNKNOWN if any(degree.depends for degree in known) else known[0]
 
@@ -276,7 +276,13 @@ class Degrees:
         if not self._numbers or type(value) is not float:
             return _NONE
         # The numbers in a backward pass are those of the forward pass, or of the formula of a derivative.
-        return self._numbers.get(value, _NONE if torch._C._current_graph_task_id() != -1 else None)
+        constant = torch._C._current_graph_task_id() != -1 or self._is_written(value)
+        return self._numbers.get(value, _NONE if constant else None)
+
+    def _is_written(self, value: float) -> bool:
+        """Whether somebody wrote a number down: it has few digits, and is no product of such a number and a scale."""
+        scales = (number for number in self._numbers if math.frexp(number)[0] == 0.5)
+        return _is_short(value) and not any(_is_short(value / scale) for scale in scales)
 
     def _placed(self, made: Degree, *operands: Degree) -> Degree:
         """Name the line where several operands depend on the scale."""
@@ -299,6 +305,10 @@ class Degrees:
         return users_line(sys._getframe())
 
 
+def _is_short(value: float) -> bool:
+    return float(f"{value:.4g}") == value
+
+
 def _counts(term: Any, result: torch.Tensor) -> bool:
     """Whether a constant is a term: no eps, which changes nothing at this scale."""
     if isinstance(term, torch.Tensor):
@@ -310,6 +320,9 @@ def _counts(term: Any, result: torch.Tensor) -> bool:
 
 _EXPONENTS = {"reciprocal": -1.0, "rsqrt": -0.5, "sqrt": 0.5, "square": 2.0, "var": 2.0}
 _SELECTING = frozenset(("where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "hardtanh"))
+_COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
+"""Namespaces of ops that sum, average and move values between processes."""
+
 _HOMOGENEOUS = frozenset(
     "sum mean nansum amax amin max min norm linalg_vector_norm std cumsum abs relu leaky_relu sort topk trace".split()
 )
