@@ -260,7 +260,12 @@ class Degrees:
             terms = values[1:] if base == "where" else values[:2] if op.adds else [*values, *options.values()]
             held = [self._degree(term) for term in terms]
             if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
-                terms[0] = None  # overwritten
+                terms[0] = None
+                if held[0] is None:  # a constant, which is overwritten
+                    if base not in ("add", "sub") or not isinstance(values[1], torch.Tensor):
+                        return _UNKNOWN
+                    sign = (1 if base == "add" else -1) * options.get("alpha", 1)
+                    terms[0] = _rest(result, values[1], sign)
             return self._sum(result, list(zip(held, terms, strict=True)))
         if op.places or op.moves or base in _HOMOGENEOUS or op.namespace in _COLLECTIVE:
             return self._sum(result, [(self._degree(t), t) for t in floating])
@@ -303,6 +308,13 @@ class Degrees:
 
     def _line(self) -> Place:
         return users_line(sys._getframe())
+
+
+def _rest(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:
+    """What a result held before a term was added in place; zero where that is no more than the rounding."""
+    whole = result.detach().double()
+    rest = whole - factor * term.detach().double()
+    return torch.where(rest.abs() <= 4 * torch.finfo(result.dtype).eps * whole.abs(), 0.0, rest)
 
 
 def _is_short(value: float) -> bool:

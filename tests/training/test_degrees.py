@@ -1,0 +1,159 @@
+"""Degrees in the loss scale: what doubles when the scale doubles has the degree 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ampcheck
+from ampcheck.core.run import Run, Verdict
+from ampcheck.training.loop import LoopShadow
+from ampcheck.training.protocol.recorder import Recorder
+from ampcheck.training.running import RunningLoop
+from ampcheck.training.scale.degrees import Degree, Degrees
+
+Values = list[torch.Tensor]
+
+STEPS: dict[str, Callable[[Values, int, int], torch.Tensor]] = {
+    "product": lambda v, i, j: v[i] * v[j],
+    "quotient": lambda v, i, j: v[i] / v[j],
+    "sum": lambda v, i, j: v[i] + v[j],
+    "difference": lambda v, i, j: torch.sub(v[i], v[j], alpha=3),
+    "matrix product": lambda v, i, j: v[i] @ v[j],
+    "norm": lambda v, i, j: torch.linalg.vector_norm(v[i]).reshape(1, 1).repeat(2, 2),
+    "share": lambda v, i, j: v[i] / (v[i].norm() + 1e-12),
+    "sum of squares": lambda v, i, j: v[i].square().sum(0, keepdim=True).repeat(2, 1),
+    "root": lambda v, i, j: v[i].abs().sqrt(),
+    "reciprocal": lambda v, i, j: v[i].reciprocal(),
+    "choice": lambda v, i, j: torch.where(v[0] > 1.5, v[i], v[j]),
+    "largest": lambda v, i, j: torch.maximum(v[i], v[j]),
+    "limit": lambda v, i, j: v[i].clamp(max=1.75),
+    "in place": lambda v, i, j: v[i].clone().add_(v[j], alpha=0.5),
+    "interpolation": lambda v, i, j: torch.lerp(v[i], v[j], 0.25),
+    "constant": lambda v, i, j: v[i] * 0.37,
+    "transposed": lambda v, i, j: v[i].mT.contiguous().neg(),
+}
+
+
+def run(program: list[tuple[str, int, int]], scale: float) -> tuple[list[Degree | None], Values]:
+    """The degrees and values of a program on a constant and a scaled tensor."""
+    shadow = LoopShadow(judge=False)
+    shadow.degrees = degrees = Degrees(Recorder(RunningLoop("program")), shadow.store)
+    constant = torch.tensor([[1.0, 2.0], [1.25, 3.0]])
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with shadow, degrees.following(), torch.no_grad():
+        values = [constant, scaler.scale(torch.tensor([[0.5, 1.5], [2.0, 1.0]]))]
+        for name, i, j in program:
+            values.append(STEPS[name](values, i % len(values), j % len(values)))
+    return [degrees.of(value) for value in values], values
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)), max_size=8))
+def test_a_value_of_a_known_degree_grows_by_that_power_of_the_scale(program: list[tuple[str, int, int]]) -> None:
+    (degrees, values), (_, larger) = run(program, 1024.0), run(program, 4096.0)
+    for degree, value, other in zip(degrees, values, larger, strict=True):
+        if degree is not None and (degree.mixed or not degree.known):
+            continue
+        power = 0.0 if degree is None else sum(degree.powers.values())
+        finite = value.isfinite() & other.isfinite()
+        torch.testing.assert_close(other[finite], value[finite] * 4.0**power, rtol=1e-3, atol=0.0)
+
+
+def train(change: Callable[..., None], **options: Any) -> Run:
+    """Four steps of a loop, watched. change: what happens to the gradients between backward and the scaler's step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = torch.randn(32, 8)
+    with ampcheck.watch(fail_on="never", **options) as seen:
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = F.mse_loss(model(x).float(), x[:, :4])
+            scaler.scale(loss).backward()
+            change(model, optimizer, scaler)
+            scaler.step(optimizer)
+            scaler.update()
+    return seen.run
+
+
+def clip_by_hand(model: nn.Module, limit: float = 0.01) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        norm = parameter.grad.data.norm(2)
+        norm.item()  # for the log
+        share = limit / (norm + 1e-6)
+        if share < 1:
+            parameter.grad.data.mul_(share)
+
+
+def unscaled_first(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    scaler.unscale_(optimizer)
+    clip_by_hand(model)
+
+
+def limit_follows(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    clip_by_hand(model, 0.02 * scaler.get_scale())
+
+
+def decays_by_hand(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.add_(parameter.data, alpha=1e-4)
+
+
+def normalizes(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    total = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad /= total
+
+
+def averages(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.div_(4).mul_(2.0)
+
+
+@pytest.mark.parametrize("change", [lambda model, *_: clip_by_hand(model), decays_by_hand, normalizes])
+def test_what_depends_on_the_scale_fails_at_its_line_in_one_run(change: Callable[..., None]) -> None:
+    (found,) = [f for f in train(change).of(Verdict.FAIL) if f.check == "scale-invariance"]
+
+    assert found.where.file.endswith("test_degrees.py")
+    assert found.excerpt.lines[found.excerpt.line - found.excerpt.first].strip().startswith("parameter.grad")
+
+
+@pytest.mark.parametrize("change", [lambda *_: None, unscaled_first, limit_follows, averages])
+def test_what_does_not_depend_on_the_scale_is_silent(change: Callable[..., None]) -> None:
+    run = train(change)
+
+    assert not [f for f in run.findings if f.check == "scale-invariance" and f.verdict is Verdict.FAIL]
+    assert not run.of(Verdict.FAIL)
+
+
+def test_a_callable_whose_degrees_are_known_does_not_run_again() -> None:
+    calls: list[int] = []
+
+    def main() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        calls.append(1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    run = ampcheck.audit(main)
+    assert [f.verdict for f in run.findings if f.check == "scale-invariance"] == [Verdict.PASS]
+    assert len(calls) == 1
