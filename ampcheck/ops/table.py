@@ -10,7 +10,8 @@ def _value(trait: str, text: str) -> Any:
     """The value of a word such as `linear=1,alpha`; a word without one is a fact."""
     if not text:
         return True
-    values = tuple(int(part) if trait in ("copies", "factors") else part for part in text.split(","))
+    kind = {"copies": int, "factors": int, "degree": float}.get(trait, str)
+    values = tuple(kind(part) for part in text.split(","))
     return values if trait in ("divides", "factors", "linear", "updates") else values[0]
 
 
@@ -26,7 +27,10 @@ index_add scatter_add          | linear=1
 addr                           | linear=beta
 mul                            | linear=other,other factors=0,1 whole
 div                            | linear=1/other divides=other
-reciprocal rsqrt               | divides=self
+reciprocal                     | divides=self degree=-1
+rsqrt                          | divides=self degree=-0.5
+sqrt                           | degree=0.5
+square                         | degree=2
 neg                            | linear=-1 moves
 clone                          | linear=1 copies=0 places
 _to_copy                       | linear=1 copies=0 whole decides=cast
@@ -43,12 +47,14 @@ convolution_backward           | contracts
 _scaled_dot_product_flash_attention_for_cpu | autocast=scaled_dot_product_attention
 _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention | autocast=scaled_dot_product_attention
 # Reductions ----
-sum                            | reduces sums whole
-mean nansum                    | reduces sums
-all any aminmax count_nonzero linalg_vector_norm norm powsum prod std std_mean var var_mean | reduces
+sum                            | reduces sums whole degree=1
+mean nansum                    | reduces sums degree=1
+aminmax linalg_vector_norm norm std std_mean | reduces degree=1
+var                            | reduces degree=2
+all any count_nonzero powsum prod var_mean | reduces
 logsumexp                      | reduces promotes
-amax amin                      | reduces whole
-cumsum                         | terms=dim whole
+amax amin                      | reduces whole degree=1
+cumsum                         | terms=dim whole degree=1
 cumprod logcumsumexp           | terms=dim
 _softmax                       | terms=dim autocast=softmax.int
 _log_softmax                   | terms=dim autocast=log_softmax.int
@@ -59,10 +65,10 @@ isnan isinf isfinite isposinf isneginf | decides=finite
 _unique _unique2 unique_dim unique_consecutive isin | decides=identity
 searchsorted bucketize         | decides=bin
 argmax argmin                  | reduces decides=best
-max                            | reduces decides=extreme whole rescues
-min                            | reduces decides=extreme whole
-topk sort                      | decides=selection whole
-kthvalue median                | decides=selection
+max                            | reduces decides=extreme whole rescues degree=1
+min                            | reduces decides=extreme whole degree=1
+topk sort                      | decides=selection whole degree=1
+kthvalue median                | decides=selection degree=1
 nonzero                        | decides=support
 floor ceil round trunc         | decides=integer jumps whole
 floor_divide                   | decides=quotient jumps whole
@@ -74,18 +80,22 @@ fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_tensor_a
 _fake_quantize_learnable_per_channel_affine _fake_quantize_per_tensor_affine_cachemask_tensor_qparams | jumps
 _fused_moving_avg_obs_fq_helper _fused_moving_avg_obs_fq_helper_functional quantized::linear_dynamic | jumps
 quantized::linear_relu_dynamic quantized::linear_dynamic_fp16 quantized::conv2d quantized::batch_norm2d | jumps
-abs threshold_backward         | moves kink=zero
+abs                            | moves kink=zero degree=1
+threshold_backward             | moves kink=zero
 leaky_relu_backward hardtanh_backward | kink=zero
 grid_sampler_2d_backward grid_sampler_3d_backward | kink=pixel
 remainder fmod frac            | keeps
 # Limits ----
-clamp clamp_min                | whole rescues keeps
-maximum                        | whole rescues
-clamp_max                      | whole keeps
-minimum                        | whole
+clamp clamp_min                | whole rescues keeps limits
+maximum                        | whole rescues limits
+clamp_max                      | whole keeps limits
+minimum                        | whole limits
 exp exp2 sigmoid cos cosh      | lifts
-where                          | moves rescues
-relu hardtanh copysign         | moves
+where                          | moves rescues limits
+relu                           | moves degree=1
+leaky_relu                     | degree=1
+hardtanh                       | moves limits
+copysign                       | moves
 # Elements in other places ----
 cat stack index index_select gather take repeat flip roll rot90 embedding masked_select _unsafe_index | places
 constant_pad_nd                | places fills=part

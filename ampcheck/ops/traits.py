@@ -63,6 +63,8 @@ class Traits:
     lifts: bool = False  # it is smooth at zero, and makes no zero of it
     jumps: bool = False  # floating results are decisions, and companions take those of the run
     leaves: bool = False  # a number leaves the run
+    degree: float | None = None  # to the power of which a factor of its argument comes out of it
+    limits: bool = False  # each element of the result is one of several arguments, which may be numbers
     autocast: str = ""  # the op that reaches autocast, and becomes this one
 
 

@@ -36,6 +36,9 @@ from ampcheck.training.protocol.recorder import Recorder
 _SLIGHT = 2.0**-11
 """What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
 
+_COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
+"""Namespaces of ops that sum, average and move values between processes."""
+
 Place = tuple[str, int | None]
 
 
@@ -117,6 +120,9 @@ class Degrees:
         if not scaler.is_enabled():
             return
         self.follows, self._scaler = True, id(scaler)
+        scale = getattr(scaler, "_scale", None)  # of an earlier run; else it is made in this call
+        if isinstance(scale, torch.Tensor):
+            self._degrees.put(scale, Degree({id(scaler): 1.0}))
         try:
             yield
         finally:
@@ -185,7 +191,7 @@ class Degrees:
             return
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
         if op.base == "_amp_foreach_non_finite_check_and_unscale":
-            factor = self.of(args[2]) or _NONE
+            factor = self.of(args[2]) or _UNKNOWN
             for gradient in args[0]:
                 known = self.of(gradient)
                 if known is None:  # an op may have made it of a loss that was not scaled, or C++ without an op
@@ -248,15 +254,16 @@ class Degrees:
             return self._sum(result, [(product, None), (self._degree(added), added)])
         first = degrees[0]
         if first is not None and sum(degree.depends for degree in known) == first.depends:
-            if base in _EXPONENTS or (base == "pow" and isinstance(values[1], (int, float))):
-                return first.times(_EXPONENTS[base] if base in _EXPONENTS else float(values[1]))
+            exponent = values[1] if base == "pow" else op.degree
+            if isinstance(exponent, (int, float)) and exponent != 1:
+                return first.times(exponent)
             if "backward" in base:
                 return first  # linear in the gradient that it is given
         if base in ("addcmul", "addcdiv"):
             one, two = (self._degree(value) or _NONE for value in values[1:3])
             product = self._placed(one.over(two) if op.divides else one.of_product(two), one, two)
             return self._sum(result, [(self._degree(values[0]), None if op.writes else values[0]), (product, None)])
-        if op.adds or base in _SELECTING:
+        if op.adds or op.limits:
             terms = values[1:] if base == "where" else values[:2] if op.adds else [*values, *options.values()]
             held = [self._degree(term) for term in terms]
             if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
@@ -267,7 +274,7 @@ class Degrees:
                     sign = (1 if base == "add" else -1) * options.get("alpha", 1)
                     terms[0] = _rest(result, values[1], sign)
             return self._sum(result, list(zip(held, terms, strict=True)))
-        if op.places or op.moves or base in _HOMOGENEOUS or op.namespace in _COLLECTIVE:
+        if op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE:
             return self._sum(result, [(self._degree(t), t) for t in floating])
         return _UNKNOWN if any(degree.depends for degree in known) else known[0]
 
@@ -328,14 +335,3 @@ def _counts(term: Any, result: torch.Tensor) -> bool:
     if type(term) not in (int, float):
         return False
     return bool((result.detach().double().abs() * _SLIGHT < abs(term)).any())
-
-
-_EXPONENTS = {"reciprocal": -1.0, "rsqrt": -0.5, "sqrt": 0.5, "square": 2.0, "var": 2.0}
-_SELECTING = frozenset(("where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "hardtanh"))
-_COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
-"""Namespaces of ops that sum, average and move values between processes."""
-
-_HOMOGENEOUS = frozenset(
-    "sum mean nansum amax amin max min norm linalg_vector_norm std cumsum abs relu leaky_relu sort topk trace".split()
-)
-"""Ops whose result doubles with their argument."""
