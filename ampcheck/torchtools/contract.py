@@ -13,13 +13,18 @@ _WITHOUT = {
     "_C.DispatchKeySet _C._dynamo.eval_frame _C._dynamo.eval_frame.set_eval_frame _ops.HigherOrderOperator "
     "_ops.OpOverload _subclasses.fake_tensor.FakeTensor autograd.graph._engine_run_backward ops.aten._to_copy "
     "ops.aten._local_scalar_dense.default utils._device utils._python_dispatch _tensor_str.PRINT_OPTS "
-    "_ops.OperatorBase utils._python_dispatch.TorchDispatchMode utils._python_dispatch._disable_current_modes utils._python_dispatch._get_current_dispatch_mode "
-    "utils._python_dispatch._get_current_dispatch_mode_stack",
-    "nothing that runs under a dispatch mode is judged": "autograd._get_sequence_nr _C._RestorePythonTLSSnapshot "
+    "_ops.OperatorBase utils._python_dispatch.TorchDispatchMode utils._python_dispatch._disable_current_modes "
+    "utils._python_dispatch._get_current_dispatch_mode utils._python_dispatch._get_current_dispatch_mode_stack",
+    "no run is followed in float64, and a watch raises": "autograd._get_sequence_nr _C._RestorePythonTLSSnapshot "
     "_C._dispatch_tls_local_exclude_set _C._dispatch_tls_local_include_set _C._ForceDispatchKeyGuard "
-    "utils._python_dispatch._push_mode utils._python_dispatch._pop_mode _C._functorch.peek_interpreter_stack",
-    "backward passes are not followed": "_C._current_autograd_node autograd._engine_run_backward",
-    "of PyTorch 2.6, a default device that was never chosen is not restored": "_GLOBAL_DEVICE_CONTEXT",
+    "_C._storage_Use_Count jit._builtins._find_builtin jit._builtins._register_builtin "
+    "jit._builtins._get_builtin_table",
+    "ops of other threads, and those inside of others, are not followed": "utils._python_dispatch._push_mode "
+    "utils._python_dispatch._pop_mode",
+    "training loops are not judged": "_C._functorch.peek_interpreter_stack",
+    "no backward pass is followed in float64, and a watch raises in it": "_C._current_autograd_node",
+    "no gradient is compared": "autograd._engine_run_backward",
+    "under PyTorch 2.6 a default device that was never chosen is not restored": "_GLOBAL_DEVICE_CONTEXT",
     "changed settings of the compiler are not restored": "fx.experimental._config",
     "an export inside of a watch captures ampcheck's own functions": "export._trace",
     "errors of the compiler count as the model's": "_inductor _functorch",
@@ -38,9 +43,6 @@ _WITHOUT = {
     "a subclass of tensors has no statistics": "_C.DisableTorchFunctionSubclass",
     "results that are subclasses of tensors are not compared": "utils._python_dispatch.is_traceable_wrapper_subclass",
     "statistics inside of compiled graphs are not taken": "_C._DisableAutocast",
-    "memory that a result shares is not followed": "_C._storage_Use_Count",
-    "constants of 16 bits are not followed": "jit._builtins._find_builtin jit._builtins._register_builtin "
-    "jit._builtins._get_builtin_table",
     "ops on such tensors are not followed": "_efficientzerotensor _neg_view _nested_view_from_buffer",
     "flex_attention is not followed": "_higher_order_ops.flex_attention.sdpa_dense "
     "_higher_order_ops.flex_attention.sdpa_dense_backward",
@@ -51,8 +53,8 @@ _WITHOUT = {
     "_guards.TracingContext.report_output_strides _guards.CompileContext _guards.compile_context _guards.tracing "
     "_inductor.compile_fx _inductor.compile_fx.compile_fx _inductor.compile_fx.compile_fx_inner _inductor.config "
     "_inductor.config.patch _inductor.config.get_config_copy _functorch.config _functorch.config.patch",
-    "nothing is compiled for a comparison": "_dynamo _dynamo.config _dynamo.eval_frame "
-    "_dynamo.lookup_backend _inductor.runtime.runtime_utils",
+    "nothing is compiled for a comparison": "_dynamo _dynamo.config _dynamo.eval_frame _dynamo.lookup_backend "
+    "_inductor.runtime.runtime_utils",
     "compiled code is not run with caches of its own": "_inductor.utils _inductor.utils.clear_inductor_caches",
     "graph breaks, recompiles and caches are not judged": "_dynamo.utils _dynamo.utils.CompilationMetrics "
     "_dynamo.utils.counters _logging._internal.trace_log",

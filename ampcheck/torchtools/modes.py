@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.interception import leave_out, set_eval_frame
 from ampcheck.torchtools.patching import replaced
-from ampcheck.torchtools.private import DispatchKey, DispatchKeySet, HigherOrderOperator, current_mode, state_of_caller
+from ampcheck.torchtools.private import (
+    DispatchKey,
+    DispatchKeySet,
+    HigherOrderOperator,
+    current_mode,
+    excluded_keys,
+    forcing_keys,
+    included_keys,
+    state_of_caller,
+)
 
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 """The dispatch keys of autocast."""
@@ -164,9 +172,7 @@ def in_this_thread(mode: DispatchMode) -> Iterator[None]:
 @contextmanager
 def autocast_of_caller() -> Iterator[None]:
     """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
-    excluded_by = torch._C._dispatch_tls_local_exclude_set
     with state_of_caller():
-        entered = excluded_by()
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded_by() - (AUTOCAST - entered)):
+        entered = excluded_keys()
+    with forcing_keys(included_keys(), excluded_keys() - (AUTOCAST - entered)):
         yield

@@ -14,7 +14,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from ampcheck.core.run import Where
 from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import OpOverload, backward_node, backward_task
+from ampcheck.torchtools.private import OpOverload, backward_node, backward_task, sequence_number
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name, short_path, users_frame
 
@@ -72,7 +72,7 @@ class Origins:
         origin = _origin(phase, self._scopes.current, *self._line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
-        number = int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+        number = sequence_number() - 1
         if number not in self._by_node:
             if len(self._by_node) >= _REMEMBERED:
                 for old in list(self._by_node)[: _REMEMBERED // 2]:

@@ -65,6 +65,9 @@ op_names: Callable[[], list[str]] = _optional("_C._dispatch_get_all_op_names")
 registrations: Callable[[str], list[str]] = _optional("_C._dispatch_get_registrations_for_dispatch_key")
 describe_kernels: Callable[[str], str] = _optional("_C._dispatch_dump")
 keys_below: Callable[[DispatchKey], DispatchKeySet] = _optional("_C._dispatch_keyset_full_after")
+included_keys: Callable[[], DispatchKeySet] = _optional("_C._dispatch_tls_local_include_set")
+excluded_keys: Callable[[], DispatchKeySet] = _optional("_C._dispatch_tls_local_exclude_set")
+forcing_keys: Guard = _optional("_C._ForceDispatchKeyGuard")
 state_of_caller: Guard = _optional("_C._RestorePythonTLSSnapshot")
 """The dispatcher's state as it was when the user's code called the op that a mode sees."""
 python_dispatcher: Guard = _optional("_dispatch.python.enable_python_dispatcher")
@@ -80,6 +83,7 @@ library_kernels: set[str] = _optional("library._impls")
 backward_task = torch._C._current_graph_task_id
 """The number of the backward pass that this thread runs; -1 outside of one."""
 backward_node: Callable[[], Any] = _optional("_C._current_autograd_node")
+sequence_number: Callable[[], int] = _optional("autograd._get_sequence_nr")
 backward_keeps_graph: Callable[[], bool] = _optional("_C._autograd._get_current_graph_task_keep_graph")
 
 
@@ -90,6 +94,8 @@ def run_backward(*args: Any, **kwargs: Any) -> Any:
 
 # Tensors
 is_transformed_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+transformed_from: Callable[[torch.Tensor], torch.Tensor] = _optional("_C._functorch.get_unwrapped")
+transforms: Callable[[], list[Any] | None] = _optional("_C._functorch.peek_interpreter_stack")
 is_traceable_subclass: Callable[[object], bool] = _optional("utils._python_dispatch.is_traceable_wrapper_subclass")
 make_subclass: Callable[..., Any] = _optional("Tensor._make_subclass")
 MetaTensorDescriber: Any = _optional("_subclasses.meta_utils.MetaTensorDescriber")

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
-from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, is_transformed_tensor
+from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, is_transformed_tensor, transformed_from, transforms
 
 Value = TypeVar("Value")
 
@@ -27,7 +27,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor inside the wrappers of `torch.func` transforms, which have no storage; any other tensor itself."""
     while is_transformed_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+        tensor = transformed_from(tensor)
     return tensor
 
 
@@ -130,4 +130,4 @@ def _storage(key: object) -> torch.UntypedStorage | None:
 
 def is_transformed() -> bool:
     """Whether a function transform (`torch.func.vmap`, `grad`, `jvp`) runs: values may not leave its tensors."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return transforms() is not None
