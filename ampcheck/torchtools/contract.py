@@ -70,14 +70,8 @@ _WITHOUT = {
 WITHOUT = {name: what for what, names in _WITHOUT.items() for name in names.split()}
 """What happens without each name of `torch`."""
 
-SINCE = dict.fromkeys(
-    (
-        "_C._dynamo.eval_frame.set_code_exec_strategy",
-        "_C._dynamo.eval_frame._FrameAction",
-        "_C._dynamo.eval_frame._FrameExecStrategy",
-    ),
-    "2.7",
-)
+_STRATEGIES = "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy"
+SINCE = {f"_C._dynamo.eval_frame.{name}": "2.7" for name in _STRATEGIES}
 """Names that the oldest supported release lacks, and has another way for."""
 
 OBJECTS = {
