@@ -36,6 +36,7 @@ def test_this_release_has_the_name(name: str) -> None:
         found = sys.modules.get(path) or getattr(found, part)  # an op may have the name of its module
 
 
+ALIVE = torch.ones(1).untyped_storage()
 CALLS: dict[str, Callable[[], object]] = {
     "without_modes": lambda: private.without_modes().__enter__,
     "current_mode": lambda: private.current_mode() is None,
@@ -56,7 +57,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "is_transformed_tensor": lambda: not private.is_transformed_tensor(torch.ones(1)),
     "transforms": lambda: private.transforms() is None,
     "is_traceable_subclass": lambda: not private.is_traceable_subclass(torch.ones(1)),
-    "storage_users": lambda: private.storage_users(torch.ones(1).untyped_storage()._cdata) >= 1,
+    "storage_users": lambda: private.storage_users(ALIVE._cdata) >= 1,
     "tree_leaves": lambda: private.tree_leaves({"a": [1, 2]}) == [1, 2],
     "tree_flatten": lambda: private.tree_flatten([1, (2,)])[0] == [1, 2],
     "CAST": lambda: private.CAST.default(torch.ones(1), dtype=torch.float16).dtype is torch.float16,
