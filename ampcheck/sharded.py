@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it, but not to type checkers
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, but not to type checkers
 from torch.multiprocessing.spawn import spawn
 
 from ampcheck.catalog.training import REDUCE_PRECISION

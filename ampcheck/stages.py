@@ -35,6 +35,7 @@ from ampcheck.numerics import (
 from ampcheck.numerics.measure import Measured, reference_run
 from ampcheck.torchtools.copying import is_compiled_already
 from ampcheck.torchtools.global_state import preserved_state
+from ampcheck.torchtools.private import MissingNameError
 
 _FULL = {
     "dynamic shapes": CompileOptions(dynamic=True),
@@ -142,6 +143,8 @@ def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[R
         try:
             with preserved_state():  # what the model leaves behind is reported, and no other stage runs under it
                 judged = stage.run()
+        except MissingNameError as error:
+            judged = Run(findings=(COVERAGE.skip(name, f"{stage.title} was not judged: {error}"),))
         except UsageError as error:
             if not stage.optional:
                 raise

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
@@ -44,6 +43,7 @@ from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import STEPS, LoopShadow
@@ -138,11 +138,11 @@ class Watched:
         self._writers.append(writer)
         if self._training is None:
             return
-        with _disable_current_modes():
+        with without_modes():
             values = StepValues(partial(self._training.read, self._name))
 
         def write(step: int, loss_scale: float | None) -> None:
-            with _disable_current_modes():
+            with without_modes():
                 self._guarded(writer, lambda to: to.write_step(step, values.next(loss_scale)))
 
         self._training.follow(write)
@@ -166,7 +166,7 @@ class Watched:
     def run(self) -> Run:
         """The findings of every selected check, with tables and charts."""
         runs = {}
-        with _disable_current_modes():  # inside the block our own ops are none of it
+        with without_modes():  # inside the block our own ops are none of it
             for family, monitor in self._monitors.items():
                 if (stats := monitor.read()) is not None:
                     runs[family] = self._judged(family, monitor.judge(stats))
@@ -181,7 +181,7 @@ class Watched:
     @property
     def stats(self) -> WatchedStats:
         """The statistics that the findings rest on."""
-        with _disable_current_modes():
+        with without_modes():
             return WatchedStats(**{family: monitor.read() for family, monitor in self._monitors.items()})
 
     def _judged(self, family: str, run: Run) -> Run:

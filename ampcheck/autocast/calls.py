@@ -29,6 +29,7 @@ from ampcheck.core.subject import Call, Kind, Subject, as_subject
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.origin import Trace
+from ampcheck.torchtools.private import has_kernel_for, op_names
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Scopes, naming_users_errors, users_line, users_place
@@ -228,7 +229,7 @@ class CallRecorder:
     def recording(self) -> Iterator[None]:
         """The CPU follows the device's policy inside, and every call that reaches autocast is recorded."""
         ops = {op for device in devices() for op in registered(device)}
-        ops |= {op for op in torch._C._dispatch_get_all_op_names() if not op.startswith(_OWN)}
+        ops |= {op for op in op_names() if not op.startswith(_OWN)}
         with self._scopes.watched(), Emulation(self.policy, observe=self._observe, also=ops):
             yield
 
@@ -244,7 +245,7 @@ class CallRecorder:
             (replace(call, count=count) for call, count in counts.items()),
             key=lambda call: (call.op, call.inputs, call.passed, call.module, call.file, call.line or 0),
         )
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        has_kernel = has_kernel_for
         composite = {op for op in {call.op for call in calls} if has_kernel(op, "CompositeImplicitAutograd")}
         name = short(dtype)
         return PolicyCalls(subject, self.device, name, self.policy, tuple(calls), frozenset(composite))

@@ -10,6 +10,7 @@ import torch
 
 from ampcheck.autocast.cuda_stand_in import current_device, placed_kind
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.private import restore_location
 from ampcheck.torchtools.storage import StorageMap, unwrapped
 
 _DEVICE = re.compile(r"(cuda|xpu|mps)(?::(\d+))?")
@@ -110,7 +111,7 @@ def _make_load(original: Callable[..., Any]) -> Callable[..., Any]:
             wanted = map_location.get(location, location) if isinstance(map_location, Mapping) else map_location
             index = index_of(location if wanted is None else wanted)
             if index == HOST:
-                restore: Any = torch.serialization._get_restore_location  # untyped
+                restore: Any = restore_location  # untyped
                 return restore(map_location)(storage, location)
             _devices.put(storage, index)
             return storage

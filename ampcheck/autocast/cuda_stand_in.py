@@ -16,11 +16,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
 
 from ampcheck.autocast.gpus import GPU, GPUS, THREADS
 from ampcheck.autocast.graph_replay import CUDAGraph, graph
 from ampcheck.torchtools.patching import attribute, once_imported, replaced
+from ampcheck.torchtools.private import tracing_context
 
 KINDS = ("cuda", "xpu", "mps")
 """The types of devices that code may ask for."""
@@ -51,7 +51,7 @@ def device_count() -> int:
 
 
 def _compiles() -> bool:
-    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+    return torch.compiler.is_compiling() or tracing_context() is not None
 
 
 def _is_available() -> bool:

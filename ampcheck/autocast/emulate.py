@@ -30,6 +30,7 @@ from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.patching import observed, replaced
+from ampcheck.torchtools.private import library_kernels
 from ampcheck.torchtools.regions import is_abandoned
 
 _P = ParamSpec("_P")
@@ -298,7 +299,7 @@ def _implement(library: torch.library.Library, name: str, kernel: Callable[..., 
     if "allow_override" in inspect.signature(library.impl).parameters:
         options["allow_override"] = True
     else:  # PyTorch 2.6 refuses a second kernel from Python, that of an emulation inside another
-        torch.library._impls.discard(f"{library.ns}/{name}/{autocast_key('cpu')}")
+        library_kernels.discard(f"{library.ns}/{name}/{autocast_key('cpu')}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is intended
         library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import tree_flatten
 
 
 class CUDAGraph:

@@ -27,6 +27,7 @@ from ampcheck.autocast.policy import (
     release_of,
 )
 from ampcheck.autocast.state import autocast_key
+from ampcheck.torchtools.private import DispatchKey, DispatchKeySet, OpOverload, excluding_keys, keys_below
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import overload
 
@@ -113,8 +114,8 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         fallthrough: Kernel = torch.library.fallthrough_kernel
         return fallthrough
     op = overload(name)
-    key = torch._C.DispatchKey.__members__[autocast_key("cpu")]
-    excluded = torch._C.DispatchKeySet(key)
+    key = DispatchKey.__members__[autocast_key("cpu")]
+    excluded = DispatchKeySet(key)
     rule = policy.rule if policy is not None else ""
 
     def report(args: tuple[object, ...], kwargs: dict[str, object], dtype: torch.dtype | None = None) -> None:
@@ -122,13 +123,13 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
             observe(name, rule, args, kwargs, dtype)
 
     if policy is None:
-        below = torch._C._dispatch_keyset_full_after(key)
+        below = keys_below(key)
         takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
 
-        def leave(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        def leave(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             if any(takes and not isinstance(value, torch.Tensor) for takes, value in zip(takes_tensor, args)):  # noqa: B905
-                with torch._C._ExcludeDispatchKeyGuard(excluded):  # `x + 1`: Python sees a tensor as the number 1
+                with excluding_keys(excluded):  # `x + 1`: Python sees a tensor as the number 1
                     return op(*args, **kwargs)
             return op.redispatch(keys & below, *args, **kwargs)
 
@@ -136,7 +137,7 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
 
     if rule == BANNED:
 
-        def ban(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        def ban(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             raise RuntimeError(policy.raises or f"{name} is unsafe to autocast")
 
@@ -146,21 +147,21 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         with_dtype = _dtype_setter(op, rule)
         called = overload(policy.redispatch) if policy.redispatch else op
 
-        def set_dtype(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        def set_dtype(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
             report(args, kwargs)
             args, kwargs = with_dtype(args, kwargs)
-            with torch._C._ExcludeDispatchKeyGuard(excluded):
+            with excluding_keys(excluded):
                 return called(*args, **kwargs)
 
         return set_dtype
 
     recurrent = name in RECURRENT
 
-    def cast(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+    def cast(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         low = torch.get_autocast_dtype("cpu")
         dtype = target_dtype(rule, (*args, *kwargs.values()), low)
         report(args, kwargs, dtype)
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with excluding_keys(excluded):
             positional = [_cast(value, dtype, low, cache) for value in args]
             named = {key: _cast(value, dtype, low, cache) for key, value in kwargs.items()} if kwargs else kwargs
             if recurrent and any(is_16_bit(tensor) for _, tensor in tensors(positional)):
@@ -200,7 +201,7 @@ def _restored(out: object, args: tuple[object, ...]) -> object:
 
 
 def _dtype_setter(
-    op: torch._ops.OpOverload, rule: str
+    op: OpOverload, rule: str
 ) -> Callable[[tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]:
     """Rules that leave the tensors alone and set the op's dtype argument to float32."""
     arguments = op._schema.arguments

@@ -19,6 +19,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief, message_of
 from ampcheck.core.run import Finding, Where
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import OpOverload
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import is_users, short_path, users_place
 from ampcheck.torchtools.unsupported import machine_error
@@ -68,7 +69,7 @@ class MissingKernels(DispatchMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or not lacks_kernel(error):
+            if not isinstance(func, OpOverload) or func._schema.is_mutable or not lacks_kernel(error):
                 raise
             name = func._schema.name
             if _ON_NO_DEVICE.search(name):

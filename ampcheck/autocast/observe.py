@@ -28,7 +28,9 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.torchtools.copying import Prepared, forward_through, prepare
+from ampcheck.torchtools.dynamo import reset
 from ampcheck.torchtools.global_state import preserved_state
+from ampcheck.torchtools.private import DispatchKey, DispatchKeySet, excluding_keys, has_kernel, op_names
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import Scopes, overload, users_line
@@ -178,7 +180,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
     names = _called(prepare(subject), low, policy)
     prepared = prepare(subject)
     scopes = Scopes(prepared.root)
-    outside = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    outside = DispatchKeySet(DispatchKey.AutocastCPU)
 
     def observe(op: str, rule: str, args: Any, kwargs: dict[str, Any], cast: torch.dtype | None) -> None:
         inputs = [tensor for _, tensor in tensors((args, kwargs))]
@@ -195,7 +197,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         where = Where(phase="forward", module=scopes.current, op=op, file=file, line=line)
         dtypes = tuple(short(tensor.dtype) for tensor in inputs)
         record = OpDtype(op, rule, dtypes, tuple(map(short, compute)), where=where)
-        with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(outside):  # else it would see its own calls
+        with torch.no_grad(), excluding_keys(outside):  # else it would see its own calls
             calls[key] = _Call(record, *map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs)))
 
     with scopes.watched():
@@ -229,8 +231,8 @@ def _called(prepared: Prepared, low: torch.dtype, policy: Policy) -> list[str]:
             _run(prepared, low, Emulation(policy))
     events = profiled.function_events or ()
     packets = {event.name for event in events if "::" in event.name and not _inside_op(event)}
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.partition(".")[0] in packets]
-    return [name for name in names if torch._C._dispatch_has_kernel(name) and _is_functional(name)]
+    names = [name for name in op_names() if name.partition(".")[0] in packets]
+    return [name for name in names if has_kernel(name) and _is_functional(name)]
 
 
 def _inside_op(event: Any) -> bool:
@@ -284,7 +286,7 @@ def _in_one_graph(calls: Sequence[_Call]) -> list[object]:
     def together(arguments: list[tuple[Any, Any]]) -> list[object]:
         return [op(*args, **kwargs) for op, (args, kwargs) in zip(ops, arguments, strict=True)]
 
-    torch._dynamo.reset()  # else our batches would reach the limit of recompiles
+    reset()  # else our batches would reach the limit of recompiles
     compiled: Callable[..., list[object]] = torch.compile(together, fullgraph=True, dynamic=False)
     return compiled([(call.args, call.kwargs) for call in calls])
 
@@ -292,7 +294,7 @@ def _in_one_graph(calls: Sequence[_Call]) -> list[object]:
 def no_compiler(device: str) -> str:
     """Why Inductor does not work on a device here; empty where it does."""
     try:
-        torch._dynamo.reset()
+        reset()
         torch.compile(torch.neg, fullgraph=True)(torch.zeros(1, device=device))
     except Exception as error:  # noqa: BLE001  # each missing part raises something else
         return f"torch.compile does not work here: {brief(error)}"

@@ -22,9 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.meta_utils import MetaTensorDescriber
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils import _device
+from torch.overrides import TorchFunctionMode
 
 from ampcheck.autocast import cuda_devices, cuda_stand_in
 from ampcheck.autocast.cuda_devices import (
@@ -39,6 +37,16 @@ from ampcheck.autocast.cuda_devices import (
 )
 from ampcheck.autocast.cuda_stand_in import KINDS, current_device, placed_kind
 from ampcheck.torchtools.patching import observed, once_imported, replaced
+from ampcheck.torchtools.private import (
+    DeviceContext,
+    MetaTensorDescriber,
+    default_device,
+    device_constructors,
+    function_modes,
+    pack_padded_sequence,
+    parse_to,
+    without_torch_function,
+)
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 _CPU = torch.device("cpu")
@@ -90,7 +98,7 @@ def _in_mode(function: Function) -> Function:
 
 
 def _reset_default_device() -> None:
-    if _device.CURRENT_DEVICE is _DEFAULT:
+    if default_device() is _DEFAULT:
         torch.set_default_device(None)
 
 
@@ -180,7 +188,7 @@ def _device_said(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             return _device_of_to(args[1:2] or (kwargs.get("other"),))
         device = next((value for value in args if type(value) is torch.device or is_placed_text(value)), None)
     if device is None:
-        defaults = _device.CURRENT_DEVICE is _DEFAULT and func in _device._device_constructors()
+        defaults = default_device() is _DEFAULT and func in device_constructors()
         device = _DEFAULT if defaults else None
     if device is _DEFAULT:
         return current_device()
@@ -276,7 +284,7 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 _SPECIAL: dict[Any, Special] = {
     torch.device: _make_device,
-    torch._C._nn._parse_to: _parse_to,
+    parse_to: _parse_to,
     torch.Tensor.device.__get__: _read_device,
     **{getattr(torch.Tensor, f"is_{kind}").__get__: _read_is(kind) for kind in KINDS},
     torch.Tensor.is_cpu.__get__: _read_is_cpu,  # type: ignore[attr-defined]
@@ -286,7 +294,7 @@ _SPECIAL: dict[Any, Special] = {
     torch.Tensor.cpu: _cpu,
     torch.Tensor.type: _type,
     torch.Tensor.pin_memory: _pinned,
-    torch._VF._pack_padded_sequence: _packed,
+    pack_padded_sequence: _packed,
 }
 _SHARING = frozenset({torch.as_tensor, torch.asarray})
 """Functions that share the memory of an array of numpy."""
@@ -295,7 +303,7 @@ _SHARING = frozenset({torch.as_tensor, torch.asarray})
 def _replacements(kind: str, gpu: str) -> Iterator[Any]:
     """The functions that `torch.cuda` and others get inside."""
     yield cuda_stand_in.stand_in(kind, gpu)
-    yield observed(_device.DeviceContext, "__init__", _choose_default)
+    yield observed(DeviceContext, "__init__", _choose_default)
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
     yield once_imported("torch.utils.checkpoint", _checkpoints)
@@ -308,7 +316,7 @@ def _make_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     """Backward passes, in which hooks and checkpoints run the user's code: PyTorch calls them with the mode off."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        modes: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        modes: list[object] = function_modes()
         if any(isinstance(mode, _Placement) for mode in modes):
             return original(*args, **kwargs)
         return _in_mode(original)(*args, **kwargs)
@@ -320,7 +328,7 @@ def _make_true(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function that sees where tensors really are, such as `torch.export`, which makes fake ones of them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             return original(*args, **kwargs)
 
     return run

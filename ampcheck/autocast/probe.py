@@ -18,10 +18,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload, resolve_key
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from ampcheck.autocast.policy import (
     APPEND_DTYPE,
@@ -38,6 +34,18 @@ from ampcheck.autocast.policy import (
 )
 from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered, short
 from ampcheck.core.arguments import parse_dtypes
+from ampcheck.torchtools.private import (
+    CAST,
+    DispatchKey,
+    OpOverload,
+    describe_kernels,
+    make_subclass,
+    python_dispatcher,
+    resolve_key,
+    tree_leaves,
+    without_modes,
+    xpu_is_compiled,
+)
 from ampcheck.torchtools.source import op_name, overload
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -57,9 +65,9 @@ def measure_policy(device: str = "cuda", dtype: torch.dtype | str = torch.float1
     # Fake tensors of the caller would take ours for theirs; inference tensors pass the recorders by.
     with (
         _lock,
-        _disable_current_modes(),
+        without_modes(),
         torch.inference_mode(False),
-        enable_python_dispatcher(),
+        python_dispatcher(),
         raw_autocast(kind, low),
     ):
         probe = _Probe(kind)
@@ -88,7 +96,7 @@ def build() -> str:
         return f"cuda {torch.version.cuda}"
     if torch.version.hip:
         return f"rocm {torch.version.hip}"
-    return "xpu" if torch.xpu._is_compiled() else "cpu"
+    return "xpu" if xpu_is_compiled() else "cpu"
 
 
 def low_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -126,9 +134,7 @@ class _DeviceTensor(torch.Tensor):
     def __new__(cls, dtype: torch.dtype, device: str) -> _DeviceTensor:
         meta = torch.empty(2, 2, dtype=dtype, device="meta")
         claimed = torch.device(device, 0)
-        tensor: _DeviceTensor = torch.Tensor._make_subclass(
-            cls, meta, False, dispatch_device=True, device_for_backend_keys=claimed
-        )
+        tensor: _DeviceTensor = make_subclass(cls, meta, False, dispatch_device=True, device_for_backend_keys=claimed)
         tensor.claimed = claimed
         return tensor
 
@@ -138,7 +144,7 @@ class _DeviceTensor(torch.Tensor):
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].claimed
-        if func is torch.ops.aten._to_copy.default:
+        if func is CAST.default:
             return cls((kwargs or {}).get("dtype") or args[0].dtype, args[0].claimed.type)
         if func is torch.ops.aten.detach.default:
             return args[0]
@@ -165,7 +171,7 @@ class _Probe:
         self.device = device
         self.passed: _Passed | None = None
         self.tensors = _Tensors(device)
-        self._key: torch._C.DispatchKey = torch._C.DispatchKey.__members__[f"Autograd{KEYS[device]}"]
+        self._key: DispatchKey = DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
 
     def take(self) -> _Passed | None:
@@ -341,7 +347,7 @@ def _names(low: torch.dtype) -> dict[torch.dtype, str]:
 def _source(name: str, device: str) -> str:
     """The file that registers the autocast kernel, as PyTorch's source tree or a package names it."""
     line = rf"^{autocast_key(device)}: registered at (\S+?):\d+ "
-    match = re.search(line, torch._C._dispatch_dump(name), re.MULTILINE)
+    match = re.search(line, describe_kernels(name), re.MULTILINE)
     path = match[1] if match is not None else ""
     root = next((root for root in ("aten/src/", "site-packages/", "/") if root in path), "/")
     return path.rpartition(root)[2]

@@ -14,6 +14,7 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.global_state import AUTOCAST_DEVICES
 from ampcheck.torchtools.global_state import nesting as nesting
+from ampcheck.torchtools.private import registrations, renamed_backend
 
 KEYS = {device: {"privateuseone": "PrivateUse1"}.get(device, device.upper()) for device in AUTOCAST_DEVICES}
 """Device type to the suffix of its dispatch keys: `AutocastCUDA`, `AutogradCUDA`."""
@@ -39,7 +40,7 @@ def device_type(device: str | torch.device) -> str:
     """The type of a device that autocast knows. Raises `UsageError` naming those that there are."""
     text = str(device)
     kind = text.partition(":")[0]
-    if kind == torch._C._get_privateuse1_backend_name():
+    if kind == renamed_backend():
         kind = "privateuseone"
     if kind not in devices():
         raise UsageError(
@@ -57,7 +58,7 @@ def autocast_key(device: str) -> str:
 def _kernels(device: str) -> list[str] | None:
     """The overloads with an autocast kernel; None where this PyTorch has no such key."""
     with suppress(RuntimeError):
-        names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device))
+        names: list[str] = registrations(autocast_key(device))
         return names
     return None
 

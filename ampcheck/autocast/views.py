@@ -236,7 +236,9 @@ def _find(text: str, policies: Iterable[Policy]) -> list[str]:
         return names
     import torch
 
-    all_ops = torch._C._dispatch_get_all_op_names()
+    from ampcheck.torchtools.private import op_names
+
+    all_ops = op_names()
     if names := _matching(text, all_ops):
         return names[:1]
     plain = {_short(name).partition(".")[0]: name.partition(".")[0] for name in [*all_ops, *known]}

@@ -18,6 +18,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from ampcheck.core.run import Where
+from ampcheck.torchtools.private import OpOverload
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
 Backend: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -118,7 +119,7 @@ class _Part(torch.nn.Module):
 
 
 def _op(node: fx.Node) -> str:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return op_name(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"Tensor.{name}" if node.op == "call_method" else str(name)

@@ -6,5 +6,5 @@ from ampcheck.health.measure import measure_health as measure_health
 from ampcheck.health.measure import read_all as read_all
 from ampcheck.health.stats import TensorHealth as TensorHealth
 from ampcheck.health.stats import Unmeasured as Unmeasured
-from ampcheck.health.subnormals import SubnormalSupport as SubnormalSupport
-from ampcheck.health.subnormals import measure_subnormal_support as measure_subnormal_support
+from ampcheck.torchtools.subnormals import SubnormalSupport as SubnormalSupport
+from ampcheck.torchtools.subnormals import measure_subnormal_support as measure_subnormal_support

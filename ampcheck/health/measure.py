@@ -14,8 +14,8 @@ from ampcheck.core.errors import UsageError
 from ampcheck.health import cpu, oracle
 from ampcheck.health.plan import Plan, carrier_of, plan_for
 from ampcheck.health.stats import TensorHealth, Unmeasured
-from ampcheck.health.subnormals import flushed_here
 from ampcheck.health.values import values_of
+from ampcheck.torchtools.subnormals import flushed_here
 
 Packed: TypeAlias = "torch.Tensor | Sequence[float]"
 Pack: TypeAlias = Callable[[torch.Tensor, Plan], Packed]

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from ampcheck.health.stats import Unmeasured
+from ampcheck.torchtools.private import is_transformed_tensor, without_subclass_function
 
 _MEASURED = frozenset(
     getattr(torch, name)
@@ -33,7 +34,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
         return unwrapped if isinstance(unwrapped, Unmeasured) else values_of(unwrapped)
     if tensor.device.type == "meta":
         return Unmeasured("a meta tensor has no data")
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_transformed_tensor(tensor):
         return Unmeasured("a function transform (vmap, grad, functionalize) hides its data")
     if tensor.is_nested:
         return Unmeasured("a nested tensor of strided layout has no single buffer; measure the parts of unbind()")
@@ -70,7 +71,7 @@ def _unwrap(tensor: torch.Tensor) -> torch.Tensor | Unmeasured:
             return Unmeasured("a jagged tensor with lengths has gaps in its buffer; measure the parts of unbind()")
         return tensor.values()
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclass_function():
             return tensor.as_subclass(torch.Tensor)
     if kind == "FakeTensor":
         return Unmeasured("a fake tensor has no data")

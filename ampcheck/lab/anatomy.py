@@ -17,8 +17,8 @@ from ampcheck.core.formats import FORMATS, FloatFormat, format_of, table
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Series, Table
 from ampcheck.health import SubnormalSupport, measure_subnormal_support
-from ampcheck.health.subnormals import flushed_here
 from ampcheck.lab.lab import Expectations, power, run_of
+from ampcheck.torchtools.subnormals import flushed_here
 
 VALUES: Mapping[str, float] = {"pi": math.pi, "1e-8, an eps": 1e-8, "1e-6": 1e-6, "70,000": 7e4}
 """No format has pi; float16 flushes 1e-8, has 1e-6 as a subnormal, and overflows at 70,000."""

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from ampcheck.torchtools.private import without_modes
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are looked at: its reductions stand near the end."""
@@ -69,7 +70,7 @@ def factor_of(loss: torch.Tensor) -> float:
     factors = [value for value in (node._saved_self, node._saved_other) if value is not None]  # type: ignore[attr-defined]
     if len(factors) != 1 or factors[0].numel() != 1 or factors[0].is_complex() or factors[0].is_meta:
         return 1.0
-    with _disable_current_modes():  # to them a number that became a tensor is no tensor
+    with without_modes():  # to them a number that became a tensor is no tensor
         return float(factors[0])
 
 

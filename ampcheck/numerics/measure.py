@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.missing import MissingKernels, lacking
@@ -51,6 +49,7 @@ from ampcheck.shadow.compare import (
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains
+from ampcheck.torchtools.private import FakeTensor, without_modes
 from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.source import users_place
 
@@ -173,7 +172,7 @@ class _ShadowedRun:
         self.errors.append(error)
         if kind == "gradient":
             self._gradients[str(error)] = tensor
-            with _disable_current_modes():
+            with without_modes():
                 self._note(("backward", gradient_module(name)), tensor, reference.exact, error)
             return
         if kind == "output" and error.seen.exact_nan + error.seen.exact_inf:

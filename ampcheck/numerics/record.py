@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
@@ -21,6 +20,7 @@ from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.companions import MOVE, has_companions, roundoff
 from ampcheck.shadow.compare import Key, Result, result_of
 from ampcheck.torchtools.copying import Prepared
+from ampcheck.torchtools.private import is_traceable_subclass, without_modes
 from ampcheck.torchtools.pytree import is_plain, tensors
 
 KEPT_BYTES = 2 << 30
@@ -90,7 +90,7 @@ class Recorded:
         """A copy of a tensor, in a shadowed run with its companions."""
         if self.shadow is not None and companions:
             return result_of(self.shadow, tensor)
-        with _disable_current_modes():
+        with without_modes():
             return Result(tensor.detach().clone(), None)
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
@@ -114,13 +114,13 @@ def _is_narrow(tensor: torch.Tensor) -> bool:
 
 def _has_values(tensor: torch.Tensor) -> bool:
     """Whether a weight, buffer or argument can be compared with itself: not one that waits for its shape."""
-    unlike = (is_lazy, is_traceable_wrapper_subclass, _is_narrow)
+    unlike = (is_lazy, is_traceable_subclass, _is_narrow)
     return is_plain(tensor) and not any(kind(tensor) for kind in unlike)
 
 
 def _is_equal(old: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether two tensors of one shape hold the same values; NaN equals NaN."""
-    with _disable_current_modes():
+    with without_modes():
         return bool(((old == tensor) | ((old != old) & (tensor != tensor))).all())
 
 

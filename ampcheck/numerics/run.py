@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import has_torch_function
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.state import short
 from ampcheck.core.errors import as_result
@@ -24,6 +23,7 @@ from ampcheck.shadow.compare import Key
 from ampcheck.shadow.memory import parts_of
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
+from ampcheck.torchtools.private import is_transformed_tensor, run_backward, without_modes
 from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Hook, hookable
@@ -212,9 +212,7 @@ def _backward(loss: torch.Tensor, gradient: torch.Tensor, inputs: Iterable[torch
     if has_torch_function((loss, *leaves)):  # a subclass of tensors may have a backward pass of its own
         torch.autograd.backward(loss, gradient, inputs=leaves)
         return
-    torch.autograd._engine_run_backward(  # type: ignore[attr-defined]
-        (loss,), (gradient,), False, False, leaves, allow_unreachable=True, accumulate_grad=True
-    )
+    run_backward((loss,), (gradient,), False, False, leaves, allow_unreachable=True, accumulate_grad=True)
 
 
 def comparable(tensor: torch.Tensor) -> bool:
@@ -353,8 +351,8 @@ def _module_outputs(
             return
         for tensor in filter(is_floating, results):
             outcome.modules.setdefault(name, {})[short(tensor.dtype)] = None
-            if comparable(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                with _disable_current_modes():
+            if comparable(tensor) and not is_transformed_tensor(tensor):
+                with without_modes():
                     receive(name, tensor.detach())
 
     with ExitStack() as hooks:

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from ampcheck.ops.table import ROWS
+from ampcheck.torchtools.private import OpOverload, has_kernel, has_kernel_for
 from ampcheck.torchtools.source import op_name
 
 
@@ -69,7 +70,7 @@ class Traits:
 
 
 @cache
-def traits(op: torch._ops.OpOverload) -> Traits:
+def traits(op: OpOverload) -> Traits:
     """Return the traits of an overload; those of an op without a row follow from its schema and its tags."""
     schema, tags = op._schema, op.tags
     namespace, _, short = schema.name.partition("::")
@@ -95,8 +96,8 @@ def traits(op: torch._ops.OpOverload) -> Traits:
     written = [bool(a.alias_info and a.alias_info.is_write) or a.name in unsaid for a in schema.arguments]
     view = torch.Tag.inplace_view in tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
     overload: str = op.name()  # type: ignore[no-untyped-call]
-    kernels = torch._C._dispatch_has_kernel(overload)  # an op of TorchScript alone, on numbers, has none
-    composite = kernels and torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeExplicitAutograd")
+    kernels = has_kernel(overload)  # an op of TorchScript alone, on numbers, has none
+    composite = kernels and has_kernel_for(overload, "CompositeExplicitAutograd")
     return Traits(
         namespace, name, base, op_name(op), foreach,
         writes=tuple((i, a.name) for i, a in enumerate(schema.arguments) if written[i]),

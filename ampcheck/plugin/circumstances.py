@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import nesting, raw_autocast
 from ampcheck.stream.calls import close_raised_steps, subscribed
 from ampcheck.torchtools.global_state import AUTOCAST_DEVICES
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.private import without_modes
 
 HALF = "half"
 """The dtype that stands for models in float16 without autocast."""
@@ -114,7 +114,7 @@ def models_in(dtype: torch.dtype) -> Iterator[None]:
         with replaced(torch.nn.Module, "__call__", make):
             yield
     finally:
-        with _disable_current_modes():  # the watch would judge what is cast here for a comparison as the test's own
+        with without_modes():  # the watch would judge what is cast here for a comparison as the test's own
             for tensor, before in cast:
                 if tensor.dtype is dtype:
                     unchanged = torch.equal(tensor.data, before.to(dtype))

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.private import without_modes
 
 _TRAIN = {"MNIST": 60_000, "CIFAR10": 50_000, "SVHN": 73_257, "STL10": 5_000}
 _TEST = {"MNIST": 10_000, "CIFAR10": 10_000, "SVHN": 26_032, "STL10": 8_000}
@@ -58,7 +58,7 @@ def _tell(filled: dict[str, None]) -> None:
 
 def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
     def item(self: object, index: int) -> object:
-        with _disable_current_modes():  # as in a worker: transforms of each image would take longer than the training
+        with without_modes():  # as in a worker: transforms of each image would take longer than the training
             return original(self, index)
 
     return item

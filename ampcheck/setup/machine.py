@@ -23,8 +23,8 @@ from ampcheck.autocast.state import devices
 from ampcheck.core.environment import installed
 from ampcheck.core.text import counted, listed
 from ampcheck.health import cpu
-from ampcheck.health.subnormals import measure_subnormal_support
-from ampcheck.torchtools.dynamo import cache_folder
+from ampcheck.torchtools.dynamo import cache_folder, reset
+from ampcheck.torchtools.subnormals import measure_subnormal_support
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _compiler(quick: bool) -> Fact:
         found = f"not tried (--quick) with {compiler}" if compiler else "no C++ compiler on the PATH"
         return Fact("torch.compile", None if compiler else False, found, without, cure)
     reason = no_compiler("cpu")
-    torch._dynamo.reset()
+    reset()
     return Fact("torch.compile", not reason, reason or f"compiled a function with {compiler}", without, cure)
 
 

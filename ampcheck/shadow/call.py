@@ -14,6 +14,7 @@ from ampcheck.ops.traits import Traits
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.memory import values_of, with_values
+from ampcheck.torchtools.private import OpOverload, efficient_zeros
 from ampcheck.torchtools.pytree import map_tensors
 
 _MASKS = frozenset(("condition", "mask"))
@@ -34,7 +35,7 @@ class Call:
     inputs were rounded before, see `Companions.depth`. name: short for an ATen op (`topk`), else with its namespace.
     """
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     traits: Traits
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -111,7 +112,7 @@ class Side:
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_zerotensor():
-            return torch._efficientzerotensor(tensor.size(), dtype=self.lift_dtype(tensor.dtype), device=tensor.device)
+            return efficient_zeros(tensor.size(), dtype=self.lift_dtype(tensor.dtype), device=tensor.device)
         values = values_of(tensor)
         if values is not None:
             return with_values(tensor, self.of(values))

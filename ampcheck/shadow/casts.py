@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 
 from ampcheck.shadow.call import Call
+from ampcheck.torchtools.private import state_of_caller
 
 _WRITTEN = re.compile(r"\.\s*(half|bfloat16|to|type|type_as)\s*\(")
 
@@ -22,7 +23,7 @@ def is_own_cast(call: Call) -> bool:
     widest = max((t.dtype.itemsize for t in call.inputs), default=0)
     if not call.fresh[0].dtype.itemsize <= 2 < widest:
         return False
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state with which the op was called
+    with state_of_caller():  # the state with which the op was called
         autocast = torch.is_autocast_enabled(call.fresh[0].device.type)
     return not autocast or _writes_a_cast(where.file, where.line)
 

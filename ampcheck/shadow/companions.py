@@ -20,6 +20,7 @@ from ampcheck.shadow.memory import view_of as view_of
 from ampcheck.shadow.moves import MOVE as MOVE
 from ampcheck.shadow.moves import Moves
 from ampcheck.shadow.rows import Rows, is_large
+from ampcheck.torchtools.private import storage_users
 
 if TYPE_CHECKING:
     from ampcheck.shadow.accumulators import Part, Past
@@ -371,7 +372,7 @@ def _adopted(tensor: torch.Tensor, result: torch.Tensor, size: int, dtype: torch
     plain = not result.is_complex() and result.dtype == dtype and result.stride() == tensor.stride()
     if plain and result.shape == tensor.shape and result.numel() == size and not result.is_neg():
         memory = result.untyped_storage()
-        alone = torch._C._storage_Use_Count(memory._cdata) <= 2 and result is not tensor
+        alone = storage_users(memory._cdata) <= 2 and result is not tensor
         if alone and memory.nbytes() == size * dtype.itemsize and not tensor.storage_offset():
             return result.as_strided((size,), (1,))
     flat = torch.zeros(size, dtype=dtype, device=tensor.device)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, Examination, examine
@@ -35,11 +34,12 @@ from ampcheck.shadow.result import Key as Key
 from ampcheck.shadow.result import Reference as Reference
 from ampcheck.shadow.result import Result as Result
 from ampcheck.shadow.result import ResultError as ResultError
+from ampcheck.torchtools.private import without_modes
 
 
 def result_of(shadow: Shadow, tensor: torch.Tensor) -> Result:
     """Copies of the present values of a tensor of the shadowed run, and of its companions."""
-    with _disable_current_modes():
+    with without_modes():
         value = tensor.detach().clone()
     terms = shadow.freedom.terms if shadow.freedom is not None else 1
     if not has_companions(tensor):
@@ -69,7 +69,7 @@ def examine_value(
 
 def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> ResultError:
     """How far the shadowed run itself lies from one of its exact results."""
-    with _disable_current_modes(), torch.no_grad():
+    with without_modes(), torch.no_grad():
         seen = examine_value(value, reference, whole=key[0] == "gradient")
         unit = max(reference.unit, roundoff(value.dtype), JUDGED_UNIT)  # float32 alone loses no digit that matters
         exact, own = _real(reference.exact), _real(value).double()

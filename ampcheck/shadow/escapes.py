@@ -9,10 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.jit import _builtins
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from ampcheck.torchtools.patching import around_exports, attribute, observed, once_imported, originals, replaced
+from ampcheck.torchtools.private import current_mode, register_scripted_op, scripted_op, scripted_ops, without_modes
 
 _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
@@ -68,7 +67,7 @@ def eager_cond(traces: Callable[[], bool]) -> Iterator[None]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-            if _get_current_dispatch_mode() is None or traces():
+            if current_mode() is None or traces():
                 return original(pred, true_fn, false_fn, operands)
             return (true_fn if pred else false_fn)(*operands)
 
@@ -79,7 +78,7 @@ def eager_cond(traces: Callable[[], bool]) -> Iterator[None]:
 
 
 def _is_followed(tensor: object) -> bool:
-    return _get_current_dispatch_mode() is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return current_mode() is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 @contextmanager
@@ -90,7 +89,7 @@ def literals_by_ops() -> Iterator[None]:
     """
     with ExitStack() as patches:
         for owner, name in _MAKERS:
-            known = _builtins._find_builtin(getattr(owner, name))  # type: ignore[no-untyped-call]
+            known = scripted_op(getattr(owner, name))
             # A function mode would see these calls as well, and turn off fused kernels of PyTorch.
             patches.enter_context(replaced(owner, name, _rounding, equal=True))
             if known is not None:
@@ -101,11 +100,11 @@ def literals_by_ops() -> Iterator[None]:
 @contextmanager
 def _scripted_as(function: Callable[..., Any], op: str) -> Iterator[None]:
     """Let TorchScript, which looks functions up by their address, take one for an op."""
-    _builtins._register_builtin(function, op)
+    register_scripted_op(function, op)
     try:
         yield
     finally:
-        _builtins._get_builtin_table().pop(id(function), None)  # type: ignore[no-untyped-call]
+        scripted_ops().pop(id(function), None)
 
 
 def _rounding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -122,7 +121,7 @@ def _rounding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 def _rounded(made: torch.Tensor, data: Any) -> torch.Tensor:
     """What was made of data, by an op if its format cannot hold them."""
     try:
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             wide = torch.tensor(data, dtype=torch.float64, device=made.device)
             if _same(wide, made.double()) or not _same(wide.to(made.dtype), made):
                 return made

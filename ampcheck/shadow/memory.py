@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.torchtools.private import is_transformed_tensor, negative_view, nested_view
 from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.storage import has_memory
 
@@ -31,7 +32,7 @@ def view_of(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
         view = view.conj() if tensor.is_conj() else view
     else:
         view = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    return torch._neg_view(view) if tensor.is_neg() else view
+    return negative_view(view) if tensor.is_neg() else view
 
 
 def write_view(tensor: torch.Tensor, flat: torch.Tensor, values: torch.Tensor) -> None:
@@ -51,7 +52,7 @@ def has_companions(value: object) -> bool:
         return False
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(value) or not has_memory(value):
+    if is_transformed_tensor(value) or not has_memory(value):
         return False  # the tensor inside has
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 
@@ -121,7 +122,7 @@ def _wrapped(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 def with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """A tensor with the layout and the pattern of another, and other values."""
     if tensor.is_nested:
-        return torch._nested_view_from_buffer(
+        return nested_view(
             values.contiguous(),
             tensor._nested_tensor_size(),
             tensor._nested_tensor_strides(),

@@ -10,9 +10,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
@@ -43,6 +40,20 @@ from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
 from ampcheck.torchtools.origin import Origin, Origins
+from ampcheck.torchtools.private import (
+    NO_DISPATCH,
+    TRACERS,
+    DispatchKey,
+    DispatchKeySet,
+    FakeTensor,
+    OpOverload,
+    backward_task,
+    below_autograd,
+    excluding_keys,
+    has_kernel_for,
+    mode_of_kind,
+    without_modes,
+)
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name
@@ -50,7 +61,6 @@ from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """What companions are computed below of, together with autograd."""
-_TRACERS = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _NOTHING = nullcontext()
 _NO_FAULTS: frozenset[Key] = frozenset()
 _WATCHED = 1 << 24
@@ -215,9 +225,9 @@ class Shadow(DispatchMode):
             return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
         if perf_counter() > self.until:
             raise EnoughSteps
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return self._inside(func, args, kwargs)
-        if types and any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types):
+        if types and any(t.__torch_dispatch__ is not NO_DISPATCH for t in types):
             return NotImplemented  # a subclass unwraps itself first; its inner ops come here
         if torch.is_inference_mode_enabled() and _is_composite(func):
             # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
@@ -233,7 +243,7 @@ class Shadow(DispatchMode):
             return self._communicate(call)
         if self._exchange.repeats(call):
             return self._call(func, args, kwargs)
-        if self._steps.due is not None and self._scopes.phase == "update" and torch._C._current_graph_task_id() == -1:
+        if self._steps.due is not None and self._scopes.phase == "update" and backward_task() == -1:
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
@@ -257,7 +267,7 @@ class Shadow(DispatchMode):
         self.ops += 1
         # What inference mode makes could not be written outside of it.
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-        with outside, torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE):
+        with outside, below_autograd(), excluding_keys(_ABOVE):
             self._follow(call, self._origins.current(sys._getframe(1)))
             if rows is not None:
                 self.partly[op.title] += rows.write_back(out)
@@ -322,7 +332,7 @@ class Shadow(DispatchMode):
                     self.store.lift(tensor)
         return out
 
-    def _composed(self, func: torch._ops.OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _composed(self, func: OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
         with in_this_thread(self):
             return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
@@ -384,7 +394,7 @@ class Shadow(DispatchMode):
             with _aside():
                 self.store.watch_memory(tensor, self.store.of(tensor))
 
-    def _call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.failed = None
         try:
             with autocast_of_caller() if traits(func).composed else _NOTHING:
@@ -394,19 +404,19 @@ class Shadow(DispatchMode):
             raise
 
 
-def _is_composite(func: torch._ops.OpOverload) -> bool:
+def _is_composite(func: OpOverload) -> bool:
     """Whether an op is nothing but calls of others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"))
+    return bool(has_kernel_for(func._name, "CompositeImplicitAutograd"))
 
 
 @contextmanager
 def _aside() -> Iterator[None]:
     """Compute with companions outside of any mode."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+    with without_modes(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    mode, (fake, proxy, functional) = torch._C._get_dispatch_mode, _TRACERS  # asked for every op: no generator
+    mode, (fake, proxy, functional) = mode_of_kind, TRACERS  # asked for every op: no generator
     return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from ampcheck.ops.traits import traits
 from ampcheck.shadow.call import floating_values, written_by
 from ampcheck.shadow.companions import CompanionStore
 from ampcheck.torchtools.modes import DispatchMode, in_this_thread
+from ampcheck.torchtools.private import NO_DISPATCH, OpOverload, mode_stack, without_modes
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 OTHER_THREADS = "ops of other threads"
@@ -39,9 +39,9 @@ class OtherThread(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for t in types or ()):
+        if any(t.__torch_dispatch__ is not NO_DISPATCH for t in types or ()):
             return NotImplemented
-        if self._ended.is_set() or not isinstance(func, torch._ops.OpOverload) or traits(func).view:
+        if self._ended.is_set() or not isinstance(func, OpOverload) or traits(func).view:
             return func(*args, **kwargs)
         inputs = floating_values((args, tuple(kwargs.values())))
         infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
@@ -61,7 +61,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all values of a dense tensor are finite; of others they are not looked at."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype.itemsize == 1:
         return True
-    with _disable_current_modes():
+    with without_modes():
         return bool(tensor.isfinite().all())
 
 
@@ -79,7 +79,7 @@ def watched_threads(shadow: DispatchMode, store: CompanionStore, counts: Counter
         return follow
 
     def follows() -> bool:
-        stack = _get_current_dispatch_mode_stack()
+        stack = mode_stack()
         return not ended.is_set() and any(mode is shadow or isinstance(mode, OtherThread) for mode in stack)
 
     try:

@@ -11,6 +11,7 @@ from torch import fx
 from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.torchtools.interception import Runnable
+from ampcheck.torchtools.private import HigherOrderOperator, OpOverload
 from ampcheck.torchtools.restore import save_random_state
 
 _INCOMPLETE_CALLS = 3
@@ -139,7 +140,7 @@ def written_inputs(module: fx.GraphModule) -> frozenset[int]:
     return frozenset(
         numbers[value]
         for node in module.graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
+        if isinstance(node.target, OpOverload)
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False)
         if argument.alias_info is not None and argument.alias_info.is_write and value in numbers
     )
@@ -153,8 +154,8 @@ def runs_once(module: fx.GraphModule) -> str:
     """
     for node in module.graph.nodes:
         target = node.target
-        effects = isinstance(target, torch._ops.HigherOrderOperator) and "effects" in str(target)
-        if effects or (isinstance(target, torch._ops.OpOverload) and target.namespace not in _PURE):
+        effects = isinstance(target, HigherOrderOperator) and "effects" in str(target)
+        if effects or (isinstance(target, OpOverload) and target.namespace not in _PURE):
             return f"graphs with an op that may do more than compute, {target}: not run again to compare"
     return ""
 

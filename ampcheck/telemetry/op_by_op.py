@@ -21,6 +21,7 @@ from ampcheck.telemetry.graph_variants import copied_inputs
 from ampcheck.telemetry.sites import CASTS, Site, moves
 from ampcheck.telemetry.statistics import Layout, counted, numel_of, thresholds
 from ampcheck.torchtools.interception import Runnable
+from ampcheck.torchtools.private import OpOverload, without_autocast
 from ampcheck.torchtools.restore import save_random_state
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -136,7 +137,7 @@ class _Registers(fx.Interpreter):
         """The statistics of all sites in one float64 vector."""
         self._packed = []
         try:
-            with torch.no_grad(), torch._C._DisableAutocast():
+            with torch.no_grad(), without_autocast():
                 self.run(*inputs, enable_io_processing=False)
                 return torch.cat(self._packed)
         finally:
@@ -159,7 +160,7 @@ class _Registers(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in CASTS and isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             return args[0].to(value.device, torch.float32)
-        op = traits(n.target) if isinstance(n.target, torch._ops.OpOverload) else None
+        op = traits(n.target) if isinstance(n.target, OpOverload) else None
         loops = op is not None and (op.pointwise or op.reduces)
         if loops and not n.target._schema.is_mutable:  # type: ignore[union-attr]
             args, kwargs = fx.node.map_aggregate((args, kwargs), _widened)

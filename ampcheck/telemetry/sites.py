@@ -18,6 +18,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.ops.traits import traits
 from ampcheck.torchtools.interception import dotted
+from ampcheck.torchtools.private import OpOverload
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
 WIDE = (torch.float32, torch.float64)
@@ -136,7 +137,7 @@ def _is_of_unknown_size(value: torch.Tensor) -> bool:
 
 def moves(target: object) -> bool:
     """Whether an op only moves values, which are measured where they are computed, or fills in constants."""
-    if not isinstance(target, torch._ops.OpOverload) or target in CASTS:
+    if not isinstance(target, OpOverload) or target in CASTS:
         return target is operator.getitem
     op = traits(target)
     return op.view or op.places or op.unset or op.copies is not None or op.fills in ("units", "number", "range")
@@ -144,7 +145,7 @@ def moves(target: object) -> bool:
 
 def is_product(node: fx.Node) -> bool:
     """Whether a node is computed by a library, which rounds its 16-bit result before anything else is computed."""
-    return isinstance(node.target, torch._ops.OpOverload) and traits(node.target).contracts
+    return isinstance(node.target, OpOverload) and traits(node.target).contracts
 
 
 def _leaves_op(node: fx.Node) -> bool:
@@ -221,7 +222,7 @@ def _phase(node: fx.Node, phase: str) -> str:
 
 def _op(node: fx.Node) -> str:
     target = node.meta.get("original_aten") or node.target
-    return op_name(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    return op_name(target) if isinstance(target, OpOverload) else getattr(target, "__name__", str(target))
 
 
 def _module(node: fx.Node) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from ampcheck.telemetry.sites import Level, of_unknown_size, ops_in_16_bits, sel
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
+from ampcheck.torchtools.private import OpOverload
 
 _ADDRESSES = 100_000
 """Addresses of saved tensors that are remembered to attribute backward calls to forward calls."""
@@ -234,7 +235,7 @@ def _identifying_outputs(lowered: LoweredGraph) -> tuple[int, ...]:
     sources = dict(zip([node for node in nodes if node.op == "placeholder"], lowered.sources, strict=False))
 
     def belongs_to_owner(node: object) -> bool:
-        while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+        while isinstance(node, fx.Node) and isinstance(node.target, OpOverload):
             returns = node.target._schema.returns
             if not returns or returns[0].alias_info is None or not node.args:
                 return True

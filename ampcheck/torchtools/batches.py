@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from torch.utils._python_dispatch import _disable_current_modes
-
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import generators_only, preserved
 
@@ -28,7 +27,7 @@ class Playback:
 
     def __call__(self, number: int) -> Any:
         """The result of the step with this number."""
-        with _disable_current_modes():
+        with without_modes():
             batch = copy.deepcopy(self.batches[number % len(self.batches)])
         return self.step(batch)
 

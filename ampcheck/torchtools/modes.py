@@ -8,16 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo import eval_frame
-from torch._ops import HigherOrderOperator
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.interception import leave_out, set_eval_frame
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.private import (
+    DispatchKey,
+    DispatchKeySet,
+    HigherOrderOperator,
+    current_mode,
+    excluded_keys,
+    forcing_keys,
+    included_keys,
+    state_of_caller,
+)
 
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 """The dispatch keys of autocast."""
@@ -140,7 +147,7 @@ def _calling_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Let a higher-order op call the mode that is on, if it is one of ampcheck."""
 
     def call(op: HigherOrderOperator, key: DispatchKey, /, *args: Any, **kwargs: Any) -> Any:
-        mode = _python_dispatch._get_current_dispatch_mode() if key == DispatchKey.Python else None
+        mode = current_mode() if key == DispatchKey.Python else None
         if not isinstance(mode, DispatchMode):
             return dispatch(op, key, *args, **kwargs)
         with _python_dispatch._pop_mode_temporarily():
@@ -165,9 +172,7 @@ def in_this_thread(mode: DispatchMode) -> Iterator[None]:
 @contextmanager
 def autocast_of_caller() -> Iterator[None]:
     """Let autocast act on the ops that an op calls, as it does in a run without a mode: a mode runs below autocast."""
-    excluded_by = torch._C._dispatch_tls_local_exclude_set
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        entered = excluded_by()
-    included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded_by() - (AUTOCAST - entered)):
+    with state_of_caller():
+        entered = excluded_keys()
+    with forcing_keys(included_keys(), excluded_keys() - (AUTOCAST - entered)):
         yield

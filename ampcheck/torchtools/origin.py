@@ -14,6 +14,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from ampcheck.core.run import Where
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import OpOverload, backward_node, backward_task, sequence_number
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import Scopes, op_name, short_path, users_frame
 
@@ -71,7 +72,7 @@ class Origins:
         origin = _origin(phase, self._scopes.current, *self._line(frame))
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
-        number = int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+        number = sequence_number() - 1
         if number not in self._by_node:
             if len(self._by_node) >= _REMEMBERED:
                 for old in list(self._by_node)[: _REMEMBERED // 2]:
@@ -90,9 +91,9 @@ class Origins:
 
 def _backward_node() -> tuple[bool, int | None]:
     """Whether the autograd engine runs, and the sequence number of its node. Private names of torch 2.4 to 2.13."""
-    if torch._C._current_graph_task_id() == -1:
+    if backward_task() == -1:
         return False, None
-    node = torch._C._current_autograd_node()
+    node = backward_node()
     return True, None if node is None else node._sequence_nr()
 
 
@@ -136,7 +137,7 @@ class Trace(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         at = self._origins.current(sys._getframe())
         started = OpEvent(at.where(op_name(func)), _dtypes((args, kwargs)))

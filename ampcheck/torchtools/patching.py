@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from torch.utils._python_dispatch import _disable_current_modes
+from ampcheck.torchtools.private import without_modes
 
 Observer: TypeAlias = Callable[..., Iterator[None] | None]
 """Gets the arguments of a call before it. A generator function goes on after it, with the result: `result = yield`."""
@@ -210,7 +210,7 @@ class _Finder:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                with _disable_current_modes():
+                with without_modes():
                     load(module)
                 self._imported(module)
 

@@ -22,8 +22,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 import torch.backends.opt_einsum  # PyTorch 2.6 imports it late
 
-from ampcheck.health.subnormals import flushed_here
 from ampcheck.torchtools.global_state import Setting, read_state, restore_state, setting
+from ampcheck.torchtools.subnormals import flushed_here
 
 Restore: TypeAlias = Callable[[], None]
 P = ParamSpec("P")

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.patching import around_exports
+from ampcheck.torchtools.private import OpOverload
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -203,17 +204,17 @@ def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Modu
             yield name, module
 
 
-def op_name(op: torch._ops.OpOverload) -> str:
+def op_name(op: OpOverload) -> str:
     """`aten::addmm` for the default overload, `aten::sum.dim_IntList` otherwise."""
     name, overload = op._schema.name, op._schema.overload_name
     return f"{name}.{overload}" if overload else name
 
 
-def overload(name: str) -> torch._ops.OpOverload:
+def overload(name: str) -> OpOverload:
     """The overload that `op_name` names. Raises `AttributeError` where this PyTorch has none."""
     namespace, _, rest = name.partition("::")
     packet, _, overload_name = rest.partition(".")
-    op: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload_name or "default")
     return op
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, is_transformed_tensor, transformed_from, transforms
 
 Value = TypeVar("Value")
-
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 Region: TypeAlias = "tuple[int, int, int]"
 """Number of the storage, offset and length in elements."""
@@ -27,15 +26,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor inside the wrappers of `torch.func` transforms, which have no storage; any other tensor itself."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    while is_transformed_tensor(tensor):
+        tensor = transformed_from(tensor)
     return tensor
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the values of a tensor can be read from its storage; a wrapper around other tensors has none of its own,
     though its storage has a size, and reading it ends the process."""
-    if type(tensor).__torch_dispatch__ is _NO_DISPATCH:
+    if type(tensor).__torch_dispatch__ is NO_DISPATCH:
         return True
     if isinstance(tensor, FakeTensor):
         return False
@@ -131,4 +130,4 @@ def _storage(key: object) -> torch.UntypedStorage | None:
 
 def is_transformed() -> bool:
     """Whether a function transform (`torch.func.vmap`, `grad`, `jvp`) runs: values may not leave its tensors."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return transforms() is not None

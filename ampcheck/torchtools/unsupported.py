@@ -21,6 +21,7 @@ import torch
 
 from ampcheck.core.errors import brief, message_of
 from ampcheck.torchtools.dynamo import cache_folder
+from ampcheck.torchtools.private import MissingNameError
 
 _CAUSES = (
     (
@@ -75,6 +76,8 @@ _COMPILER = tuple(os.path.join(_TORCH, name) for name in ("_inductor", "_functor
 
 def machine_error(error: BaseException) -> str:
     """What this machine lacks, and what to do about it, where that is why the run raised; "" where the model is why."""
+    if isinstance(error, MissingNameError):
+        return str(error)
     cause = _innermost(error)
     message = message_of(cause)
     # "not implemented for 'Half'" is no such refusal: it is raised on every CPU, also on those of the model's users.

@@ -17,6 +17,7 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.shadow.companions import has_companions
 from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
@@ -108,7 +109,7 @@ def floating_residents(loop: TrainingLoop) -> list[Resident]:
             tensor = resident.tensor
             if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                plain = type(local).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+                plain = type(local).__torch_dispatch__ is NO_DISPATCH
                 if plain or resident.role is not Role.STATE:  # state of a packed format has not every op
                     floating.append(replace(resident, tensor=local))
     return floating

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
@@ -22,6 +20,7 @@ from ampcheck.ops.traits import traits
 from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, OpOverload, backward_task, without_modes
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.forms import Form, Operand, combined, itself, mixed
@@ -181,11 +180,11 @@ class Lineage(DispatchMode):
         kwargs = kwargs or {}
         if (
             not self.active
-            or not isinstance(func, torch._ops.OpOverload)
+            or not isinstance(func, OpOverload)
             or (types and any(issubclass(k, FakeTensor) for k in types))
         ):
             return func(*args, **kwargs)
-        if types and any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+        if types and any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
             return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
         self.ops += 1
         call = Call(func, traits(func), args, kwargs)
@@ -193,11 +192,11 @@ class Lineage(DispatchMode):
             return func(*args, **kwargs)
         learned = [t for t in leaves((*args, *kwargs.values())) if t.requires_grad]
         recorded = torch.is_grad_enabled() and bool(learned)
-        backward = torch._C._current_graph_task_id() != -1  # private: whether autograd's engine runs
+        backward = backward_task() != -1  # private: whether autograd's engine runs
         self._after_backward |= backward
         recorded = recorded or backward
         planned: tuple[list[_Note], list[Form]] | None = None
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
                 plan = self._plan(call, recorded)
                 for watch in self._additions:
@@ -208,7 +207,7 @@ class Lineage(DispatchMode):
         call.out = func(*args, **kwargs)
         if planned is None:
             return call.out
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:
                 notes, forms = planned
                 results = enumerate(leaves(call.out) if forms else ())

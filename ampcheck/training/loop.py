@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.arguments import is_number, parse_integer
 from ampcheck.core.errors import as_result, brief, message_of, require_ran
@@ -21,6 +20,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
+from ampcheck.torchtools.private import READ_NUMBER, without_modes
 from ampcheck.torchtools.reachable import own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
@@ -318,14 +318,14 @@ class LoopShadow(Shadow):
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
-            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self.degrees.see(func, args, kwargs or {}, out)
-        if func is torch.ops.aten._local_scalar_dense.default and has_companions(args[0]) and type(out) is float:
+        if func is READ_NUMBER and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
             self.numbers.append((out, exact))
             return exact if self._exactly else out
         if self._exactly and out is not NotImplemented:
-            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self._compare_exactly(func, args, kwargs or {}, out)
         return out
 
@@ -343,13 +343,13 @@ class LoopShadow(Shadow):
     def correct(self, tensor: torch.Tensor) -> None:
         """Write the exact values of a tensor into it, as far as its format can hold them."""
         if has_companions(tensor) and self.store.known(tensor) is not None:
-            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            with without_modes(), torch.inference_mode(False), torch.no_grad():
                 tensor.data.copy_(self.exact(tensor))
 
     def accept(self, tensor: torch.Tensor) -> None:
         """Let a tensor, which may be a part of its memory, go on with the values that it really has."""
         if has_companions(tensor) and self.store.known(tensor) is not None:
-            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self.store.lift(tensor.detach())
 
 

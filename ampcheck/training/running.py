@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import EnoughSteps, as_result
 from ampcheck.shadow.companions import has_companions
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.closures import globals_of
+from ampcheck.torchtools.private import backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import drives, hooked, is_users
@@ -159,7 +159,7 @@ class TrainingWatch:
         while innermost is not None and innermost.tb_next is not None:
             innermost = innermost.tb_next
         if self._seen is None and innermost is not None:
-            with _disable_current_modes():
+            with without_modes():
                 self._begin(innermost.tb_frame, 0)
         self._finish(error)
 
@@ -189,9 +189,9 @@ class TrainingWatch:
 
     def _enter(self, module: torch.nn.Module, args: object) -> None:
         self._inside += 1
-        begins = self._inside == 1 and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+        begins = self._inside == 1 and torch.is_grad_enabled() and backward_task() == -1
         if begins and not is_transformed():
-            with _disable_current_modes():
+            with without_modes():
                 self.loop.note("model", module)
                 self._advance(sys._getframe(1), searches=True)
 
@@ -199,12 +199,12 @@ class TrainingWatch:
         self._inside = max(0, self._inside - 1)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
-        with _disable_current_modes():
+        with without_modes():
             self.loop.note("optimizer", optimizer)
             self._begin(sys._getframe(1), len(self.recorder.events) - 1)  # the event of this step is there already
 
     def _before_backward(self, roots: object, scale: float | None) -> None:
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             self._advance(sys._getframe(1))
             loss = next((t.detach() for _, t in tensors(roots) if t.numel() == 1 and t.is_floating_point()), None)
             if loss is not None:
@@ -266,7 +266,7 @@ class TrainingWatch:
         if self._seen is None or not self._is_open:
             return
         self._is_open = False
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             self._step.close()
             if error is not None:
                 self._seen.ended(StepError.of(error, self.recorder.step))

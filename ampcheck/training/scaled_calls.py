@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError, as_result
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import replaced
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.distributed.ranks import world_size
@@ -104,7 +104,7 @@ def _repeat(
                 run.overflowed = recorder.step
 
     def before_step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             loop.note("optimizer", optimizer)
             loop.look(sys._getframe(1), end)
             recorder.name_parts()
@@ -129,7 +129,7 @@ def _repeat(
 
 def _has_nonfinite(loop: RunningLoop) -> bool:
     """Whether a gradient is infinite or NaN: code that looks at it leaves the step out, as a scaler does."""
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), without_modes():
         gradients = (parameter.grad for _, parameter in loop.parameters())
         return not all(bool(plain_values(g).isfinite().all()) for g in gradients if g is not None)
 

@@ -304,8 +304,9 @@ ELSEWHERE = {
     "autocast/emulate.py": "regions act on another device",
     "autocast/placement.py": "backward passes run in the mode that places tensors",
     "autocast/guards/call_sites.py": "knows the engine's frame by its name",
-    "numerics/run.py": "runs the engine itself",
+    "torchtools/contract.py": "lists private names",
     "torchtools/origin.py": "knows the engine's frame by its code",
+    "torchtools/private.py": "runs the engine itself",
     "torchtools/regions.py": "changes what the exit of a region does, below the stream",
 }
 

@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from ampcheck.autocast import probe
 from ampcheck.core.run import Where
 from ampcheck.torchtools.copying import parameter_names
+from ampcheck.torchtools.private import MODULE_CALL, backward_keeps_graph
 from ampcheck.torchtools.source import AMPCHECK, is_users, short_path
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -106,10 +107,10 @@ def engine_path(frame: FrameType | None) -> EnginePath:
             arguments = outer.f_locals.get("args", ())
             return EnginePath(checkpoint, function, module, len(arguments) > 2 and arguments[2] is True)
         checkpoint = checkpoint or code.co_filename == _CHECKPOINT
-        module = module or code is torch.nn.Module._call_impl.__code__
+        module = module or code is MODULE_CALL
         if code.co_filename == _FUNCTION and code.co_name.startswith("apply"):
             function = function or isinstance(outer.f_locals.get("self"), BackwardCFunction)
-    keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()  # an approximation
+    keeps_graph = backward_keeps_graph()  # an approximation
     return EnginePath(checkpoint, function, module, keeps_graph)
 
 

@@ -23,10 +23,11 @@ from ampcheck.autocast.guards.call_sites import (
 )
 from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
 from ampcheck.core.run import Where
+from ampcheck.torchtools.private import CAST, OpOverload
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import storage_number
 
-_CAST = torch.ops.aten._to_copy.default
+_CAST = CAST.default
 _DETACH = torch.ops.aten.detach.default
 
 
@@ -75,7 +76,7 @@ class CachedCasts:
 
     def before(
         self,
-        op: torch._ops.OpOverload,
+        op: OpOverload,
         args: Sequence[object],
         inputs: Sequence[torch.Tensor],
         state: State,
@@ -99,7 +100,7 @@ class CachedCasts:
                 if (storage := storage_number(tensor)) is not None:
                     self._written[storage] = (self._clock, f"{at.file}:{at.line}")
 
-    def after(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
+    def after(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
         if self._cuts or (self._off and torch.is_grad_enabled()):
             self._follow(op, inputs, out, torch.is_grad_enabled())
@@ -124,7 +125,7 @@ class CachedCasts:
         for _, root in tensors(roots) if self._cuts else ():
             self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
-    def _follow(self, op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
+    def _follow(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
         """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
         cut: dict[CutCast, None] = {}
         for tensor in inputs:
@@ -167,7 +168,7 @@ def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
     return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
 
 
-def _written(op: torch._ops.OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:
+def _written(op: OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in value if isinstance(value, (list, tuple)) else (value,):

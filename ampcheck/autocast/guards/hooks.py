@@ -20,6 +20,7 @@ from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.modes import in_this_thread
+from ampcheck.torchtools.private import backward_task
 from ampcheck.torchtools.threads import wrapped_threads
 
 Function = Callable[..., object]
@@ -46,7 +47,7 @@ def backward_and_steps(recorder: Recorder) -> AbstractContextManager[None]:
             recorder.crossings[Crossing(what, differentiable, states[0], recorder.regions, where)] += 1
 
     def backward(*args: object, **_: object) -> None:
-        if torch._C._current_graph_task_id() == -1:  # not a checkpoint's own, inside another
+        if backward_task() == -1:  # not a checkpoint's own, inside another
             record("backward calls", len(args) > 3 and args[3] is True)  # its create_graph
         if recorder.active:
             recorder.casts.differentiated(args[:1])

@@ -24,10 +24,11 @@ from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import CAST, OpOverload, backward_node, backward_task, renamed_backend, state_of_caller
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
 
-Op = torch._ops.OpOverload
+Op = OpOverload
 Dtypes = tuple[torch.dtype, ...]
 
 _STATES, _CASTS = "_ampcheck_states", "_ampcheck_casts"
@@ -98,7 +99,7 @@ class Recorder:
         device = devices[0]
         if device not in autocast_devices():
             return None
-        backward = torch._C._current_graph_task_id() != -1
+        backward = backward_task() != -1
         site = call_site(sys._getframe(2), backward)
         if site is None or (backward and not site.file and site.key is None):
             return None  # our own probe; or the engine's own op, whose dtypes the forward decided
@@ -106,7 +107,7 @@ class Recorder:
             self.unseen["ops of code that torch.compile wrote"] += 1
             return None
         # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        with state_of_caller():
             state = current_state(device)
         running = _Running(op, args, kwargs, inputs, state, site)
         self.counts["ops"] += 1
@@ -202,7 +203,7 @@ class Recorder:
                 self.recomputed.update([changed] if changed is not None else [])
             if again or not path.function:
                 return
-        node: Any = torch._C._current_autograd_node()
+        node: Any = backward_node()
         if not isinstance(node, BackwardCFunction):
             return
         states: set[State] = vars(node).get(_STATES) or self._function_states.get(_forward_code(node), set())
@@ -212,7 +213,7 @@ class Recorder:
         if forward.device != state.device or forward.dtype is None:
             return
         self.counts["Function ops"] += 1
-        if running.op is torch.ops.aten._to_copy.default and running.kwargs.get("dtype") is not None:
+        if running.op is CAST.default and running.kwargs.get("dtype") is not None:
             vars(node)[_CASTS] = True
         if state.dtype is None:
             casts = vars(node).get(_CASTS, False)
@@ -236,7 +237,7 @@ class OpsMode(DispatchMode):
     ) -> Any:
         kwargs, running = kwargs or {}, None
         if self._recorder.active:
-            if isinstance(func, torch._ops.OpOverload):
+            if isinstance(func, OpOverload):
                 running = self._recorder.before(func, args, kwargs)
             else:
                 self._recorder.unseen["higher-order ops"] += 1
@@ -265,7 +266,7 @@ _state = cache(State)  # made once, for it is a key of every op
 @cache
 def autocast_devices() -> tuple[str, ...]:
     """The device types that autocast knows, as tensors name them."""
-    renamed = torch._C._get_privateuse1_backend_name()
+    renamed = renamed_backend()
     return tuple(renamed if device == "privateuseone" else device for device in devices())
 
 

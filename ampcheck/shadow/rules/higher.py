@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from ampcheck.torchtools.private import flex_attention, flex_attention_backward, tree_leaves
 
 
 def _cond(predicate: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Any = ()) -> Any:
@@ -29,7 +30,7 @@ def _scan(
     carry, rows = list(initial), []
     for position in range(len(xs[0])):
         results = combine(*carry, *(x.select(0, position) for x in xs), *additional)
-        flat = pytree.tree_leaves(results)
+        flat = tree_leaves(results)
         carry, row = flat[: len(initial)], flat[len(initial) :]
         rows.append(row)
     stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
@@ -48,18 +49,6 @@ def _listed(graph: Callable[..., Any], operands: Sequence[Any]) -> Any:
     return graph(*operands)
 
 
-def _flex(*args: Any, **kwargs: Any) -> Any:
-    from torch._higher_order_ops.flex_attention import sdpa_dense  # imports most of the compiler
-
-    return sdpa_dense(*args, **kwargs)
-
-
-def _flex_backward(*args: Any, **kwargs: Any) -> Any:
-    from torch._higher_order_ops.flex_attention import sdpa_dense_backward
-
-    return sdpa_dense_backward(*args, **kwargs)
-
-
 HIGHER: dict[str, Callable[..., Any]] = {
     "cond": _cond,
     "while_loop": _while_loop,
@@ -69,7 +58,7 @@ HIGHER: dict[str, Callable[..., Any]] = {
     "wrap": _called,
     "wrap_activation_checkpoint": _called,
     "tag_activation_checkpoint": _called,
-    "flex_attention": _flex,
-    "flex_attention_backward": _flex_backward,
+    "flex_attention": flex_attention,
+    "flex_attention_backward": flex_attention_backward,
 }
 """What runs in the place of a higher-order op, by its name."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
@@ -21,6 +20,7 @@ from ampcheck.shadow.call import Call as OpCall
 from ampcheck.shadow.call import floating_values
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import OpOverload, backward_task, chunk_cat, without_modes
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
@@ -113,7 +113,7 @@ class CollectiveMode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         if any(map(placements, given)):
@@ -134,10 +134,10 @@ class CollectiveMode(DispatchMode):
         assert collective is not None  # that of a reduction is always known
         reductions = list(_reductions(name, collective))
         line = users_line(sys._getframe())
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             calls = [self._begin(base, line, reduction, collective.group, kind) for reduction in reductions]
         out = func(*args, **kwargs)
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             wait_for(out)
             results = floating_values(out)
             for number, (call, reduction) in enumerate(zip(calls, reductions, strict=True)):
@@ -159,7 +159,7 @@ class CollectiveMode(DispatchMode):
         if len(ranks) < 2:
             return None
         phase = "forward" if first.requires_grad or self.inside else "update"
-        if torch._C._current_graph_task_id() != -1:  # private name of torch 2.4 to 2.13
+        if backward_task() != -1:  # private name of torch 2.4 to 2.13
             phase = "backward"
         elements = sum(part.numel() for part in reduction.parts)
         fmt = format_of(first.dtype).name
@@ -192,7 +192,7 @@ class CollectiveMode(DispatchMode):
             return  # DTensor tries an op on fake tensors first
         cast: _Cast | None = None
         if result.is_floating_point() and result.element_size() <= 2:
-            with _disable_current_modes(), torch.no_grad():
+            with without_modes(), torch.no_grad():
                 cast = self._cast_by(base, source, args, kwargs, result)
         if cast is None and not base.endswith("_") and "out" not in kwargs:
             return
@@ -206,7 +206,7 @@ class CollectiveMode(DispatchMode):
         """The cast of the result of an op; None where the op does more than to cast, scale or pack."""
         if base in ("cat", "_chunk_cat"):
             wides = [wide for part in args[0] if (wide := self._wide(part)) is not None]
-            pack: Any = torch.cat if base == "cat" else torch._chunk_cat
+            pack: Any = torch.cat if base == "cat" else chunk_cat
             numbers = {name: value for name, value in kwargs.items() if name != "out"}
             return _Cast.of(result, pack(wides, *args[1:], **numbers)) if len(wides) == len(args[0]) else None
         if not isinstance(source, torch.Tensor) or source.numel() != result.numel():

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table, Where
 from ampcheck.core.text import listed
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.training.loop import StepError
 
@@ -82,7 +82,7 @@ def gather(value: Value) -> list[Value]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    with _disable_current_modes():  # a mode may be active while ranks agree on a step
+    with without_modes():  # a mode may be active while ranks agree on a step
         dist.all_gather_object(values, value, group=side_group())
     return values
 

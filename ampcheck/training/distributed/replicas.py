@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.run import Coverage, Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import is_pending, placements
 from ampcheck.training.distributed.ranks import gather, grouped, name_ranks, world_size
 from ampcheck.training.loop import TrainingLoop
@@ -85,7 +85,7 @@ class ReplicaWatch:
         """Look at a step where a backward pass begins (in_pass) or ends, and a scaler or optimizer begins."""
         if world_size() < 2:
             return
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             trained = {
                 self._names.setdefault(id(p), name): p
                 for name, p in self._loop.parameters()

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.source import Hook
 from ampcheck.torchtools.storage import placements
 from ampcheck.training.loop import TrainingLoop
@@ -22,7 +22,7 @@ def captured(loop: TrainingLoop, seen: Callable[[str, torch.Tensor], None]) -> I
     was added up."""
 
     def note(name: str, grad: torch.Tensor | None) -> None:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             if grad is not None:  # as where a Function's backward returns None
                 seen(name, grad.detach())
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed
@@ -227,7 +227,7 @@ def collected(loop: TrainingLoop, recorder: Recorder, name: str) -> Iterator[Rep
                 run.gradients[key] = _exact(shadow, parameter.grad) / inside
 
     def step(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), without_modes():
             keep(optimizer)
         yield
         for parameter in parameters_of(optimizer):

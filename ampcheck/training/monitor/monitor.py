@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.core.errors import UsageError
 from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
 from ampcheck.health.plan import Plan
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.stream.calls import method_of, steps_of
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.loop import inner_optimizer, parameters_of
 from ampcheck.training.monitor.calls import CallRecord
@@ -300,7 +300,7 @@ class TrainingMonitor:
 @contextmanager
 def _apart() -> Iterator[None]:
     """Our own ops, of which neither autograd nor a mode that watches the user's knows."""
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), without_modes():
         yield
 
 

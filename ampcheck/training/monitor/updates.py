@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.torchtools.private import foreach_norm, foreach_subtract
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.monitor.sums import Rows, UpdateSum
@@ -258,8 +259,8 @@ def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     was, now = [pairs[number][0] for number in wide], [pairs[number][1] for number in wide]
     norms: dict[int, torch.Tensor] = {}
     if wide:
-        torch._foreach_sub_(was, now)
-        both = torch.stack(torch._foreach_norm(was + now)).view(2, -1).T.float()
+        foreach_subtract(was, now)
+        both = torch.stack(foreach_norm(was + now)).view(2, -1).T.float()
         if len(wide) == len(pairs):
             return both
         norms = dict(zip(wide, both, strict=True))

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch.utils._python_dispatch import _disable_current_modes
-
 from ampcheck.shadow.memory import dtype_name
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import tensors
 
 
@@ -33,7 +32,7 @@ def states_in(content: object, depth: int = 3) -> Iterator[str]:
 def limit_of(args: Sequence[object], kwargs: Mapping[str, object]) -> float | None:
     """The norm or value that gradients are clipped to, by the arguments after the parameters; None for no number."""
     limit: Any = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
-    with _disable_current_modes(), suppress(TypeError, ValueError, RuntimeError):
+    with without_modes(), suppress(TypeError, ValueError, RuntimeError):
         return float(limit)
     return None
 

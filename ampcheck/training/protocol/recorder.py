@@ -17,6 +17,7 @@ from ampcheck.numerics.losses import computed_in, factor_of
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import attribute
+from ampcheck.torchtools.private import backward_task
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import AMPCHECK, users_line
 from ampcheck.torchtools.storage import is_transformed
@@ -239,7 +240,7 @@ class Recorder:
     def _backward(self, t_outputs: object, *args: object, **kwargs: object) -> _Call:
         if is_transformed():  # its values may not be looked at
             return self._add(Act.GRAD)
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint's own, inside another
+        if backward_task() != -1:  # a checkpoint's own, inside another
             return
         scaled, who, scale = self._scaling_of(t_outputs)
         own_gradients = bool(args) and are_own(args[0])

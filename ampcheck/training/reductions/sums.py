@@ -13,6 +13,7 @@ from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.torchtools.private import backward_node, backward_task
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
@@ -262,8 +263,8 @@ def _sums_up(tensor: torch.Tensor) -> bool:
 
 def _kind(accumulator: torch.Tensor) -> str:
     """Private names of torch 2.4 to 2.13 tell the engine's own additions from the user's."""
-    if torch._C._current_graph_task_id() != -1:
-        node = torch._C._current_autograd_node()
+    if backward_task() != -1:
+        node = backward_node()
         return "gradient" if node is not None and "AccumulateGrad" in node.name() else "graph"
     return "graph" if accumulator.requires_grad else "sum"
 

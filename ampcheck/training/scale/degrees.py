@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.ops.traits import Traits, traits
 from ampcheck.shadow.call import leaves
 from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap, local
@@ -137,7 +137,7 @@ class Degrees:
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
         if not self.follows:
             return
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             if getattr(optimizer, "grad_scale", None) is None:  # else it unscales in its kernel
                 for parameter in parameters_of(optimizer):
                     self._look(parameter)
@@ -164,7 +164,7 @@ class Degrees:
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Follow an op that ran."""
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return
         op = traits(func)
         if op.view:
@@ -288,7 +288,7 @@ class Degrees:
         if not self._numbers or type(value) is not float:
             return _NONE
         # The numbers in a backward pass are those of the forward pass, or of the formula of a derivative.
-        constant = torch._C._current_graph_task_id() != -1 or self._is_written(value)
+        constant = backward_task() != -1 or self._is_written(value)
         return self._numbers.get(value, _NONE if constant else None)
 
     def _is_written(self, value: float) -> bool:

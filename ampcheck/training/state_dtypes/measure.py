@@ -16,6 +16,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Scalar, Table
+from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import Resident, Role, TrainingLoop
 from ampcheck.training.state_dtypes.moments import VanishedState
@@ -258,7 +259,7 @@ def _masters(residents: list[Resident]) -> dict[int, str]:
     for resident in residents:
         part = local(resident.tensor)
         wide = resident.role in (Role.PARAMETER, Role.STATE) and part.dtype in (torch.float32, torch.float64)
-        plain = type(part).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # no packed format
+        plain = type(part).__torch_dispatch__ is NO_DISPATCH  # no packed format
         if wide and plain and part.layout is torch.strided:
             full[part.shape, part.device].append((resident.name, part, _sample(part)))
     masters: dict[int, str] = {}
@@ -280,7 +281,7 @@ def _twins(loop: TrainingLoop) -> tuple[tuple[str, str], ...]:
         known: dict[object, list[tuple[str, torch.Tensor]]] = defaultdict(list)
         for name, parameter in module.named_parameters():
             part = local(parameter)
-            plain = type(part).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+            plain = type(part).__torch_dispatch__ is NO_DISPATCH
             if part.dim() < 2 or not part.is_floating_point() or not plain or part.layout is not torch.strided:
                 continue
             for other, twin in known[part.shape, part.device]:

@@ -13,6 +13,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import has_companions
+from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.lineage import NARROW, Lineage
 from ampcheck.training.loop import Resident, Role, TrainingLoop
@@ -185,7 +186,7 @@ def excess_of(vanished: Sequence[VanishedState]) -> float:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    plain = type(tensor).__torch_dispatch__ is NO_DISPATCH
     return plain and has_companions(tensor)
 
 

@@ -18,6 +18,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.ops.traits import traits
 from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.torchtools.private import CAST, OpOverload
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import op_name, users_line
 from ampcheck.torchtools.storage import StorageMap
@@ -117,7 +118,7 @@ class OperandMode(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         name = op_name(func)
         whole = args[0] if name == "aten::view.dtype" and args[0].dtype is torch.float32 else None
@@ -183,7 +184,7 @@ class OperandMode(DispatchMode):
 
 def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether an op works on the bits of numbers as integers."""
-    keeps = torch.Tag.pointwise in func.tags or func.overloadpacket is torch.ops.aten._to_copy
+    keeps = torch.Tag.pointwise in func.tags or func.overloadpacket is CAST
     return keeps and not (source.is_floating_point() or out.is_floating_point())
 
 

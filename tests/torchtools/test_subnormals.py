@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcheck.health import measure_subnormal_support
-from ampcheck.health.subnormals import flushed_here
+from ampcheck.torchtools.subnormals import flushed_here
 
 
 def test_this_cpu_keeps_subnormals():

@@ -1,0 +1,167 @@
+"""Write ampcheck/torchtools/contract.md: PyTorch's private names, who needs each, and what happens without it.
+
+python benchmarks/contract.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "ampcheck"
+CONTRACT = PACKAGE / "torchtools" / "contract.md"
+PRIVATE = "torchtools/private.py"
+_SHOWN = 4
+
+_HEAD = """# Private names of PyTorch
+
+`python benchmarks/contract.py` writes this file. `torchtools` is the only package that uses private names of PyTorch;
+the others import them from `torchtools/private.py`. `python -m pytest tests/torchtools/test_contract.py` asks the
+installed PyTorch for each name, every night also the nightly build. Unless ampcheck cannot be imported without a name,
+its use raises `MissingNameError` where it is gone, and what needs it is skipped with that reason.
+
+"""
+
+
+@cache
+def _trees() -> dict[str, ast.Module]:
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def _walk(node: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(node))
+
+
+def is_private(name: str) -> bool:
+    """Whether a dotted name is one of torch with a part that begins with one underscore."""
+    return name.startswith("torch.") and re.search(r"\._(?!_)", name) is not None
+
+
+def private_names(node: ast.AST, known: dict[str, str], *, strings: bool) -> Iterator[str]:
+    """The private names of torch below a node. known: what local names stand for. strings: names in quotes, too."""
+
+    def dotted(value: ast.AST) -> str:
+        if isinstance(value, ast.Attribute):
+            return f"{owner}.{value.attr}" if (owner := dotted(value.value)) else ""
+        return known.get(value.id, "") if isinstance(value, ast.Name) else ""
+
+    inner = {id(part.value) for part in _walk(node) if isinstance(part, ast.Attribute)}
+    for part in _walk(node):
+        names = []
+        if isinstance(part, (ast.Attribute, ast.Name)) and id(part) not in inner:
+            names = [dotted(part)]
+        elif isinstance(part, (ast.Import, ast.ImportFrom)):
+            names = [full for _, full in _imports(part)]
+        elif strings and isinstance(part, ast.Constant) and re.fullmatch(r"torch(\.\w+)+", str(part.value)):
+            names = [str(part.value)]
+        elif strings and isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "_optional":
+            names = [f"torch.{ast.literal_eval(part.args[0])}"]
+        yield from filter(is_private, names)
+
+
+def _imports(node: ast.AST) -> list[tuple[str, str]]:
+    """The local names that an import binds, with what they stand for."""
+    if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+        return [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
+    if isinstance(node, ast.Import):
+        names = [alias for alias in node.names if alias.name.split(".")[0] == "torch"]
+        return [(alias.asname or "torch", alias.name if alias.asname else "torch") for alias in names] + [
+            ("torch", alias.name) for alias in names if not alias.asname and "._" in alias.name
+        ]
+    return []
+
+
+def locals_of(tree: ast.Module) -> dict[str, str]:
+    """What the names that a module imports or assigns stand for in torch."""
+    known = {"torch": "torch"}
+    for node in _walk(tree):
+        known.update((local, full) for local, full in _imports(node) if local != "torch")
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value, parts = node.value, []
+            while isinstance(value, ast.Attribute):
+                value, parts = value.value, [value.attr, *parts]
+            if parts and isinstance(value, ast.Name) and value.id in known:
+                known[node.targets[0].id] = ".".join((known[value.id], *parts))
+    return known
+
+
+def outside() -> dict[str, list[str]]:
+    """Files outside of torchtools that use private names of torch, with these."""
+    others = {path: tree for path, tree in _trees().items() if not path.startswith("torchtools/")}
+    names = {path: set(private_names(tree, locals_of(tree), strings=False)) for path, tree in others.items()}
+    return {path: sorted(found) for path, found in names.items() if found}
+
+
+def inside() -> dict[str, set[str]]:
+    """The private names that torchtools uses, with the files that need them; those of `private.py` by their imports."""
+    users: dict[str, set[str]] = defaultdict(set)
+    imported: dict[str, set[str]] = defaultdict(set)
+    for path, tree in _trees().items():
+        for node in _walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "ampcheck.torchtools.private":
+                for alias in node.names:
+                    imported[alias.name].add(path)
+    for path, tree in _trees().items():
+        known = locals_of(tree) if path.startswith("torchtools/") else {}
+        for node in tree.body if known else ():
+            for name in private_names(node, known, strings=True):
+                if path == PRIVATE:
+                    users[name].update(*(imported.get(bound, {PRIVATE}) for bound in _bound(node, name)))
+                else:
+                    users[name].add(path)
+    return users
+
+
+def _bound(node: ast.stmt, name: str) -> list[str]:
+    """The names by which a statement of `private.py` offers a private name."""
+    if isinstance(node, ast.ImportFrom):
+        return [local for local, full in _imports(node) if full == name]
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def entry_of(name: str, entries: dict[str, str]) -> str:
+    """The entry that a name of torch belongs to: itself, or the longest that it is a part of; "" without one."""
+    parts = name.removeprefix("torch.").split(".")
+    candidates = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((candidate for candidate in candidates if candidate in entries), "")
+
+
+def _users(files: set[str]) -> str:
+    shown = sorted(files)
+    if len(shown) <= _SHOWN:
+        return ", ".join(shown)
+    rooms = sorted({path.split("/")[0].removesuffix(".py") for path in shown})
+    return f"{len(shown)} files of {', '.join(rooms)}"
+
+
+def contract() -> str:
+    """The text of contract.md."""
+    from ampcheck.torchtools.contract import OBJECTS, SINCE, WITHOUT
+
+    users: dict[str, set[str]] = defaultdict(set)
+    for name, files in inside().items():
+        users[entry_of(name, WITHOUT)] |= files
+    for path, tree in _trees().items():
+        attributes = {node.attr for node in _walk(tree) if isinstance(node, ast.Attribute)}
+        for name in OBJECTS:
+            users[name].update([path] if name.partition(".")[2] in attributes else [])
+    lines = ["| name | needed by | without it |", "|---|---|---|"]
+    for name, what in sorted(WITHOUT.items()):
+        release = f" (since {SINCE[name]})" if name in SINCE else ""
+        lines.append(f"| `torch.{name}`{release} | {_users(users[name])} | {what} |")
+    lines += ["", "## Private attributes of objects", "", "| attribute | needed by | without it |", "|---|---|---|"]
+    lines += [f"| `{name}` | {_users(users[name])} | {what} |" for name, what in OBJECTS.items()]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    CONTRACT.write_text(contract())
