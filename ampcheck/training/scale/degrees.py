@@ -105,6 +105,7 @@ class Degrees:
         self._recorder = recorder
         self._scaler: int | None = None  # whose `scale` runs
         self._numbers: dict[float, Degree] = {}  # those that left the run, and their reciprocals
+        self._scales: set[float] = set()  # the powers of two among them
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -133,6 +134,7 @@ class Degrees:
             common = 0.125 <= abs(number) <= 8.0  # others may have this value, too
             self._numbers[number] = _UNKNOWN if common else degree
             self._numbers[1.0 / number] = _UNKNOWN if common else degree.times(-1.0)
+            self._scales |= {n for n in (number, 1.0 / number) if math.frexp(n)[0] == 0.5}
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
         if not self.follows:
@@ -177,11 +179,9 @@ class Degrees:
         if op.base == "_amp_update_scale":
             return
         operands = leaves((*args, *kwargs.values()))
-        if not any(self._degrees.get(t) is not None for t in operands):
-            if op.resets or op.writes:
-                pass
-            elif not self._numbers.keys() & {v for v in args if type(v) is float}:
-                return
+        followed = any(self._degrees.get(t) is not None for t in operands)
+        if not followed and not self._numbers.keys() & {v for v in args if type(v) is float}:
+            return
         if op.leaves:
             degree = None if self._recorder.asks else self.of(args[0])
             if degree is not None and (degree.depends or not degree.known):
@@ -205,10 +205,10 @@ class Degrees:
                 self._decide(op, operands, target)
                 continue
             degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
-            if degree is None:
-                self._degrees.pop(target) if target.untyped_storage().nbytes() == target.nbytes else None
-            elif degree != _NONE:
+            if degree is not None and degree != _NONE:
                 self._degrees.put(target, degree)
+            elif has_companions(target) and target.untyped_storage().nbytes() == target.nbytes:
+                self._degrees.pop(target)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""
@@ -239,7 +239,7 @@ class Degrees:
         if any(not degree.known for degree in known):
             return _UNKNOWN
         base = op.base
-        if base in ("mul", "div") and len(values) > 1:
+        if base in ("mul", "div") and len(values) > 1 and not options.get("rounding_mode"):
             left, right = self._of_factor(values[0]), self._of_factor(values[1])
             if left is None or right is None:  # a number that may depend on the scale
                 return _UNKNOWN if known else None
@@ -273,6 +273,10 @@ class Degrees:
                         return _UNKNOWN
                     sign = (1 if base == "add" else -1) * options.get("alpha", 1)
                     terms[0] = _rest(result, values[1], sign)
+            if op.limits:
+                held, terms = zip(
+                    *((d, t) for d, t in zip(held, terms, strict=True) if _is_taken(t, result)), strict=True
+                )
             return self._sum(result, list(zip(held, terms, strict=True)))
         if op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE:
             return self._sum(result, [(self._degree(t), t) for t in floating])
@@ -293,8 +297,7 @@ class Degrees:
 
     def _is_written(self, value: float) -> bool:
         """Whether somebody wrote a number down: it has few digits, and is no product of such a number and a scale."""
-        scales = (number for number in self._numbers if math.frexp(number)[0] == 0.5)
-        return _is_short(value) and not any(_is_short(value / scale) for scale in scales)
+        return _is_short(value) and not any(_is_short(value / scale) for scale in self._scales)
 
     def _placed(self, made: Degree, *operands: Degree) -> Degree:
         """Name the line where several operands depend on the scale."""
@@ -322,6 +325,13 @@ def _rest(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tens
     whole = result.detach().double()
     rest = whole - factor * term.detach().double()
     return torch.where(rest.abs() <= 4 * torch.finfo(result.dtype).eps * whole.abs(), 0.0, rest)
+
+
+def _is_taken(term: Any, result: torch.Tensor) -> bool:
+    """Whether a limit was reached, or an alternative taken; so does what was overwritten count."""
+    if term is None or isinstance(term, bool):
+        return term is None
+    return bool((result == term).any())
 
 
 def _is_short(value: float) -> bool:
