@@ -124,7 +124,13 @@ def averages(model: nn.Module, optimizer: Any, scaler: Any) -> None:
         parameter.grad.div_(4).mul_(2.0)
 
 
-@pytest.mark.parametrize("change", [lambda model, *_: clip_by_hand(model), decays_by_hand, normalizes])
+def cuts(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("change", [lambda model, *_: clip_by_hand(model), decays_by_hand, normalizes, cuts])
 def test_what_depends_on_the_scale_fails_at_its_line_in_one_run(change: Callable[..., None]) -> None:
     (found,) = [f for f in train(change).of(Verdict.FAIL) if f.check == "scale-invariance"]
 
@@ -132,7 +138,15 @@ def test_what_depends_on_the_scale_fails_at_its_line_in_one_run(change: Callable
     assert found.excerpt.lines[found.excerpt.line - found.excerpt.first].strip().startswith("parameter.grad")
 
 
-@pytest.mark.parametrize("change", [lambda *_: None, unscaled_first, limit_follows, averages])
+def limits_that_nothing_reaches(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-3e38, 3e38)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda *_: None, unscaled_first, limit_follows, averages, limits_that_nothing_reaches]
+)
 def test_what_does_not_depend_on_the_scale_is_silent(change: Callable[..., None]) -> None:
     run = train(change)
 

@@ -273,11 +273,8 @@ class Degrees:
                         return _UNKNOWN
                     sign = (1 if base == "add" else -1) * options.get("alpha", 1)
                     terms[0] = _rest(result, values[1], sign)
-            if op.limits:
-                held, terms = zip(
-                    *((d, t) for d, t in zip(held, terms, strict=True) if _is_taken(t, result)), strict=True
-                )
-            return self._sum(result, list(zip(held, terms, strict=True)))
+            pairs = zip(held, terms, strict=True)
+            return self._sum(result, [(d, t) for d, t in pairs if not op.limits or _is_taken(t, result)])
         if op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE:
             return self._sum(result, [(self._degree(t), t) for t in floating])
         return _UNKNOWN if any(degree.depends for degree in known) else known[0]
