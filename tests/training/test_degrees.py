@@ -37,6 +37,8 @@ STEPS: dict[str, Callable[[Values, int, int], torch.Tensor]] = {
     "limit": lambda v, i, j: v[i].clamp(max=1.75),
     "in place": lambda v, i, j: v[i].clone().add_(v[j], alpha=0.5),
     "interpolation": lambda v, i, j: torch.lerp(v[i], v[j], 0.25),
+    "mask": lambda v, i, j: v[i].masked_fill(v[0] > 1.5, 0.0),
+    "padding": lambda v, i, j: F.pad(v[i], (0, 1, 0, 1))[1:, 1:].contiguous(),
     "constant": lambda v, i, j: v[i] * 0.37,
     "transposed": lambda v, i, j: v[i].mT.contiguous().neg(),
 }
@@ -152,6 +154,49 @@ def test_what_does_not_depend_on_the_scale_is_silent(change: Callable[..., None]
 
     assert not [f for f in run.findings if f.check == "scale-invariance" and f.verdict is Verdict.FAIL]
     assert not run.of(Verdict.FAIL)
+
+
+LOSSES = [
+    nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.tensor([1.0, 2.0, 0.5, 1.0])),
+    nn.MultiMarginLoss(),
+    nn.KLDivLoss(reduction="batchmean"),
+    nn.SmoothL1Loss(),
+    nn.HuberLoss(),
+    nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)),
+    nn.PoissonNLLLoss(),
+    nn.SoftMarginLoss(),
+    nn.MultiLabelSoftMarginLoss(),
+]
+LAYERS = [nn.Dropout(0.5), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.GELU(), nn.Softplus(), nn.PReLU(), nn.Hardswish()]
+
+
+@pytest.mark.parametrize(
+    ("loss", "layer"),
+    [*((loss, nn.Identity()) for loss in LOSSES), *((LOSSES[0], layer) for layer in LAYERS)],
+    ids=lambda module: type(module).__name__,
+)
+def test_losses_and_layers_of_pytorch_are_silent(loss: nn.Module, layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 4))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    whole = isinstance(loss, (nn.CrossEntropyLoss, nn.MultiMarginLoss))
+    target = torch.arange(16) % 4 if whole else torch.rand(16, 4).round()
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                out = model(torch.randn(16, 8)).float()
+            scaler.scale(loss(out.log_softmax(-1) if isinstance(loss, nn.KLDivLoss) else out, target)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+    run = ampcheck.audit(train, checks=["scale-invariance"])
+    (found,) = [f for f in run.findings if f.check == "scale-invariance"]
+    assert found.verdict is Verdict.PASS
+    assert found.message.startswith("each of ")  # by its one run
 
 
 def test_a_callable_whose_degrees_are_known_does_not_run_again() -> None:

@@ -231,7 +231,10 @@ class Degrees:
         options = {name: item(value) for name, value in kwargs.items()}
         if op.copies is not None:
             return self._degree(values[op.copies])
-        if op.fills or op.unset or op.random or op.shaped or op.resets:
+        if op.fills == "part":  # of the result
+            zero = not any(v for v in (*values[2:], *options.values()) if isinstance(v, (int, float)))
+            return self._degree(values[0]) if zero else _UNKNOWN
+        if op.fills or op.unset or op.shaped or op.resets:
             return None
         floating = [t for t in leaves((*values, *options.values())) if t.is_floating_point() or t.is_complex()]
         degrees = [self._degree(t) for t in floating]
