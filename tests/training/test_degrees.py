@@ -30,6 +30,7 @@ STEPS: dict[str, Callable[[Values, int, int], torch.Tensor]] = {
     "norm": lambda v, i, j: torch.linalg.vector_norm(v[i]).reshape(1, 1).repeat(2, 2),
     "share": lambda v, i, j: v[i] / (v[i].norm() + 1e-12),
     "sum of squares": lambda v, i, j: v[i].square().sum(0, keepdim=True).repeat(2, 1),
+    "power": lambda v, i, j: v[i].pow(j % 4),
     "root": lambda v, i, j: v[i].abs().sqrt(),
     "reciprocal": lambda v, i, j: v[i].reciprocal(),
     "choice": lambda v, i, j: torch.where(v[0] > 1.5, v[i], v[j]),

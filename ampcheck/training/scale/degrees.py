@@ -59,7 +59,8 @@ class Degree:
 
     def times(self, exponent: float) -> Degree:
         """The degree of a power."""
-        return Degree({s: p * exponent for s, p in self.powers.items()}, self.place, self.mixed, self.known)
+        powers = {s: p * exponent for s, p in self.powers.items() if exponent}
+        return Degree(powers, self.place, self.mixed, self.known)
 
     def over(self, other: Degree) -> Degree:
         """The degree of a quotient."""
@@ -148,16 +149,23 @@ class Degrees:
             self._degrees.pop(tensor)  # each step is judged by itself
 
     def _look(self, parameter: torch.Tensor) -> None:
-        degree = None if parameter.grad is None else self.of(local(parameter.grad))
-        if degree is None or not degree.known:
-            self.unknown += parameter.grad is not None
+        if parameter.grad is None:
             return
-        self.looked += 1
+        degree = self._of_gradient(local(parameter.grad))
+        self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         place = degree.place if degree.place[0] else self._line()
-        if not degree.depends or any(known.place == place for known in self.found):
+        if not degree.known or not degree.depends or any(known.place == place for known in self.found):
             return
         power = None if degree.mixed or len(degree.powers) > 1 else next(iter(degree.powers.values()))
         self.found.append(Dependence(self._recorder.name_of(parameter), self._recorder.step, power, place))
+
+    def _of_gradient(self, gradient: torch.Tensor) -> Degree:
+        """The degree of a gradient. One that has none was made by ops from what does not depend on the scale, or
+        written by code in C++ that calls no op."""
+        if (known := self.of(gradient)) is not None:
+            return known
+        companions = self._store.known(gradient) if has_companions(gradient) else None
+        return _NONE if companions is not None and companions.written else _UNKNOWN
 
     @property
     def decided(self) -> bool:
@@ -193,11 +201,7 @@ class Degrees:
         if op.base == "_amp_foreach_non_finite_check_and_unscale":
             factor = self.of(args[2]) or _UNKNOWN
             for gradient in args[0]:
-                known = self.of(gradient)
-                if known is None:  # an op may have made it of a loss that was not scaled, or C++ without an op
-                    companions = self._store.known(gradient) if has_companions(gradient) else None
-                    known = _NONE if companions is not None and companions.written else _UNKNOWN
-                self._degrees.put(gradient, known.of_product(factor))
+                self._degrees.put(gradient, self._of_gradient(gradient).of_product(factor))
             return
         targets = leaves(written) or leaves(out)
         for number, target in enumerate(targets):
@@ -258,7 +262,7 @@ class Degrees:
         first = degrees[0]
         if first is not None and sum(degree.depends for degree in known) == first.depends:
             exponent = values[1] if base == "pow" else op.degree
-            if isinstance(exponent, (int, float)) and exponent != 1:
+            if isinstance(exponent, (int, float)) and (exponent != 1 or base == "pow"):
                 return first.times(exponent)
             if "backward" in base:
                 return first  # linear in the gradient that it is given
