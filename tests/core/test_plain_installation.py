@@ -36,7 +36,7 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def foreign(source: str) -> set[str]:
-    return set(imported(ast.parse(source))) - {"ampcheck", *sys.stdlib_module_names, "tomllib"}
+    return set(imported(ast.parse(source))) - {"ampcheck", "_pytest", *sys.stdlib_module_names, "tomllib"}
 
 
 @pytest.mark.slow
