@@ -283,7 +283,7 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     def adds(other: Finding, to: Finding) -> bool:
         if (other.check, other.verdict) != (to.check, to.verdict):
             return False
-        if (other.subject, other.where) == (to.subject, to.where):
+        if other.subject == to.subject and other.where == replace(to.where, op=other.where.op):  # a kernel has many ops
             return other.message != to.message and other.message.startswith(to.message)
         error, same = to.message.rpartition(" raised ")[2], other.message.rpartition(" raised ")[2]
         placed = other.where != to.where == replace(other.where, file="", line=None)

@@ -15,11 +15,12 @@ MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "packaging", "pytest",
 """What the required packages install; jinja2 brings markupsafe."""
 
 OWN = {
-    "huggingface_hub", "lightning", "pytorch_lightning", "tensorboard", "transformers", "triton", "wandb",
+    "PIL", "diffusers", "huggingface_hub", "lightning", "pytorch_lightning", "tensorboard", "timm", "torchvision",
+    "transformers", "triton", "wandb",
 }  # fmt: skip
 """What a repository has that uses their callbacks, writers, models or kernels."""
 
-PLACES = {"callbacks", "health", "lab"}
+PLACES = {"architectures", "callbacks", "health", "lab", "setup"}
 """The packages that may import these."""
 
 

@@ -181,7 +181,7 @@ def _emulated_step(world: World) -> Any:
 
 CASES = [
     Case("audit forward", lambda w: ampcheck.audit((w.model, (w.x,)), compile=False)),
-    Case("audit forward float16", lambda w: ampcheck.audit((w.model, (w.x,)), compile=False, dtype="float16"), at=7),
+    Case("audit forward float16", lambda w: ampcheck.audit((w.model, (w.x,)), compile=False, dtype="float16"), at=2),
     Case("audit forward emulated", lambda w: ampcheck.audit((w.model, (w.x,)), compile=False, device="cuda"), at=5),
     Case("audit calls", lambda w: ampcheck.audit((w.model, [(w.x,), (w.x,)]), compile=False)),
     Case("audit blocks", lambda w: ampcheck.audit(([w.model, nn.ReLU()], [(w.x,)]), compile=False)),
