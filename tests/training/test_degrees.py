@@ -217,3 +217,77 @@ def test_a_callable_whose_degrees_are_known_does_not_run_again() -> None:
     run = ampcheck.audit(main)
     assert [f.verdict for f in run.findings if f.check == "scale-invariance"] == [Verdict.PASS]
     assert len(calls) == 1
+
+
+HEALTHY: dict[str, Callable[[list[nn.Parameter], Any], Any]] = {
+    "views of one buffer": lambda weights, scaler: _flatten(weights),
+    "the largest alone": lambda weights, scaler: [_keep_largest(weight) for weight in weights],
+    "a decay that is scaled": lambda weights, scaler: [
+        weight.grad.add_(weight.data, alpha=1e-2 * scaler.get_scale()) for weight in weights if weight.grad is not None
+    ],
+    "a limit that is scaled": lambda weights, scaler: nn.utils.clip_grad_value_(weights, 0.01 * scaler.get_scale()),
+    "noise that is scaled": lambda weights, scaler: [
+        weight.grad.add_(torch.randn_like(weight) * (1e-3 * scaler.get_scale()))
+        for weight in weights
+        if weight.grad is not None
+    ],
+    "a whole number": lambda weights, scaler: [
+        weight.grad.div_(int(scaler.get_scale())).clamp_(-1e-3, 1e-3).mul_(int(scaler.get_scale()))
+        for weight in weights
+        if weight.grad is not None
+    ],
+    "side by side": lambda weights, scaler: torch.stack([torch.ones(()), weights[0].grad.norm()]),  # type: ignore[union-attr]
+}
+
+
+def _flatten(weights: list[nn.Parameter]) -> None:
+    flat = torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None])
+    for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
+        weight.grad = part.view_as(weight)
+
+
+def _keep_largest(weight: nn.Parameter) -> None:
+    assert weight.grad is not None
+    _, places = weight.grad.abs().flatten().topk(2)
+    kept = torch.zeros(weight.numel())
+    kept[places] = weight.grad.flatten()[places]
+    weight.grad = kept.view_as(weight)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_people_do_to_scaled_gradients_is_silent(name: str) -> None:
+    run = train(lambda model, optimizer, scaler: HEALTHY[name](list(model.parameters()), scaler))
+
+    assert not [f.message for f in run.findings if f.check == "scale-invariance" and f.verdict is Verdict.FAIL]
+
+
+def test_gradients_that_accumulate_are_judged_by_one_run() -> None:
+    model = nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def main() -> None:
+        for number in range(6):
+            scaler.scale(model(torch.ones(2, 4)).square().mean() / 3).backward()
+            if number % 3 == 2:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+    (found,) = [f for f in ampcheck.audit(main).findings if f.check == "scale-invariance"]
+    assert (found.verdict, found.message[:8]) == (Verdict.PASS, "each of ")
+
+
+def test_a_penalty_with_the_scale_read_before_the_first_use_is_silent() -> None:
+    model = nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with ampcheck.watch(fail_on="never") as seen:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss, inverse = model(torch.randn(8, 4)).square().mean(), 1.0 / scaler.get_scale()
+            gradients = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)
+            loss = loss + 0.1 * torch.stack([(g * inverse).square().sum() for g in gradients]).sum().sqrt()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert not [f.message for f in seen.run.findings if f.check == "scale-invariance" and f.verdict is Verdict.FAIL]

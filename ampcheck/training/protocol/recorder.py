@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -151,10 +151,20 @@ class Recorder:
         return {"who": self._path(scaler, "scaler"), "scale": scale, "enabled": scaler.is_enabled()}
 
     def _scale_of(self, scaler: _Scaler) -> float:
-        read, self.asks = self._read, True
-        scale: float = scaler.get_scale()
-        self._read, self.asks = read, False
+        read = self._read
+        with self._asking():
+            scale: float = scaler.get_scale()
+        self._read = read
         return scale
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """What runs inside is no part of the user's run."""
+        self.asks = True
+        try:
+            yield
+        finally:
+            self.asks = False
 
     def _get_scale(self, scaler: _Scaler) -> _Call:
         scale = yield
@@ -259,9 +269,10 @@ class Recorder:
             self.on_backward(t_outputs, scale)
         self._look(in_pass=True)
         before = {name: versions_of(optimizer) for name, optimizer in self._optimizers.items()}
-        facts["cleared"] = tuple(
-            name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in gradients_of(o))
-        )
+        with self._asking():
+            facts["cleared"] = tuple(
+                name for name, o in self._optimizers.items() if not any(bool(grad.any()) for _, grad in gradients_of(o))
+            )
         outputs = [] if own_gradients else [tensor for _, tensor in tensors(t_outputs)]
         facts["computed"] = tuple(dict.fromkeys(dtype_name(d) for tensor in outputs for d in computed_in(tensor)))
         facts["factor"] = 1.0 if self._unpacks else max(map(factor_of, outputs), default=1.0)
@@ -326,5 +337,6 @@ class Recorder:
         return tuple(self._parameters.get(id(p), "?") for p in trained if p.dtype is torch.float16)
 
     def _nonfinite(self, optimizer: _Optimizer) -> tuple[str, ...]:
-        bad = (parameter for parameter, grad in gradients_of(optimizer) if not bool(grad.isfinite().all()))
+        with self._asking():
+            bad = [parameter for parameter, grad in gradients_of(optimizer) if not bool(grad.isfinite().all())]
         return tuple(self._parameters.get(id(parameter), "?") for parameter in bad)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
-from ampcheck.torchtools.storage import StorageMap, local
+from ampcheck.torchtools.storage import StorageMap, local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
 
@@ -107,11 +107,13 @@ class Degrees:
         self._scaler: int | None = None  # whose `scale` runs
         self._numbers: dict[float, Degree] = {}  # those that left the run, and their reciprocals
         self._scales: set[float] = set()  # the powers of two among them
+        self._used: set[float] = set()  # those that multiplied what is followed, outside of a backward pass
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow what runs inside; its ops come by `see`."""
-        with subscribed(scaler_scale=self._scale, optimizer_step=self._stepped):
+        of_scaler = subscribed(scaler_scale=self._scale, scaler_get_scale=self._read_early)
+        with of_scaler, subscribed(optimizer_step=self._stepped):
             yield
 
     def of(self, tensor: torch.Tensor) -> Degree | None:
@@ -129,6 +131,13 @@ class Degrees:
             yield
         finally:
             self._scaler = None
+
+    def _read_early(self, scaler: Any) -> Generator[None, Any, None]:
+        """Before its first use a scaler answers without an op."""
+        scale = yield
+        if scaler.is_enabled() and not self._recorder.asks and getattr(scaler, "_scale", None) is None:
+            self.left = True
+            self._note_number(float(scale), Degree({id(scaler): 1.0}))
 
     def _note_number(self, number: float, degree: Degree) -> None:
         if number and math.isfinite(number):
@@ -165,7 +174,7 @@ class Degrees:
         if (known := self.of(gradient)) is not None:
             return known
         companions = self._store.known(gradient) if has_companions(gradient) else None
-        return _NONE if companions is not None and companions.written else _UNKNOWN
+        return _NONE if companions is not None and companions.written and not self._numbers else _UNKNOWN
 
     @property
     def decided(self) -> bool:
@@ -174,7 +183,7 @@ class Degrees:
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Follow an op that ran."""
-        if not isinstance(func, OpOverload):
+        if self._recorder.asks or not isinstance(func, OpOverload):
             return
         op = traits(func)
         if op.view:
@@ -187,11 +196,10 @@ class Degrees:
         if op.base == "_amp_update_scale":
             return
         operands = leaves((*args, *kwargs.values()))
-        followed = any(self._degrees.get(t) is not None for t in operands)
-        if not followed and not self._numbers.keys() & {v for v in args if type(v) is float}:
+        if not any(self._degrees.get(t) is not None for t in operands):
             return
         if op.leaves:
-            degree = None if self._recorder.asks else self.of(args[0])
+            degree = self.of(args[0])
             if degree is not None and (degree.depends or not degree.known):
                 self.left = True
                 if type(out) is float and degree.known and not degree.mixed:
@@ -200,18 +208,36 @@ class Degrees:
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
         if op.base == "_amp_foreach_non_finite_check_and_unscale":
             factor = self.of(args[2]) or _UNKNOWN
-            for gradient in args[0]:
-                self._degrees.put(gradient, self._of_gradient(gradient).of_product(factor))
+            self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
             return
         targets = leaves(written) or leaves(out)
+        results: list[tuple[torch.Tensor, Degree]] = []
         for number, target in enumerate(targets):
             if not target.is_floating_point() and not target.is_complex():
                 self._decide(op, operands, target)
                 continue
             degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
-            if degree is not None and degree != _NONE:
+            results.append((target, degree or _NONE))
+        self._put(results)
+
+    def _put(self, results: Sequence[tuple[torch.Tensor, Degree]]) -> None:
+        """Note the degrees of results. Those that share memory, as views of one buffer do, have one together."""
+        written: dict[int | None, tuple[torch.Tensor, Degree, int]] = {}
+        for target, degree in results:
+            number = storage_number(target)
+            _, other, size = written.get(number, (target, degree, 0))
+            alike = (other.powers, other.mixed, other.known) == (degree.powers, degree.mixed, degree.known)
+            written[number] = target, degree if alike else _UNKNOWN, size + target.nbytes
+        for number, (target, degree, size) in written.items():
+            if number is None:
+                continue
+            before = self.of(target)
+            part = size < target.untyped_storage().nbytes()
+            if part and before is not None and (before.powers, before.known) != (degree.powers, degree.known):
+                degree = _UNKNOWN  # the rest of the memory has another
+            if degree != _NONE:
                 self._degrees.put(target, degree)
-            elif has_companions(target) and target.untyped_storage().nbytes() == target.nbytes:
+            elif not part:
                 self._degrees.pop(target)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
@@ -247,9 +273,11 @@ class Degrees:
             return _UNKNOWN
         base = op.base
         if base in ("mul", "div") and len(values) > 1 and not options.get("rounding_mode"):
+            if not known:
+                return None  # a constant, though a number that depends on the scale may be in it
             left, right = self._of_factor(values[0]), self._of_factor(values[1])
             if left is None or right is None:  # a number that may depend on the scale
-                return _UNKNOWN if known else None
+                return _UNKNOWN
             made = left.over(right) if base == "div" else left.of_product(right)
             return None if left is right is _NONE else self._placed(made, left, right)
         if not known:
@@ -283,7 +311,11 @@ class Degrees:
             pairs = zip(held, terms, strict=True)
             return self._sum(result, [(d, t) for d, t in pairs if not op.limits or _is_taken(t, result)])
         if op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE:
-            return self._sum(result, [(self._degree(t), t) for t in floating])
+            powers = {tuple(sorted((degree or _NONE).powers.items())) for degree in degrees}
+            if op.writes and op.namespace == "aten" and len(powers) > 1:
+                return _UNKNOWN  # some elements are overwritten
+            made = self._sum(result, [(self._degree(t), t) for t in floating])
+            return made if any(degree.mixed for degree in known) or not made.mixed else _UNKNOWN  # side by side
         return _UNKNOWN if any(degree.depends for degree in known) else known[0]
 
     def _degree(self, value: Any) -> Degree | None:
@@ -293,11 +325,16 @@ class Degrees:
         """The degree of a factor; None of a number that may have been made of one that left the run."""
         if isinstance(value, torch.Tensor):
             return self._degree(value) or _NONE
-        if not self._numbers or type(value) is not float:
+        if not self._numbers or type(value) not in (int, float):
             return _NONE
-        # The numbers in a backward pass are those of the forward pass, or of the formula of a derivative.
-        constant = backward_task() != -1 or self._is_written(value)
-        return self._numbers.get(value, _NONE if constant else None)
+        if backward_task() != -1:  # its numbers are those of the forward pass, or of the formula of a derivative
+            return self._numbers[value] if value in self._used else _NONE
+        if type(value) is int:  # a size, or the scale
+            return None if value in self._numbers else _NONE
+        if value in self._numbers:
+            self._used.add(value)
+            return self._numbers[value]
+        return _NONE if self._is_written(value) else None
 
     def _is_written(self, value: float) -> bool:
         """Whether somebody wrote a number down: it has few digits, and is no product of such a number and a scale."""
@@ -318,6 +355,8 @@ class Degrees:
         told = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
         if told.mixed or len({tuple(sorted(degree.powers.items())) for degree in degrees}) == 1:
             return told
+        if self._numbers and not all(degree.powers for degree in degrees):
+            return _UNKNOWN  # a constant may be made of a number that left the run
         return Degree(degrees[0].powers, self._line(), mixed=True)
 
     def _line(self) -> Place:
