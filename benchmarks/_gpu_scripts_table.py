@@ -148,7 +148,7 @@ SCRIPTS = (
                 "                fp16_scaler.unscale_(optimizer)"
                 "  # unscale the gradients of optimizer's assigned params in-place\n",
                 "",
-                PROTOCOL,
+                (*PROTOCOL, "scale-invariance"),
                 "utils.clip_gradients(student, args.clip_grad)",
             ),
             Mistake(PLAIN_STEP, "fp16_scaler.step(optimizer)", "optimizer.step()", PROTOCOL),
