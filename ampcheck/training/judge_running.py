@@ -125,8 +125,9 @@ def judge_call(
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     compares = checks is None or not {SCALE_INVARIANCE.slug, SCALER_PROTOCOL.slug}.isdisjoint(checks)
-    told = training.degrees.decided or training.degrees.found
-    stats = measure_scaled_call(again, subject, training.recorder.events) if compares and not told else None
+    judged_once = training.degrees.decided or training.degrees.found
+    repeats = compares and not judged_once
+    stats = measure_scaled_call(again, subject, training.recorder.events) if repeats else None
     learned = judge_running(training, limits, checks, stats)
     judged = together(judged, list(learned.findings))
     scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []

@@ -329,6 +329,11 @@ class LoopShadow(Shadow):
                 self._compare_exactly(func, args, kwargs or {}, out)
         return out
 
+    def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
+        super()._escaped(tensor, shared)
+        if self.degrees is not None:
+            self.degrees.escaped(tensor, shared)
+
     def _left(self) -> None:
         if not self._steps_alone:
             self.reach_ends()

@@ -17,7 +17,8 @@ from ampcheck.core.run import Run, Verdict
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.running import RunningLoop
-from ampcheck.training.scale.degrees import Degree, Degrees
+from ampcheck.training.scale.degree import Degree
+from ampcheck.training.scale.degrees import Degrees
 
 Values = list[torch.Tensor]
 
@@ -291,3 +292,58 @@ def test_a_penalty_with_the_scale_read_before_the_first_use_is_silent() -> None:
             scaler.update()
 
     assert not [f.message for f in seen.run.findings if f.check == "scale-invariance" and f.verdict is Verdict.FAIL]
+
+
+def _clip_by(norm: Callable[[torch.Tensor], float]) -> Callable[..., None]:
+    def clip(weights: list[nn.Parameter]) -> None:
+        for weight in weights:
+            assert weight.grad is not None
+            if (size := norm(weight.grad)) > 1e-2:
+                weight.grad.mul_(1e-2 / size)
+
+    return clip
+
+
+def _cut(choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    def cut(weights: list[nn.Parameter]) -> None:
+        for weight in weights:
+            assert weight.grad is not None
+            weight.grad = choose(weight.grad, weight.grad.abs() > 1.0)
+
+    return cut
+
+
+BRANCHES: dict[str, Callable[[list[nn.Parameter]], None]] = {
+    "a number by NumPy": _clip_by(lambda gradient: float(gradient.numpy().std())),
+    "a number by a list": _clip_by(lambda gradient: max(map(abs, gradient.flatten().tolist()))),
+    "a count": _clip_by(lambda gradient: float(len((gradient.abs() > 1.0).nonzero()))),
+    "a choice": _cut(lambda gradient, large: torch.where(large, gradient * 0.5, gradient)),
+    "a mask": _cut(lambda gradient, large: gradient.masked_fill(large, 0.0)),
+    "a mask as numbers": _cut(lambda gradient, large: gradient * (~large).float()),
+    "a sum of a mask": _cut(lambda gradient, large: gradient * 0.5 ** large.sum().clamp(max=1)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_what_branches_by_scaled_gradients_is_no_pass_of_one_run(name: str) -> None:
+    run = train(lambda model, optimizer, scaler: BRANCHES[name](list(model.parameters())))
+
+    assert not [f for f in run.findings if f.check == "scale-invariance" and f.verdict is Verdict.PASS]
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_fused_optimizer_divides_by_the_scale_itself(divides: bool) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with ampcheck.watch(fail_on="never") as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 4)).square().mean()).backward()
+            if divides:
+                normalizes(model, optimizer, scaler)
+            scaler.step(optimizer)
+            scaler.update()
+
+    (found,) = [f for f in seen.run.findings if f.check == "scale-invariance"]
+    assert found.verdict is (Verdict.FAIL if divides else Verdict.PASS)

@@ -263,12 +263,12 @@ def _evidence(window: ScaleWindow) -> str:
 
 
 def check_degrees(subject: str, degrees: Degrees) -> list[Finding]:
-    """`scale-invariance` of one run, by the degrees of what it steps; empty where they do not tell."""
+    """`scale-invariance` of one run, by the degrees of what it steps. Empty where a degree is unknown."""
     findings = []
     for found in degrees.found:
         how = "is a sum of parts that depend on it in different ways"
         if found.power is not None:
-            how = "is multiplied by the scale" if found.power == 1 else "is divided by the scale"
+            how = "is multiplied by the scale" if found.power > 0 else "is divided by the scale"
             how += "" if abs(found.power) == 1 else f" to the power of {abs(found.power):g}"
         message = f"what an optimizer steps must be the same at every loss scale; the gradient of {found.name} {how}"
         file, line = found.place

@@ -4,7 +4,7 @@ A scaled loss has the degree 1, and so have its gradients, sums and norms of the
 has the degree 0, and a sum of both has none. What an optimizer steps must have the degree 0 after the scaler has
 divided: then the training is the same at every scale. One run shows it, and the line at which it was lost.
 
->>> degrees = Degrees()
+>>> degrees = Degrees(recorder, shadow.store)
 >>> with degrees.following():
 ...     scaler.scale(loss).backward()
 >>> degrees.of(weight.grad)
@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,50 +32,10 @@ from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap, local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
-
-_SLIGHT = 2.0**-11
-"""What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
+from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Place, counts, is_short, is_taken, rest_of
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
 """Namespaces of ops that sum, average and move values between processes."""
-
-Place = tuple[str, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Degree:
-    """powers: by scaler (its `id`), without zeros. place: the line of the user's code that made it so, where that
-    combined values that depend on the scale. mixed: a sum of different degrees; known: whether this is known."""
-
-    powers: dict[int, float] = field(default_factory=dict)
-    place: Place = ("", None)
-    mixed: bool = False
-    known: bool = True
-
-    @property
-    def depends(self) -> bool:
-        """Whether it is known to change with the scale."""
-        return self.mixed or bool(self.powers)
-
-    def times(self, exponent: float) -> Degree:
-        """The degree of a power."""
-        powers = {s: p * exponent for s, p in self.powers.items() if exponent}
-        return Degree(powers, self.place, self.mixed, self.known)
-
-    def over(self, other: Degree) -> Degree:
-        """The degree of a quotient."""
-        return self.of_product(other.times(-1.0))
-
-    def of_product(self, other: Degree) -> Degree:
-        """The degree of a product."""
-        powers = {s: self.powers.get(s, 0.0) + other.powers.get(s, 0.0) for s in {*self.powers, *other.powers}}
-        kept = {s: power for s, power in powers.items() if power}
-        place = self.place if self.place[0] else other.place
-        return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
-
-
-_NONE = Degree()
-_UNKNOWN = Degree(known=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +46,17 @@ class Dependence:
     step: int
     power: float | None
     place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An op that ran, of lists (foreach) one element. floating: the floating tensors among its arguments."""
+
+    op: Traits
+    values: list[Any]
+    options: dict[str, Any]
+    floating: list[torch.Tensor]
+    result: torch.Tensor
 
 
 class Degrees:
@@ -142,25 +113,26 @@ class Degrees:
     def _note_number(self, number: float, degree: Degree) -> None:
         if number and math.isfinite(number):
             common = 0.125 <= abs(number) <= 8.0  # others may have this value, too
-            self._numbers[number] = _UNKNOWN if common else degree
-            self._numbers[1.0 / number] = _UNKNOWN if common else degree.times(-1.0)
+            self._numbers[number] = UNKNOWN if common else degree
+            self._numbers[1.0 / number] = UNKNOWN if common else degree.times(-1.0)
             self._scales |= {n for n in (number, 1.0 / number) if math.frexp(n)[0] == 0.5}
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
         if not self.follows:
             return
+        inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
-            if getattr(optimizer, "grad_scale", None) is None:  # else it unscales in its kernel
-                for parameter in parameters_of(optimizer):
-                    self._look(parameter)
+            divisor = NONE if inside is None else self.of(inside) or UNKNOWN
+            for parameter in parameters_of(optimizer):
+                self._look(parameter, divisor)
         yield
         for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
             self._degrees.pop(tensor)  # each step is judged by itself
 
-    def _look(self, parameter: torch.Tensor) -> None:
+    def _look(self, parameter: torch.Tensor, divisor: Degree) -> None:
         if parameter.grad is None:
             return
-        degree = self._of_gradient(local(parameter.grad))
+        degree = self._of_gradient(local(parameter.grad)).over(divisor)
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         place = degree.place if degree.place[0] else self._line()
         if not degree.known or not degree.depends or any(known.place == place for known in self.found):
@@ -174,7 +146,14 @@ class Degrees:
         if (known := self.of(gradient)) is not None:
             return known
         companions = self._store.known(gradient) if has_companions(gradient) else None
-        return _NONE if companions is not None and companions.written and not self._numbers else _UNKNOWN
+        return NONE if companions is not None and companions.written and not self.left else UNKNOWN
+
+    def escaped(self, tensor: torch.Tensor, shared: bool) -> None:
+        """A tensor leaves the run without an op, to NumPy or a list. shared: it may be written from there."""
+        degree = self.of(tensor)
+        self.left |= degree is not None and degree.varies
+        if shared and self.follows:
+            self._degrees.put(tensor, UNKNOWN)
 
     @property
     def decided(self) -> bool:
@@ -186,38 +165,38 @@ class Degrees:
         if self._recorder.asks or not isinstance(func, OpOverload):
             return
         op = traits(func)
-        if op.view:
+        if op.view or op.base == "_amp_update_scale":
             return
         if self._scaler is not None and op.base in ("full", "_to_copy"):  # the scale itself, and its copies by device
-            for result in leaves(out):
-                if result.numel() == 1 and self.of(result) is None:
-                    self._degrees.put(result, Degree({self._scaler: 1.0}))
-            return
-        if op.base == "_amp_update_scale":
-            return
-        operands = leaves((*args, *kwargs.values()))
-        if not any(self._degrees.get(t) is not None for t in operands):
-            return
-        if op.leaves:
-            degree = self.of(args[0])
-            if degree is not None and (degree.depends or not degree.known):
-                self.left = True
-                if type(out) is float and degree.known and not degree.mixed:
-                    self._note_number(out, degree)
-            return
-        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
-        if op.base == "_amp_foreach_non_finite_check_and_unscale":
-            factor = self.of(args[2]) or _UNKNOWN
+            scale = Degree({self._scaler: 1.0})
+            self._put([(t, scale) for t in leaves(out) if t.numel() == 1 and self.of(t) is None])
+        elif op.base == "_amp_foreach_non_finite_check_and_unscale":
+            factor = self._of_gradient(args[2])  # before a fused optimizer it is 1, and looks for infinities alone
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
-            return
-        targets = leaves(written) or leaves(out)
+        else:
+            held = [degree for t in leaves((*args, *kwargs.values())) if (degree := self.of(t)) is not None]
+            if op.leaves and held:
+                self._leave(held[0], out)
+            elif held:
+                counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
+                self.left |= counts and any(not degree.known for degree in held)
+                self._follow(op, args, kwargs, out)
+
+    def _leave(self, degree: Degree, value: object) -> None:
+        """A number or a decision leaves the run."""
+        self.left |= degree.varies
+        if degree.powers and type(value) is float and degree.known and not degree.mixed:
+            self._note_number(value, degree)
+
+    def _follow(self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
         results: list[tuple[torch.Tensor, Degree]] = []
-        for number, target in enumerate(targets):
-            if not target.is_floating_point() and not target.is_complex():
-                self._decide(op, operands, target)
-                continue
-            degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
-            results.append((target, degree or _NONE))
+        for number, target in enumerate(leaves(written) or leaves(out)):
+            if target.is_floating_point() or target.is_complex():
+                degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
+                results.append((target, degree or NONE))
+            else:
+                self._decide(op, leaves((*args, *kwargs.values())), target)
         self._put(results)
 
     def _put(self, results: Sequence[tuple[torch.Tensor, Degree]]) -> None:
@@ -227,27 +206,26 @@ class Degrees:
             number = storage_number(target)
             _, other, size = written.get(number, (target, degree, 0))
             alike = (other.powers, other.mixed, other.known) == (degree.powers, degree.mixed, degree.known)
-            written[number] = target, degree if alike else _UNKNOWN, size + target.nbytes
+            written[number] = target, degree if alike else UNKNOWN, size + target.nbytes
         for number, (target, degree, size) in written.items():
             if number is None:
                 continue
             before = self.of(target)
             part = size < target.untyped_storage().nbytes()
             if part and before is not None and (before.powers, before.known) != (degree.powers, degree.known):
-                degree = _UNKNOWN  # the rest of the memory has another
-            if degree != _NONE:
+                degree = UNKNOWN  # the rest of the memory has another
+            if degree != NONE:
                 self._degrees.put(target, degree)
             elif not part:
                 self._degrees.pop(target)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""
-        degrees = [self._degree(operand) or _NONE for operand in operands]
-        alike = len(degrees) > 1 and len({tuple(sorted(d.powers.items())) for d in degrees}) == 1
-        if op.decides == "finite" or alike:
-            return
-        if any(degree.depends or not degree.known for degree in degrees):
-            self._degrees.put(result, _UNKNOWN)
+        degrees = [self._degree(operand) or NONE for operand in operands]
+        ranks = op.decides in ("best", "extreme", "selection", "support")  # at every scale alike
+        alike = (ranks or len(degrees) > 1) and len({degree.signature for degree in degrees}) == 1
+        if op.decides != "finite" and not (alike and degrees[0].known) and any(d.varies for d in degrees):
+            self._degrees.put(result, UNKNOWN)
 
     def _of_result(
         self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
@@ -257,66 +235,82 @@ class Degrees:
         def item(value: Any) -> Any:
             return value[number] if number is not None and isinstance(value, (list, tuple)) else value
 
-        values = [item(value) for value in args]
-        options = {name: item(value) for name, value in kwargs.items()}
+        values, options = list(map(item, args)), {name: item(value) for name, value in kwargs.items()}
         if op.copies is not None:
             return self._degree(values[op.copies])
-        if op.fills == "part":  # of the result
-            zero = not any(v for v in (*values[2:], *options.values()) if isinstance(v, (int, float)))
-            return self._degree(values[0]) if zero else _UNKNOWN
-        if op.fills or op.unset or op.shaped or op.resets:
+        if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
-        floating = [t for t in leaves((*values, *options.values())) if t.is_floating_point() or t.is_complex()]
-        degrees = [self._degree(t) for t in floating]
-        known = [degree for degree in degrees if degree is not None]
-        if any(not degree.known for degree in known):
-            return _UNKNOWN
-        base = op.base
-        if base in ("mul", "div") and len(values) > 1 and not options.get("rounding_mode"):
-            if not known:
-                return None  # a constant, though a number that depends on the scale may be in it
-            left, right = self._of_factor(values[0]), self._of_factor(values[1])
-            if left is None or right is None:  # a number that may depend on the scale
-                return _UNKNOWN
-            made = left.over(right) if base == "div" else left.of_product(right)
-            return None if left is right is _NONE else self._placed(made, left, right)
-        if not known:
-            return None
+        operands = leaves((*values, *options.values()))
+        held = [degree for t in operands if (degree := self._degree(t)) is not None]
+        if not held or any(not degree.known for degree in held):
+            return UNKNOWN if held else None  # an unknown mask chooses among the values, too
+        call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
+        for rule in (self._product, self._power, self._terms, self._moved):
+            if (made := rule(call)) is not None:
+                return made
+        return UNKNOWN if any(degree.depends for degree in held) else held[0]
+
+    def _product(self, call: _Call) -> Degree | None:
+        """The degree of a product or a quotient, to which a term may be added."""
+        op, values = call.op, call.values
+        if op.base in ("mul", "div") and len(values) > 1 and not call.options.get("rounding_mode"):
+            left, right = map(self._of_factor, values[:2])
+            return self._combined(left, right, divides=op.base == "div")
+        if any(self._of_factor(value) is None for value in (*values, *call.options.values())):
+            return UNKNOWN  # a number such as alpha
         if op.factors:
-            one, two = (self._degree(values[i]) or _NONE for i in op.factors)
-            product = self._placed(one.of_product(two), one, two)
-            added = values[0] if op.linear else values[2] if base == "convolution" else None
-            return self._sum(result, [(product, None), (self._degree(added), added)])
-        first = degrees[0]
-        if first is not None and sum(degree.depends for degree in known) == first.depends:
-            exponent = values[1] if base == "pow" else op.degree
-            if isinstance(exponent, (int, float)) and (exponent != 1 or base == "pow"):
-                return first.times(exponent)
-            if "backward" in base:
-                return first  # linear in the gradient that it is given
-        if base in ("addcmul", "addcdiv"):
-            one, two = (self._degree(value) or _NONE for value in values[1:3])
-            product = self._placed(one.over(two) if op.divides else one.of_product(two), one, two)
-            return self._sum(result, [(self._degree(values[0]), None if op.writes else values[0]), (product, None)])
-        if op.adds or op.limits:
-            terms = values[1:] if base == "where" else values[:2] if op.adds else [*values, *options.values()]
-            held = [self._degree(term) for term in terms]
-            if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
-                terms[0] = None
-                if held[0] is None:  # a constant, which is overwritten
-                    if base not in ("add", "sub") or not isinstance(values[1], torch.Tensor):
-                        return _UNKNOWN
-                    sign = (1 if base == "add" else -1) * options.get("alpha", 1)
-                    terms[0] = _rest(result, values[1], sign)
-            pairs = zip(held, terms, strict=True)
-            return self._sum(result, [(d, t) for d, t in pairs if not op.limits or _is_taken(t, result)])
-        if op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE:
-            powers = {tuple(sorted((degree or _NONE).powers.items())) for degree in degrees}
-            if op.writes and op.namespace == "aten" and len(powers) > 1:
-                return _UNKNOWN  # some elements are overwritten
-            made = self._sum(result, [(self._degree(t), t) for t in floating])
-            return made if any(degree.mixed for degree in known) or not made.mixed else _UNKNOWN  # side by side
-        return _UNKNOWN if any(degree.depends for degree in known) else known[0]
+            product = self._combined(*(self._of_factor(values[i]) for i in op.factors))
+            added = values[0] if op.linear else values[2] if op.base == "convolution" else None
+        elif op.base in ("addcmul", "addcdiv"):
+            product = self._combined(*map(self._of_factor, values[1:3]), divides=bool(op.divides))
+            added = values[0]
+            if op.writes and self._degree(added) is None:
+                return UNKNOWN  # what it held is overwritten
+        else:
+            return None
+        return self._sum(call.result, [(product, None), (self._degree(added), added)])
+
+    def _power(self, call: _Call) -> Degree | None:
+        """The degree of a power of one operand, and of a backward pass, which is linear in the gradient it is given."""
+        first, *others = map(self._of_factor, call.floating)
+        if first is None or any(degree is not None and degree.depends for degree in others):
+            return None
+        exponent = call.values[1] if call.op.base == "pow" else call.op.degree
+        if isinstance(exponent, (int, float)) and (exponent != 1 or call.op.base == "pow"):
+            return first.times(exponent)
+        return first if "backward" in call.op.base else None
+
+    def _terms(self, call: _Call) -> Degree | None:
+        """The degree of a sum, and of a choice among several values."""
+        op, values, result = call.op, call.values, call.result
+        if not (op.adds or op.limits):
+            return None
+        terms = values[1:] if op.base == "where" else values[:2] if op.adds else [*values, *call.options.values()]
+        if any(self._of_factor(other) is not NONE for other in values[2:] if op.adds and other is not None):
+            return UNKNOWN  # a weight
+        held = [self._degree(term) for term in terms]
+        if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
+            terms[0] = None
+            if held[0] is None:  # a constant, which is overwritten
+                if op.base not in ("add", "sub") or not isinstance(values[1], torch.Tensor):
+                    return UNKNOWN
+                sign = (1 if op.base == "add" else -1) * call.options.get("alpha", 1)
+                terms[0] = rest_of(result, values[1], sign)
+        pairs = zip(held, terms, strict=True)
+        return self._sum(result, [(d, t) for d, t in pairs if not op.limits or is_taken(t, result)])
+
+    def _moved(self, call: _Call) -> Degree | None:
+        """The degree of elements that are moved, or measured together."""
+        op, degrees = call.op, [self._degree(t) for t in call.floating]
+        if op.fills == "part":
+            numbers = (*call.values[2:], *call.options.values())
+            return UNKNOWN if any(v for v in numbers if isinstance(v, (int, float))) else degrees[0] or NONE
+        if not (op.places or op.moves or op.degree == 1 or op.namespace in _COLLECTIVE):
+            return None
+        if op.writes and op.namespace == "aten" and len({(degree or NONE).signature for degree in degrees}) > 1:
+            return UNKNOWN  # some elements are overwritten
+        made = self._sum(call.result, list(zip(degrees, call.floating, strict=True)))
+        return made if any(d is not None and d.mixed for d in degrees) or not made.mixed else UNKNOWN  # side by side
 
     def _degree(self, value: Any) -> Degree | None:
         return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
@@ -324,67 +318,43 @@ class Degrees:
     def _of_factor(self, value: Any) -> Degree | None:
         """The degree of a factor; None of a number that may have been made of one that left the run."""
         if isinstance(value, torch.Tensor):
-            return self._degree(value) or _NONE
-        if not self._numbers or type(value) not in (int, float):
-            return _NONE
+            return self._degree(value) or NONE
+        if not self.left or type(value) not in (int, float):
+            return NONE
         if backward_task() != -1:  # its numbers are those of the forward pass, or of the formula of a derivative
-            return self._numbers[value] if value in self._used else _NONE
+            return self._numbers[value] if value in self._used else NONE
         if type(value) is int:  # a size, or the scale
-            return None if value in self._numbers else _NONE
+            return None if value in self._numbers else NONE
         if value in self._numbers:
             self._used.add(value)
             return self._numbers[value]
-        return _NONE if self._is_written(value) else None
+        return NONE if self._is_written(value) else None
 
     def _is_written(self, value: float) -> bool:
         """Whether somebody wrote a number down: it has few digits, and is no product of such a number and a scale."""
-        return _is_short(value) and not any(_is_short(value / scale) for scale in self._scales)
+        return is_short(value) and not any(is_short(value / scale) for scale in self._scales)
 
-    def _placed(self, made: Degree, *operands: Degree) -> Degree:
-        """Name the line where several operands depend on the scale."""
-        if sum(bool(d.powers) for d in operands) < 2 or made.place[0] or self._scaler is not None:
+    def _combined(self, left: Degree | None, right: Degree | None, *, divides: bool = False) -> Degree:
+        """The degree of a product or quotient; where both operands depend on the scale, the line names it."""
+        if left is None or right is None:  # a number that may depend on the scale
+            return UNKNOWN
+        made = left.over(right) if divides else left.of_product(right)
+        if not (left.powers and right.powers) or made.place[0] or self._scaler is not None:
             return made
         return Degree(made.powers, self._line(), made.mixed, made.known)
 
     def _sum(self, result: torch.Tensor, terms: Sequence[tuple[Degree | None, Any]]) -> Degree:
         """The degree of what several terms make; a term is None where its values are gone. Zeros have every degree."""
-        counted = [(degree or _NONE, term) for degree, term in terms if degree is not None or _counts(term, result)]
-        if len({tuple(sorted(degree.powers.items())) for degree, _ in counted}) > 1:  # else nothing is looked at
+        counted = [(degree or NONE, term) for degree, term in terms if degree is not None or counts(term, result)]
+        if len({degree.signature for degree, _ in counted}) > 1:  # else nothing is looked at
             counted = [(d, t) for d, t in counted if not isinstance(t, torch.Tensor) or bool(t.any())]
-        degrees = [degree for degree, _ in counted] or [_NONE]
-        told = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
-        if told.mixed or len({tuple(sorted(degree.powers.items())) for degree in degrees}) == 1:
-            return told
-        if self._numbers and not all(degree.powers for degree in degrees):
-            return _UNKNOWN  # a constant may be made of a number that left the run
+        degrees = [degree for degree, _ in counted] or [NONE]
+        first = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
+        if first.mixed or len({degree.signature for degree in degrees}) == 1:
+            return first
+        if self.left and not all(degree.powers for degree in degrees):
+            return UNKNOWN  # a constant may be made of a number that left the run
         return Degree(degrees[0].powers, self._line(), mixed=True)
 
     def _line(self) -> Place:
         return users_line(sys._getframe())
-
-
-def _rest(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:
-    """What a result held before a term was added in place; zero where that is no more than the rounding."""
-    whole = result.detach().double()
-    rest = whole - factor * term.detach().double()
-    return torch.where(rest.abs() <= 4 * torch.finfo(result.dtype).eps * whole.abs(), 0.0, rest)
-
-
-def _is_taken(term: Any, result: torch.Tensor) -> bool:
-    """Whether a limit was reached, or an alternative taken; so does what was overwritten count."""
-    if term is None or isinstance(term, bool):
-        return term is None
-    return bool((result == term).any())
-
-
-def _is_short(value: float) -> bool:
-    return float(f"{value:.4g}") == value
-
-
-def _counts(term: Any, result: torch.Tensor) -> bool:
-    """Whether a constant is a term: no eps, which changes nothing at this scale."""
-    if isinstance(term, torch.Tensor):
-        return True
-    if type(term) not in (int, float):
-        return False
-    return bool((result.detach().double().abs() * _SLIGHT < abs(term)).any())

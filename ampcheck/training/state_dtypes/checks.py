@@ -60,7 +60,12 @@ def check_state_dtypes(
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
     if untied := [tensor for tensor in stats.tensors if tensor.twin]:
-        return [_untied(stats, untied)]
+        others = _judged_weights(stats)
+        return [_untied(stats, untied), *(finding for finding in others if finding.verdict is Verdict.FAIL)]
+    return _judged_weights(stats)
+
+
+def _judged_weights(stats: StateDtypeStats) -> list[Finding]:
     weights = [tensor for tensor in _of(stats, Role.PARAMETER) if tensor.trained]
     if not weights:
         return [MASTER_WEIGHTS.absent(stats.subject, "no optimizer steps a floating-point parameter here")]
@@ -102,9 +107,8 @@ def _untied(stats: StateDtypeStats, untied: list[StateTensor]) -> Finding:
     dtypes = {tensor.name: tensor.dtype for tensor in stats.tensors}
     first = untied[0]
     message = (
-        f"weights that were tied must stay tied, but {first.name} ({first.dtype}) began with the values of "
-        f"{first.twin} ({dtypes[first.twin]}), which the steps change, while {first.name} collects gradients that no "
-        "step applies"
+        f"a weight that collects gradients must be stepped, but the steps change {first.twin} ({dtypes[first.twin]}) "
+        f"alone, and not {first.name} ({first.dtype}), which began with its values"
     )
     hint = (
         "a cast made it a parameter of its own: cast in forward (weight.float()), or cast the whole model, tie the "

@@ -1,0 +1,88 @@
+"""The degree of a value in the loss scale, and what its numbers say about the terms of a result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+_SLIGHT = 2.0**-11
+"""What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
+
+Place: TypeAlias = "tuple[str, int | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """The degree of a value. powers: by scaler (its `id`), without zeros. place: the line of the user's code
+    that made it so, where that combined values that depend on the scale. mixed: a sum of different degrees. known: of
+    an unknown degree nothing is said."""
+
+    powers: dict[int, float] = field(default_factory=dict)
+    place: Place = ("", None)
+    mixed: bool = False
+    known: bool = True
+
+    @property
+    def signature(self) -> tuple[tuple[int, float], ...]:
+        """Equal for equal powers."""
+        return tuple(sorted(self.powers.items()))
+
+    @property
+    def varies(self) -> bool:
+        """Whether it changes with the scale, or may."""
+        return self.depends or not self.known
+
+    @property
+    def depends(self) -> bool:
+        """Whether it is known to change with the scale."""
+        return self.mixed or bool(self.powers)
+
+    def times(self, exponent: float) -> Degree:
+        """The degree of a power."""
+        powers = {s: p * exponent for s, p in self.powers.items() if exponent}
+        return Degree(powers, self.place, self.mixed, self.known)
+
+    def over(self, other: Degree) -> Degree:
+        """The degree of a quotient."""
+        return self.of_product(other.times(-1.0))
+
+    def of_product(self, other: Degree) -> Degree:
+        """The degree of a product."""
+        powers = {s: self.powers.get(s, 0.0) + other.powers.get(s, 0.0) for s in {*self.powers, *other.powers}}
+        kept = {s: power for s, power in powers.items() if power}
+        place = self.place if self.place[0] else other.place
+        return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
+
+
+NONE = Degree()
+UNKNOWN = Degree(known=False)
+
+
+def rest_of(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:
+    """What a result held before a term was added in place; zero where that is no more than the rounding."""
+    whole = result.detach().double()
+    rest = whole - factor * term.detach().double()
+    return torch.where(rest.abs() <= 4 * torch.finfo(result.dtype).eps * whole.abs(), 0.0, rest)
+
+
+def is_taken(term: Any, result: torch.Tensor) -> bool:
+    """Whether a limit was reached, or an alternative taken; so does what was overwritten count."""
+    if term is None or isinstance(term, bool):
+        return term is None
+    return bool((result == term).any())
+
+
+def is_short(value: float) -> bool:
+    """Whether four digits say a number, as of most that somebody wrote down."""
+    return float(f"{value:.4g}") == value
+
+
+def counts(term: Any, result: torch.Tensor) -> bool:
+    """Whether a constant is a term: no eps, which changes nothing at this scale."""
+    if isinstance(term, torch.Tensor):
+        return True
+    if type(term) not in (int, float):
+        return False
+    return bool((result.detach().double().abs() * _SLIGHT < abs(term)).any())
