@@ -95,12 +95,20 @@ def loops() -> Iterator[Case]:
     import healthy_optimizers
     import healthy_protocols
     import healthy_variants
+    import narrow_loops
     from healthy_loops import LOOPS
+    from own_loss_scales import TESTS, own_loss_scale
 
     assert all((healthy_optimizers, healthy_protocols, healthy_variants))  # they register their loops
     for name, make in LOOPS.items():
         run = partial(lambda make: audit(make()), make)
         yield Case("loops", f"{make.__module__}:{name}", "healthy", run, HEALTHY, seconds=240)
+    for name, test in TESTS.items():
+        run = partial(lambda test: audit(own_loss_scale(test)), test)
+        yield Case("loops", f"own_loss_scales:{name}", "healthy", run, HEALTHY)
+    for change in narrow_loops.KEEP_UPDATES:
+        run = partial(lambda change: audit(narrow_loops.with_optimizer(change, 1e-4)), change)
+        yield Case("loops", f"narrow_loops:{change.__name__}", "healthy", run, HEALTHY)
 
 
 def optimizers() -> Iterator[Case]:

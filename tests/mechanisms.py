@@ -61,13 +61,11 @@ class Mechanism:
 _SHADOW: dict[str, Mechanism] = {
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
-    "restarts": Mechanism("values that float64 alone makes infinite", {"shadow.comparisons:restarts": NO}),
-    "missing-terms": Mechanism("terms of sums that are zero throughout", {"shadow.suspects:missing_terms": NONE}),
     "spread": Mechanism("honest errors that one sample does not show", {"shadow.spread:widened": NO}),
     "recurrence": Mechanism(
         "errors that must recur in long runs", {"shadow.recurrence:Recurrence.recurs": Gives(True)}
     ),
-    "heals": Mechanism("overflows that a lower loss scale mends", {"shadow.judge:Judge._heals": NO}),
+    "heals": Mechanism("overflows that the code's own loss scale mends", {"shadow.judge:Judge._heals": NO}),
     "ill": Mechanism("results that cancel and float32 keeps", {"shadow.cause:float32_keeps": NO}),
     "emptied-rows": Mechanism("rows that a safe softmax empties", {"shadow.suspects:emptied_rows": ZERO}),
     "vanished": Mechanism("zeros that exact does not have", {"shadow.suspects:vanished": NOTHING}),
@@ -75,11 +73,6 @@ _SHADOW: dict[str, Mechanism] = {
     "collisions": Mechanism("whole numbers that became equal", {"shadow.integers:collisions_in": NOTHING}),
     "hidden-rankings": Mechanism("roundings that hide a ranking", {"shadow.ranking:hides_ranking": NO}),
     "decisions": Mechanism("decisions that exact makes otherwise", {"shadow.decisions:examine_decision": NOTHING}),
-    "rare-comparisons": Mechanism(
-        "rare outcomes of comparisons that all turn to one side",
-        {"shadow.decisions:_loses_exceptions": NO},
-    ),
-    "vanished-supports": Mechanism("zeros that `nonzero` leaves out", {"shadow.decisions:_supported": NOTHING}),
     "intervals": Mechanism("intervals that `bucketize` misses", {"shadow.decisions:_placed": NOTHING}),
     "format-constants": Mechanism(
         "constants taken from the format of the run",
@@ -110,7 +103,6 @@ _TRAINING: dict[str, Mechanism] = {
     ),
     "finite": Mechanism("losses and weights that are not finite", {"training.gradients.checks:check_finite": NONE}),
     "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),
-    "vanished-guards": Mechanism("an eps that vanishes", {"training.gradients.checks:vanished_guards": Gives(())}),
     "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
     "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
     "call-order": Mechanism("the order of scaler calls", {"training.protocol.checks:_Order.breaches": Gives(())}),

@@ -66,11 +66,11 @@ def test_every_mechanism_exists_and_comes_back() -> None:
 
 
 def test_a_stand_in_stands_wherever_the_function_is_named() -> None:
-    with without("decisions", "vanished-supports"):
+    with without("decisions", "intervals"):
         assert judge.examine_decision is decisions.examine_decision
         assert judge.examine_decision(None, None, None) is None  # type: ignore[arg-type]
-        assert decisions._MARGINS["support"](None, None) is None  # type: ignore[arg-type]
-    assert decisions._MARGINS["support"] is decisions._supported
+        assert decisions._MARGINS["bin"](None, None) is None  # type: ignore[arg-type]
+    assert decisions._MARGINS["bin"] is decisions._placed
 
 
 def test_a_module_that_is_imported_while_a_mechanism_is_off_gets_it_back() -> None:

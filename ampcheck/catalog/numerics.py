@@ -102,8 +102,8 @@ SILENT_ZERO = Check(
     "silent-zero",
     "range",
     "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
-    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, a "
-    "buffer or a sum that lacks them.",
+    "at which the values become zero, when the damage reaches an output, a gradient, a weight or an update of it, or a "
+    "buffer.",
     "Elements that are zero here and not in float64, and that are too small for the format; a later op that gives inf "
     "or NaN for their sake is named too.",
     "eps=1e-8 in float16, squares of small numbers, a model whose weights are zero or tiny at initialisation.",

@@ -16,7 +16,6 @@ from ampcheck.shadow.call import Call, item_of, leaves
 from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 from ampcheck.shadow.decisions import doubt
 from ampcheck.shadow.increments import take_up
-from ampcheck.shadow.memory import finite
 from ampcheck.shadow.suspects import ERROR, TAKEN
 
 ZERO = 2.0**-30
@@ -72,13 +71,4 @@ def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companion
         return False
     companions.own()
     store.moved(tensor).copy_(store.exact(tensor))
-    return True
-
-
-def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
-    """Let a value that is not finite in float64 alone, where the error is zero, be that of the run, undetermined."""
-    if not bool(finite(tensor).all()) or bool(store.exact(tensor).isfinite().all()):
-        return False
-    store.lift(tensor)
-    store.moved(tensor).mul_(1 + _FAR * MOVE / companions.unit)
     return True

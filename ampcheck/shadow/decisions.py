@@ -33,15 +33,6 @@ _CLEARLY = 0.05
 _STEP = 0.25
 """The error of the steps of a table, relative to them, from which it is another table."""
 
-_FEW_RARE = 16
-"""The fewest comparisons that come out the rarer way, of which most may not be lost."""
-
-_DETERMINED = 0.75
-"""How many comparisons moving the data may turn, as a part of those that turn to one side."""
-
-_TINY = torch.finfo(torch.float32).tiny
-"""The smallest magnitude that float32 keeps."""
-
 _MANY = 0.2
 """The share of decisions above which such misses are no near ties: the format is too coarse for the values."""
 
@@ -160,27 +151,7 @@ def _compared(call: Call, store: CompanionStore) -> Margins:
     wrong = (expected != call.out) & (margin > _FLOAT32 * scale)
     tensors = all(isinstance(v, torch.Tensor) for v in call.args[:2])
     ties = wrong & (call.args[0] == call.args[1]) if tensors else torch.zeros_like(wrong)
-    return Margins(margin, scale, tied=ties, sure=_loses_exceptions(call, store, expected, wrong, ties))
-
-
-def _loses_exceptions(
-    call: Call, store: CompanionStore, expected: torch.Tensor, wrong: torch.Tensor, ties: torch.Tensor
-) -> bool:
-    """Whether as many comparisons turn to one side as make up half of those that come out the rarer way.
-
-    Each may be a near tie, as random numbers are near 1 where they exceed 0.999, or as logits near 20 are in bfloat16
-    that are compared with the 50th: together they are what was asked for. Honest errors turn about as many to either
-    side. What moving the data turns as well, such as sums that are 1 but for rounding, is not determined.
-    """
-    if call.where.phase == "backward":  # of a maximum, whose gradient ties share
-        wrong = wrong & ~ties
-    times = int(expected.sum())
-    times = min(times, expected.numel() - times)
-    turned = abs(2 * int((wrong & call.out).sum()) - int(wrong.sum()))
-    if times < _FEW_RARE or turned <= times / 2:
-        return False
-    sides = (store.moved(v) if has_companions(v) else v for v in call.args[:2])
-    return int((call.op(*sides) != expected).sum()) <= _DETERMINED * turned
+    return Margins(margin, scale, tied=ties)
 
 
 def _best(call: Call, store: CompanionStore) -> Margins:
@@ -210,15 +181,6 @@ def _selected(call: Call, store: CompanionStore) -> Margins | None:
     if call.name == "topk" and not call.argument("sorted", True):  # a set: its order differs between kernels
         own, picked, *real = (values.sort(dim).values for values in (own, picked, *real))
     return _lost(own, picked, exact, dim, real[0] == real[1])
-
-
-def _supported(call: Call, store: CompanionStore) -> Margins:
-    """Margin: the size of elements that became zero, where they are as many as half of those that are left."""
-    real, exact = call.args[0], store.exact(call.args[0])
-    gone = (real == 0) & (exact.abs() >= _TINY) & exact.isfinite()
-    margin = torch.where(gone, exact.abs(), 0.0)
-    many = int(gone.sum()) >= max(_FEW_RARE, len(call.out) / 2)
-    return Margins(margin if many else torch.zeros_like(margin), margin, sure=many)
 
 
 def _placed(call: Call, store: CompanionStore) -> Margins | None:
@@ -290,7 +252,6 @@ _MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {  # 
     **dict.fromkeys(("order", "equality"), _compared),
     "best": _best,
     **dict.fromkeys(("selection", "extreme"), _selected),
-    "support": _supported,
     "bin": _placed,
     "integer": _rounded,
     "cast": _truncated,

@@ -25,7 +25,7 @@ from ampcheck.shadow.cause import (
     with_sizes,
 )
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, roundoff, view_of
-from ampcheck.shadow.comparisons import ZERO, determine, own_error, restarts
+from ampcheck.shadow.comparisons import ZERO, determine, own_error
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault, extended
 from ampcheck.shadow.guards import bound_that_decides, divisors
@@ -49,7 +49,6 @@ from ampcheck.shadow.suspects import (
     Suspects,
     drop,
     emptied_rows,
-    missing_terms,
     pass_on,
     vanished,
 )
@@ -132,10 +131,6 @@ class Judge:
             return
         if is_own_cast(call):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
-        if where.phase != "backward" and (missing := missing_terms(call, results, self._store)):
-            self.reach_values(missing, "a sum that lacks it")
-            for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
-                self._accuse(suspect, "a sum that lacks it")
         if where.phase != "backward" and call.written:
             if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
                 self._update(call)
@@ -225,8 +220,8 @@ class Judge:
                     self._accuse(fault, "what it was added to")
 
     def _heals(self, key: Key) -> bool:
-        """Whether all that a fault did was to skip steps of a loss scale, which are made at a lower one."""
-        return self._reached.retried(key) or (self._reached.unused(key) and self._recurrence.recovers(key))
+        """Whether all that a fault did was to spoil gradients that the code discarded, and the op is finite later."""
+        return self._reached.unused(key) and self._recurrence.recovers(key)
 
     def reach_values(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
@@ -297,9 +292,6 @@ class Judge:
             self._note_zeros(call, tensor, exact, companions)
         else:
             drop(companions, VANISHED)
-        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
-            companions.faults = inherited
-            return
         if seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)

@@ -43,7 +43,6 @@ class Reached:
         self._lost: defaultdict[tuple[str, torch.Size], dict[tuple[float, float], Key]] = defaultdict(dict)
         self._missing = Counter[Key]()
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
-        self._retried: set[Key] = set()
         self._made: set[Gradients] = set()
         self._in_a_row = Counter[Gradients]()
 
@@ -87,16 +86,11 @@ class Reached:
             for key in call.inherited:
                 skipped.setdefault(key, {})["steps that a scaler skips"] = 1.0
         else:
-            self._retried.update(self._skipped.pop(gradients, ()))
+            self._skipped.pop(gradients, None)
             self._made.add(gradients)
             self._in_a_row[gradients] = 0
         inverse = float(call.args[2])
         return 1 / inverse if inverse else float("inf")
-
-    def retried(self, key: Key) -> bool:
-        """Whether all that a fault did was to skip steps that were, or would next be, made at a lower scale."""
-        skipped = key in self._retried or any(key in keys for keys in self._skipped.values())
-        return skipped and not self.of(key)
 
     def test(self, keys: Collection[Key]) -> None:
         """Record that the run tests whether values are finite that these faults are in."""

@@ -2,12 +2,12 @@
 
 A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
 
-- vanished: elements that are zero here and not in exact. Something may divide by them, or lack them in a sum.
+- vanished: elements that are zero here and not in exact. Something may divide by them.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
 - blurred: an op rounded away the differences between elements. Something may rank them.
 - ill: a result of which the data determine next to nothing in the format of the run, by an op whose inputs they do
-  determine. It is lost where it reaches an output, and where it is a term of a sum and zero throughout.
+  determine. It is lost where it reaches an output.
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
   judged.
 - bound: most values are a floor that a clamp gave them. Something may divide by them.
@@ -24,8 +24,8 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import FLOOR, Examination
-from ampcheck.shadow.call import Call, Side, SideOf
+from ampcheck.shadow.bounds import Examination
+from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import (
     fault_at,
     follows_from_inputs,
@@ -39,9 +39,6 @@ from ampcheck.shadow.faults import Fault
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
 BOUND, UNHELD = "bound", "unheld"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
-
-_CANCELS = 2.0**30
-"""The size of a term, relative to a sum of which nothing is left in float64 but rounding."""
 
 
 class Suspects:
@@ -100,36 +97,6 @@ def vanished(call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> Fault | N
     fault = fault_at(faults.ZERO, call, tensor, seen)
     largest = largest_input(call), largest_of(tensor)
     return replace(fault, amax_in=largest[0], amax_out=largest[1], exact_amax=largest_of(gone), elements=count)
-
-
-def missing_terms(call: Call, results: Sequence[torch.Tensor], store: CompanionStore) -> list[Companions]:
-    """The terms of a sum that are zero throughout, and in float64 are more than the roundings of the sum.
-
-    The sum may be near its exact value without them, as a noisy sample without its noise. A single number, such as a
-    hinge loss, may be zero by chance.
-    """
-    adds = call.weights if call.written else call.traits.adds and not call.traits.divides
-    if not adds or call.traits.foreach or results[0].numel() == 1:
-        return []
-    missing, total = [], store.exact(results[0])
-    for term, companions in zip(call.inputs, call.before, strict=True):
-        suspect = companions.faults or {ILL, VANISHED} & companions.suspects.keys()
-        if not suspect or bool(term.any()) or any(term is t for t in call.written):
-            continue
-        if call.written:
-            part = store.exact(term).expand(total.shape) * (call.argument("alpha", 1) if term is call.args[1] else 1)
-        else:
-            part = total - _without(store, term).run(call)
-        share = float(torch.linalg.vector_norm(part) / torch.linalg.vector_norm(total))
-        if FLOOR * companions.unit < share < _CANCELS:
-            missing.append(companions)
-    return missing
-
-
-def _without(store: CompanionStore, term: torch.Tensor) -> SideOf:
-    """The exact inputs of a sum, zeros in place of one of them."""
-    side = Side(store, "exact")
-    return SideOf(store, lambda t: torch.zeros_like(side.of(t)) if t is term else side.of(t))
 
 
 def emptied_rows(tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> int:

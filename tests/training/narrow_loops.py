@@ -104,6 +104,10 @@ def stochastic_by_noise(state: dict[str, Any], p: torch.Tensor, g: torch.Tensor,
     p.copy_(p.float() - lr * g.float() + (torch.rand(p.shape) - 0.5) * spacing)
 
 
+KEEP_UPDATES: tuple[Change, ...] = (kahan, master, stochastic_in_place, stochastic_new, stochastic_by_noise)
+"""Ways to update weights of 16 bits that lose nothing."""
+
+
 def random_update(state: dict[str, Any], p: torch.Tensor, g: torch.Tensor, lr: float) -> None:
     p.copy_(p.float() - lr * torch.randn(p.shape))
 

@@ -150,9 +150,9 @@ def test_the_sum_of_adagrad_stops_whatever_its_kernel(kernel):
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
-def test_weights_that_an_eps_makes_nan_name_the_option(kernel):
+def test_weights_that_an_eps_makes_nan_say_so(kernel):
     hint = fails(audited(adam(**kernel), F16))["nonfinite-gradient"].hint
-    assert "eps=1e-08, which is zero in float16" in hint
+    assert "an eps of 1e-8 is zero in float16" in hint
 
 
 @pytest.mark.slow

@@ -93,16 +93,7 @@ def test_a_weight_decay_that_rides_on_the_gradient_is_not_lost():
 
 
 @pytest.mark.every(8)
-@pytest.mark.parametrize(
-    "change",
-    [
-        narrow_loops.kahan,
-        narrow_loops.master,
-        narrow_loops.stochastic_in_place,
-        narrow_loops.stochastic_new,
-        narrow_loops.stochastic_by_noise,
-    ],
-)
+@pytest.mark.parametrize("change", narrow_loops.KEEP_UPDATES)
 def test_updates_that_are_kept_elsewhere_or_rounded_at_random_are_not_lost(change):
     found = judged(with_optimizer(change, 1e-4))
     assert [one.verdict for one in found] == [Verdict.PASS]

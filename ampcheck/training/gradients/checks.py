@@ -11,7 +11,6 @@ from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, NONFINITE_REFERENCE, OVERFLOW
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
-from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
 from ampcheck.core.text import at_scale, counted, listed
@@ -37,8 +36,7 @@ class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
     the start and after the last step. weights: how many parameters were looked at. place: the op in which step
     `overflowed` first makes an infinity or a NaN; None where that is not known. undefined: the step in which
-    float64 makes one there as well. guards: options of the optimizers
-    (`eps=1e-08 of the optimizer`) that are zero in the format of their parameters, with that format.
+    float64 makes one there as well.
     """
 
     subject: str
@@ -48,7 +46,6 @@ class FiniteStats:
     weights: int = 0
     place: Where | None = None
     undefined: int | None = None
-    guards: tuple[str, ...] = ()
 
     @property
     def trailing(self) -> int:
@@ -72,21 +69,7 @@ def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[st
     """The losses and weights of a loop that ran; before: the parameters that were not finite at the start."""
     weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
     after = nonfinite_parameters(loop)
-    guards = vanished_guards(loop) if after and not before else ()
-    return FiniteStats(loop.name, tuple(losses), before, after, weights, guards=guards)
-
-
-def vanished_guards(loop: TrainingLoop) -> tuple[str, ...]:
-    """The options called eps that are zero in the dtype of the parameters that they guard, as text."""
-    texts = []
-    for group in (group for optimizer in loop.optimizers.values() for group in optimizer.param_groups):
-        floating = (parameter.dtype for parameter in group["params"] if parameter.is_floating_point())
-        for dtype in dict.fromkeys(dtype for dtype in floating if dtype.itemsize <= 2):
-            for name, value in group.items():
-                number = isinstance(value, float) and name.startswith("eps")
-                if number and 0.0 < value <= format_of(dtype).flushes_at:
-                    texts.append(f"{name}={value:g}, which is zero in {str(dtype).removeprefix('torch.')}")
-    return tuple(dict.fromkeys(texts))
+    return FiniteStats(loop.name, tuple(losses), before, after, weights)
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
@@ -103,14 +86,9 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         hint = (
             "start from finite weights: nothing can be learned from these"
             if stats.before
-            else "a gradient was infinite or NaN, or the update divided by zero (an eps below the format): step "
-            "through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
+            else "a gradient was infinite or NaN, or the update divided by zero (an eps of 1e-8 is zero in float16): "
+            "step through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
-        if stats.guards:
-            hint = (
-                f"the optimizer guards a division by {listed(stats.guards, _LISTED)}: keep weights and optimizer state "
-                "in float32, where it does, or use an eps that the format holds (1e-4 in float16)"
-            )
         where = Where("update", names[0].rpartition(".")[0])
         shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint)
         findings.append(NONFINITE_GRADIENT.fail(stats.subject, message, **shown))
