@@ -65,7 +65,7 @@ _SHADOW: dict[str, Mechanism] = {
     "recurrence": Mechanism(
         "errors that must recur in long runs", {"shadow.recurrence:Recurrence.recurs": Gives(True)}
     ),
-    "heals": Mechanism("overflows that the code's own loss scale mends", {"shadow.judge:Judge._heals": NO}),
+    "heals": Mechanism("overflows that the code's own loss scale mends", {"shadow.found:Found._heals": NO}),
     "ill": Mechanism("results that cancel and float32 keeps", {"shadow.cause:float32_keeps": NO}),
     "emptied-rows": Mechanism("rows that a safe softmax empties", {"shadow.suspects:emptied_rows": ZERO}),
     "vanished": Mechanism("zeros that exact does not have", {"shadow.suspects:vanished": NOTHING}),
@@ -81,11 +81,13 @@ _SHADOW: dict[str, Mechanism] = {
     "pooled-spread": Mechanism("the spread that all rows share", {"shadow.bounds:_pooled": Gives(0.0)}),
     "moved": Mechanism("the moved companion: the conditioning of the data", {"shadow.moves:Moves.shake": argument(1)}),
     "chance": Mechanism("few numbers that cancel by chance", {"shadow.bounds:is_chance": NO}),
-    "accumulators": Mechanism("the bound of values that build on themselves", {"shadow.judge:_ACCUMULATES": 10**9}),
+    "accumulators": Mechanism(
+        "the bound of values that build on themselves", {"shadow.judged_results:_ACCUMULATES": 10**9}
+    ),
     "flushed-8-bits": Mechanism("subnormals of 8 bits", {"shadow.bounds:_is_flushed": NO}),
     "nonfinite-exact": Mechanism("ops that make exact infinite or NaN", {"shadow.cause:makes_nonfinite": NO}),
-    "lost-updates": Mechanism("what vanished from an update", {"shadow.judge:Judge._update": NOTHING}),
-    "discarded": Mechanism("faults of results that nothing read", {"shadow.judge:Judge._dropped": NOTHING}),
+    "lost-updates": Mechanism("what vanished from an update", {"shadow.updates:UpdateJudge._vanish": NOTHING}),
+    "discarded": Mechanism("faults of results that nothing read", {"shadow.found:Found.discard": NOTHING}),
     "repeated": Mechanism(
         "results that are computed again in a wider format", {"shadow.reached:Reached.repeat": NOTHING}
     ),

@@ -253,21 +253,21 @@ def judged_by(shadow: Shadow) -> tuple[dict[str, Any], dict[str, int]]:
     """The fields of `NumericsStats` that a shadow with a judge fills, and what it looked at, for the coverage."""
     judge, faults = shadow.judge, shadow.faults
     assert judge is not None
-    places = {fault.where for fault in faults} | set(judge.nonfinite)
+    places = {fault.where for fault in faults} | set(judge.results.nonfinite)
     lines = {(where.file, where.line) for where in places if where.file and where.line}
     texts = {(file, line): linecache.getline(file, line or 0).strip() for file, line in lines}
     fields = {
         "faults": faults,
-        "nonfinite": tuple(judge.nonfinite.items()),
-        "largest": dict(judge.largest),
+        "nonfinite": tuple(judge.results.nonfinite.items()),
+        "largest": dict(judge.results.largest),
         "sources": {place: text for place, text in texts.items() if text},
         "ops": shadow.ops,
-        "low": judge.low,
-        "whole": judge.whole,
+        "low": judge.results.low,
+        "whole": judge.results.whole,
         "casts": dict(judge.casts),
         "scale": judge.scale,
     }
-    return fields, {"ops": shadow.ops, "16-bit ops": judge.low, "tensors": judge.judged}
+    return fields, {"ops": shadow.ops, "16-bit ops": judge.results.low, "tensors": judge.results.judged}
 
 
 def unruled(shadow: Shadow) -> dict[str, int]:

@@ -33,7 +33,7 @@ class Judged:
         self.results: dict[Key, Result] = {}
         self.freedom = shadow.freedom
         self._references: dict[str, Reference] = {}
-        self._example, self._largest = example, shadow.judge.largest
+        self._example, self._largest = example, shadow.judge.results.largest
         shadow.reach({path: t for path, t in result.outputs.items() if is_floating(t)})
         # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
         self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]

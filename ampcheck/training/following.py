@@ -70,10 +70,10 @@ class Following:
             if resident.role in _RENEWED and has_companions(resident.tensor):
                 self.shadow.renew(resident.tensor)
         judge, before = self.shadow.judge, self.shadow.ops
-        known = 0 if judge is None else len(judge.nonfinite)
+        known = 0 if judge is None else len(judge.results.nonfinite)
         self.shadow.numbers.clear()
         if judge is not None:
-            judge.largest.clear()
+            judge.results.largest.clear()
         self._followed = self.updates.begin(residents, self._loop)
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
@@ -82,7 +82,7 @@ class Following:
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         overflow = next(overflows, None)
-        place = overflow or (None if judge is None else next(islice(judge.nonfinite, known, None), None))
+        place = overflow or (None if judge is None else next(islice(judge.results.nonfinite, known, None), None))
         defined = place is None or overflow is not None
         place = place or first_nonfinite(self.shadow, (t for _, p in self._loop.parameters() for t in (p, p.grad)))
         if place is not None and not self._poisoned:  # else from what an earlier step applied to the weights

@@ -115,6 +115,7 @@ SLOW_DEFECTS = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", slow_cases(params(DEFECTS), SLOW_DEFECTS))
 def test_defect_is_found_where_it_is(name):
     module = case(name)
@@ -122,6 +123,7 @@ def test_defect_is_found_where_it_is(name):
     assert any(meets(f, module.EXPECTED) for f in run.of(Verdict.FAIL)), failures(run)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", slow_cases(DEFECTS, ("alibi_in_bfloat16", "running_sum_bfloat16")))
 def test_mended_defect_passes(name):
     module = case(name)

@@ -157,7 +157,7 @@ def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping
     prepared = prepare(subject, device=plan.device)
     shadow = Shadow(prepared.root, freedom=True)
     outcome = run_plan(plan, prepared, shadow=shadow, around=[in_eager_mode()])
-    low = {where.op for where, _ in shadow.judge.largest} if shadow.judge is not None else set()
+    low = {where.op for where, _ in shadow.judge.results.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
     casts = plain and bool(low) and low <= _ROUNDINGS
     return EagerRun(subject, plan, dtype, options or {}, outcome, freedom=shadow.freedom, casts=casts)

@@ -294,7 +294,7 @@ def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
     """The largest magnitude of float16 in backward, be it what exact has where the step overflowed."""
     if shadow.judge is None:
         return 0.0, ""
-    values = [(v[0], w) for (w, dtype), v in shadow.judge.largest.items() if dtype == "float16"]
+    values = [(v[0], w) for (w, dtype), v in shadow.judge.results.largest.items() if dtype == "float16"]
     values += [(f.exact_amax, f.where) for f in shadow.faults if f.kind == OVERFLOW and f.index > start]
     backward: list[tuple[float, Where]] = [(value, where) for value, where in values if where.phase == "backward"]
     value, where = max(backward, key=lambda pair: pair[0], default=(0.0, Where()))

@@ -63,7 +63,7 @@ def params(names: list[str]) -> list[Any]:
 SLOW_DEFECTS = ("betas_move_under_compiled_step", "muon_norm_eps_binds", "qat_scale_floor", "state_functional_bf16")
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", slow_cases(params(CASES), SLOW_DEFECTS))
 def test_a_training_defect_is_found_by_its_check(name):
     run = audit(subject(name, "buggy"))
@@ -72,7 +72,7 @@ def test_a_training_defect_is_found_by_its_check(name):
     assert not found.isdisjoint((checks,) if isinstance(checks, str) else checks), found
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", slow_cases(CASES, (*SLOW_DEFECTS, "perturbed_weights_not_seen")))
 def test_a_mended_training_defect_passes(name):
     run = audit(subject(name, "fixed"))
