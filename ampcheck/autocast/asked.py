@@ -181,24 +181,6 @@ def _asking(request: _Request) -> Iterator[None]:
 
         return need
 
-    def asks_if_off(original: Callable[..., None]) -> Callable[..., None]:
-        """The constructor of a region or a scaler; `GradScaler()` alone is one for CUDA."""
-        signature = inspect.signature(original)
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*CUDA is not available")  # it is emulated then
-                original(self, *args, **kwargs)
-            if active() is not None or _for_a_compiler():  # a part of the judgement is emulated, with its own regions
-                return
-            given = signature.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            device = given.arguments.get("device_type", given.arguments.get("device"))
-            if device == "cuda" and given.arguments["enabled"] and not self._enabled:
-                request.ask()
-
-        return init
-
     def asks_for_nccl(original: Callable[..., Any]) -> Callable[..., Any]:
         def init(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
             return request.ask() if "nccl" in str(backend) else original(backend, *args, **kwargs)
@@ -209,11 +191,30 @@ def _asking(request: _Request) -> Iterator[None]:
         for owner, name in _NEED_CUDA:
             stack.enter_context(replaced(owner, name, asks))
         for kind in (torch.autocast, torch.amp.GradScaler):
-            stack.enter_context(replaced(kind, "__init__", asks_if_off))
+            stack.enter_context(replaced(kind, "__init__", functools.partial(_asks_if_off, request)))
         if torch.distributed.is_available():
             for owner in (torch.distributed, torch.distributed.distributed_c10d):
                 stack.enter_context(replaced(owner, "init_process_group", asks_for_nccl))
         yield
+
+
+def _asks_if_off(request: _Request, original: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a region or a scaler; `GradScaler()` alone is one for CUDA."""
+    signature = inspect.signature(original)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA is not available")  # it is emulated then
+            original(self, *args, **kwargs)
+        if active() is not None or _for_a_compiler():  # a part of the judgement is emulated, with its own regions
+            return
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        device = given.arguments.get("device_type", given.arguments.get("device"))
+        if device == "cuda" and given.arguments["enabled"] and not self._enabled:
+            request.ask()
+
+    return init
 
 
 def _for_a_compiler() -> bool:

@@ -11,11 +11,10 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,13 +24,12 @@ from ampcheck.autocast.kernels import CallObserver, CastCache, casts_with_grad, 
 from ampcheck.autocast.placement import placed
 from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
-from ampcheck.autocast.state import autocast_key, device_type, nesting, registered, short
+from ampcheck.autocast.redirect import Redirection
+from ampcheck.autocast.state import autocast_key, device_type, registered, short
 from ampcheck.core.arguments import DType
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools import dynamo
-from ampcheck.torchtools.patching import observed, replaced
 from ampcheck.torchtools.private import library_kernels
-from ampcheck.torchtools.regions import is_abandoned
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -127,15 +125,20 @@ class Emulation:
         self.policy = policy
         self.dtype = dtype
         self.unavailable: tuple[str, ...] = ()
-        self.made_before = 0
         self._observe = observe
         self._also = frozenset(also) if observe is not None else frozenset()
         self._gpu = gpu
         self._thread = 0
         self._native = policy
         self._cache = CastCache(with_grad=casts_with_grad(policy.torch))
+        self._redirection = Redirection(policy.device, self._cache.clear)
         self._overridden: set[str] = set()
         self._open = ExitStack()
+
+    @property
+    def made_before(self) -> int:
+        """How many regions for the device were entered that are off, as they were made before the emulation."""
+        return self._redirection.made_before
 
     def __enter__(self) -> Emulation:
         with _lock, ExitStack() as opening:
@@ -147,7 +150,7 @@ class Emulation:
             self._install(opening)
             opening.callback(_active.remove, self)
             _active.append(self)
-            opening.enter_context(self._redirected())
+            opening.enter_context(self._redirection.installed())
             if self.policy.device in KINDS:
                 opening.enter_context(placed(self.policy.device, self._gpu))
             opening.enter_context(dynamo.without_autograd_cache())  # its key does not include our kernels
@@ -201,87 +204,6 @@ class Emulation:
             _implement(libraries[namespace], rest, kernel)
             self._overridden.add(name)
         self.unavailable = tuple(missing)
-
-    @contextmanager
-    def _redirected(self) -> Iterator[None]:
-        """`torch.autocast` for the emulated device acts on the CPU.
-
-        On a machine without CUDA a region of `torch.autocast("cuda")` would switch itself off, and code that calls
-        `torch.is_autocast_enabled("cuda")`, such as `torch.amp.custom_fwd`, would see it off.
-        """
-        device, module = self.policy.device, torch.amp.autocast_mode
-        arguments: WeakKeyDictionary[torch.autocast, tuple[object, ...]] = WeakKeyDictionary()
-
-        def make_init(original: Callable[..., object]) -> Callable[..., object]:
-            def __init__(  # noqa: N807
-                region: torch.autocast,
-                device_type: str,
-                dtype: torch.dtype | None = None,
-                enabled: bool = True,
-                cache_enabled: bool | None = None,
-            ) -> None:
-                arguments[region] = (device_type, dtype, enabled, cache_enabled)
-                if device_type in (device, "cpu"):
-                    dtype = torch.get_autocast_dtype(device) if dtype is None else dtype
-                    device_type = "cpu"
-                wide = device == "cuda" and device_type == "cpu" and enabled and dtype is torch.float32
-                # The CPU refuses float32, with a warning; CUDA takes it.
-                original(region, device_type, torch.float16 if wide else dtype, enabled, cache_enabled)
-                if wide:
-                    region.fast_dtype = torch.float32
-
-            return __init__
-
-        def enter(region: torch.autocast) -> Iterator[None]:
-            moved = device != "cpu" and region.device == device and region not in arguments
-            if moved:
-                self.made_before += not region._enabled
-                region.device = "cpu"
-            mirrored = region.device == "cpu" and device != "cpu"
-            before = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) if mirrored else None
-            region.__dict__.setdefault("_ampcheck_before", []).append((before, moved))
-            yield
-            if mirrored:
-                torch.set_autocast_dtype(device, region.fast_dtype)
-                torch.set_autocast_enabled(device, region._enabled)
-
-        def leave(region: torch.autocast, *_: object) -> Iterator[None]:
-            yield
-            stack = region.__dict__.get("_ampcheck_before")
-            before, moved = stack.pop() if stack else (None, False)
-            if before is not None and not is_abandoned(region):
-                torch.set_autocast_enabled(device, before[0])
-                torch.set_autocast_dtype(device, before[1])
-            if moved:
-                region.device = device
-            if nesting() == 0:
-                self._cache.clear()
-
-        def make_cast(original: Callable[..., object]) -> Callable[..., object]:
-            def cast(value: object, kind: str, dtype: torch.dtype) -> object:
-                value = original(value, "cpu" if kind == device else kind, dtype)
-                return original(value, kind, dtype) if kind == device else value  # what was placed there
-
-            return cast
-
-        def clear() -> Iterator[None]:
-            yield
-            self._cache.clear()
-
-        def restore() -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the device is not there
-                for region, values in list(arguments.items()):
-                    module.autocast.__init__(region, *values)  # type: ignore[arg-type]  # a region that is used later means its own device again
-
-        with ExitStack() as stack:
-            stack.callback(restore)  # last, with PyTorch's own functions
-            stack.enter_context(replaced(module.autocast, "__init__", make_init))
-            stack.enter_context(observed(module.autocast, "__enter__", enter))
-            stack.enter_context(observed(module.autocast, "__exit__", leave))
-            stack.enter_context(replaced(module, "_cast", make_cast))
-            stack.enter_context(observed(torch, "clear_autocast_cache", clear))
-            yield
 
 
 def active() -> Emulation | None:

@@ -38,6 +38,12 @@ CallObserver: TypeAlias = Callable[[str, str, tuple[object, ...], dict[str, obje
 """Called for each call that reaches autocast, before the op runs: with the op, its rule (empty: none), its arguments,
 and what its eligible tensors are cast to (None: they stay)."""
 
+_Report: TypeAlias = Callable[..., None]
+"""Tells the observer of a call: positional and keyword arguments, and what its eligible tensors are cast to."""
+
+_KEY = DispatchKey.__members__[autocast_key("cpu")]
+_EXCLUDED = DispatchKeySet(_KEY)
+
 
 class CastCache:
     """The low-precision copies of leaf weights, kept until the outermost autocast region ends, as PyTorch does."""
@@ -114,8 +120,6 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
         fallthrough: Kernel = torch.library.fallthrough_kernel
         return fallthrough
     op = overload(name)
-    key = DispatchKey.__members__[autocast_key("cpu")]
-    excluded = DispatchKeySet(key)
     rule = policy.rule if policy is not None else ""
 
     def report(args: tuple[object, ...], kwargs: dict[str, object], dtype: torch.dtype | None = None) -> None:
@@ -123,45 +127,55 @@ def make_kernel(name: str, policy: OpPolicy | None, cache: CastCache, observe: C
             observe(name, rule, args, kwargs, dtype)
 
     if policy is None:
-        below = keys_below(key)
-        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
-
-        def leave(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
-            report(args, kwargs)
-            if any(takes and not isinstance(value, torch.Tensor) for takes, value in zip(takes_tensor, args)):  # noqa: B905
-                with excluding_keys(excluded):  # `x + 1`: Python sees a tensor as the number 1
-                    return op(*args, **kwargs)
-            return op.redispatch(keys & below, *args, **kwargs)
-
-        return leave
-
+        return _leaving(op, report)
     if rule == BANNED:
-
-        def ban(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
-            report(args, kwargs)
-            raise RuntimeError(policy.raises or f"{name} is unsafe to autocast")
-
-        return ban
-
+        return _banning(policy.raises or f"{name} is unsafe to autocast", report)
     if rule in (SET_DTYPE, APPEND_DTYPE):
-        with_dtype = _dtype_setter(op, rule)
-        called = overload(policy.redispatch) if policy.redispatch else op
+        return _setting_dtype(op, policy, report)
+    return _casting(op, policy, cache, report, recurrent=name in RECURRENT)
 
-        def set_dtype(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
-            report(args, kwargs)
-            args, kwargs = with_dtype(args, kwargs)
-            with excluding_keys(excluded):
-                return called(*args, **kwargs)
 
-        return set_dtype
+def _leaving(op: Any, report: _Report) -> Kernel:
+    below = keys_below(_KEY)
+    takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
 
-    recurrent = name in RECURRENT
+    def leave(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
+        report(args, kwargs)
+        if any(takes and not isinstance(value, torch.Tensor) for takes, value in zip(takes_tensor, args)):  # noqa: B905
+            with excluding_keys(_EXCLUDED):  # `x + 1`: Python sees a tensor as the number 1
+                return op(*args, **kwargs)
+        return op.redispatch(keys & below, *args, **kwargs)
 
+    return leave
+
+
+def _banning(message: str, report: _Report) -> Kernel:
+    def ban(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
+        report(args, kwargs)
+        raise RuntimeError(message)
+
+    return ban
+
+
+def _setting_dtype(op: Any, policy: OpPolicy, report: _Report) -> Kernel:
+    with_dtype = _dtype_setter(op, policy.rule)
+    called = overload(policy.redispatch) if policy.redispatch else op
+
+    def set_dtype(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
+        report(args, kwargs)
+        args, kwargs = with_dtype(args, kwargs)
+        with excluding_keys(_EXCLUDED):
+            return called(*args, **kwargs)
+
+    return set_dtype
+
+
+def _casting(op: Any, policy: OpPolicy, cache: CastCache, report: _Report, *, recurrent: bool) -> Kernel:
     def cast(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         low = torch.get_autocast_dtype("cpu")
-        dtype = target_dtype(rule, (*args, *kwargs.values()), low)
+        dtype = target_dtype(policy.rule, (*args, *kwargs.values()), low)
         report(args, kwargs, dtype)
-        with excluding_keys(excluded):
+        with excluding_keys(_EXCLUDED):
             positional = [_cast(value, dtype, low, cache) for value in args]
             named = {key: _cast(value, dtype, low, cache) for key, value in kwargs.items()} if kwargs else kwargs
             if recurrent and any(is_16_bit(tensor) for _, tensor in tensors(positional)):

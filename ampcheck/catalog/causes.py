@@ -87,16 +87,22 @@ def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool)
     if cause.check == "stagnation":  # a running value that stands still
         sums = finding.check == "reduce-precision" and finding.where.op != _NORM
         return (sums or finding.check == "precision-loss") and _same_line(cause, finding)
-    if cause.check == finding.check == "nonfinite-gradient":  # the gradients of one backward pass
-        return earlier and cause.where.step is not None and cause.where.step == finding.where.step
-    if cause.check == "nonfinite-gradient":  # the weights that it was applied to give the next losses
-        returned = finding.check == "overflow" and not finding.where.op and finding.where.step is not None
-        return returned and cause.where.step is not None and _after(cause.where, finding.where, strictly=True)
+    if cause.check == "nonfinite-gradient":
+        return _nonfinite_gradient(cause, finding, earlier)
     if cause.check in _LOSSES and finding.message.startswith(LOST_OUTPUT):
         return finding.check == "overflow" and cause.where == finding.where
     if cause.check == "nonfinite-reference" and cause.where.step is None:
         return False
     return cause.check in ("overflow", "silent-zero", "nonfinite-reference") and _became_infinite(cause, finding)
+
+
+def _nonfinite_gradient(cause: Finding, finding: Finding, earlier: bool) -> bool:
+    """Of the gradients of one backward pass the first; the weights that it was applied to give the next losses."""
+    step = cause.where.step
+    if cause.check == finding.check:
+        return earlier and step is not None and step == finding.where.step
+    returned = finding.check == "overflow" and not finding.where.op and finding.where.step is not None
+    return returned and step is not None and _after(cause.where, finding.where, strictly=True)
 
 
 def _bans(cause: Finding, finding: Finding) -> bool:

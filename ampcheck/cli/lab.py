@@ -65,12 +65,7 @@ def _lab(options: argparse.Namespace) -> int:
                 print(f"{experiment.name:{width}}{experiment.title}")
         return out.code()
     experiments_of(options.names)  # an unknown name is reported before torch is loaded
-    values = {text: _number(text) for text in options.value or ()}
-    if values and set(options.names) != {"anatomy"}:
-        raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
-    if values and options.full:
-        raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
-    if values:
+    if values := {text: _number(text) for text in options.value or ()}:
         return _dissect(values, options)
     for name, value in _BEFORE_TORCH.items():
         os.environ.setdefault(name, value)
@@ -127,6 +122,10 @@ def _number(text: str) -> float:
 
 
 def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
+    if set(options.names) != {"anatomy"}:
+        raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
+    if options.full:
+        raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
     from ampcheck.lab.anatomy import dissect
     from ampcheck.report import print_tables
 

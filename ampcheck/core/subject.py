@@ -242,28 +242,40 @@ def _parse(shape: Any, name: str) -> tuple[Kind, Any, tuple[Call, ...]]:
             return Kind.TRAINING, shape, ()
         raise _wrong(name, f"a mapping with {sorted(map(str, shape))} and no callable 'step'")
     if isinstance(shape, tuple) and len(shape) in (2, 3):
-        model, arguments = shape[0], shape[1]
         kwargs = shape[2] if len(shape) == 3 else {}
         if not isinstance(kwargs, Mapping):
             raise _wrong(name, f"a third element of type {type(kwargs).__name__} where the keyword arguments belong")
+        model = shape[0]
         if isinstance(model, (list, tuple)) and model and all(callable(block) for block in model):
-            if not isinstance(arguments, list) or len(arguments) != 1:
-                raise _wrong(name, "several blocks without a list of one set of arguments")
-            if kwargs:
-                raise _wrong(name, "several blocks with keyword arguments, which no block would get")
-            return Kind.REGIONAL, tuple(model), (_call(arguments[0], {}),)
-        if not callable(model):
-            raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
-        if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
-            raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
-        if isinstance(arguments, list):
-            if not arguments:
-                raise _wrong(name, "an empty list of calls")
-            return Kind.COMPILE, model, tuple(_call(item, kwargs) for item in arguments)
-        return Kind.FORWARD, model, (_call(arguments, kwargs),)
+            return _parse_blocks(tuple(model), shape[1], kwargs, name)
+        return _parse_model(model, shape[1], kwargs, name)
     if callable(shape) and not _is_module(shape) and not isinstance(shape, type) and _takes_nothing(shape):
         return Kind.CALL, shape, ()
     raise _wrong(name, f"{type(shape).__name__}" + (f" of {len(shape)}" if isinstance(shape, Sequence) else ""))
+
+
+def _parse_blocks(
+    blocks: tuple[Any, ...], arguments: object, kwargs: Mapping[str, object], name: str
+) -> tuple[Kind, Any, tuple[Call, ...]]:
+    if not isinstance(arguments, list) or len(arguments) != 1:
+        raise _wrong(name, "several blocks without a list of one set of arguments")
+    if kwargs:
+        raise _wrong(name, "several blocks with keyword arguments, which no block would get")
+    return Kind.REGIONAL, blocks, (_call(arguments[0], {}),)
+
+
+def _parse_model(
+    model: Any, arguments: object, kwargs: Mapping[str, object], name: str
+) -> tuple[Kind, Any, tuple[Call, ...]]:
+    if not callable(model):
+        raise _wrong(name, f"a first element of type {type(model).__name__}, which cannot be called")
+    if isinstance(model, type) and any(base.__module__.startswith("torch.nn.") for base in model.__mro__):
+        raise _wrong(name, f"the class {model.__name__} where an instance belongs, {model.__name__}(...)")
+    if not isinstance(arguments, list):
+        return Kind.FORWARD, model, (_call(arguments, kwargs),)
+    if not arguments:
+        raise _wrong(name, "an empty list of calls")
+    return Kind.COMPILE, model, tuple(_call(item, kwargs) for item in arguments)
 
 
 def _call(arguments: object, kwargs: Mapping[str, object]) -> Call:

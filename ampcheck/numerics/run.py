@@ -128,19 +128,27 @@ def run_subject(
                 run_call(plan, outcome, blocks, call, leaves, receive, masked)
                 if optimizer is not None:
                     outcome.phase = "update"
-                    for leaf in leaves.values():
-                        if leaf.grad is not None and plan.scale != 1.0:
-                            leaf.grad.div_(plan.scale)
-                    optimizer.step()
-                for leaf in leaves.values():
-                    leaf.grad = None
+                    _step(optimizer, leaves.values(), plan.scale)
+                _clear(leaves.values())
         except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
             outcome.error = as_result(error)
     if outcome.gradients:
         outcome.no_backward, outcome.prevented = "", False  # of another call, or of a backward that forward runs
-    for leaf in leaves.values():
-        leaf.grad = None
+    _clear(leaves.values())
     return outcome
+
+
+def _step(optimizer: torch.optim.Optimizer, leaves: Iterable[torch.Tensor], scale: float) -> None:
+    """Step by gradients, without the loss scale."""
+    for leaf in leaves:
+        if leaf.grad is not None and scale != 1.0:
+            leaf.grad.div_(scale)
+    optimizer.step()
+
+
+def _clear(leaves: Iterable[torch.Tensor]) -> None:
+    for leaf in leaves:
+        leaf.grad = None
 
 
 def run_call(

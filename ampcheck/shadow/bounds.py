@@ -288,44 +288,14 @@ def examine(
         value, exact, moved = (torch.view_as_real(t.resolve_conj()) for t in (value, exact, moved))
         other = torch.view_as_real(other.resolve_conj()) if other is not None else None
     wide, moved = value.double(), moved.double()
-    finite, known = wide.isfinite(), exact.isfinite()
-    lost_here = ~finite & known
-    saturated = 0
-    if value.dtype.itemsize == 1:
-        cut = cut_off(value, exact)
-        lost_here, saturated = lost_here | cut, int(cut.sum())
-    lost = int(lost_here.sum())
-    masked = False
-    if lost:
-        low = exact[lost_here]
-        masked = (
-            bool((wide[lost_here] == -torch.inf).all()) and bool((low <= -(2.0**14)).all()) and not wide.isnan().any()
-        )
-    both = finite & known
+    known = exact.isfinite()
+    both = wide.isfinite() & known
     difference = torch.where(both, wide - exact, 0.0)
     reference = torch.where(both, exact, 0.0)
     apart = torch.where(both & moved.isfinite(), moved - exact, 0.0) * (unit / MOVE)
     dims = tuple(range(value.dim())) if whole else () if single else group_dims(value.shape)
     size, error, spread = (_grouped(t, dims, single) for t in (reference, difference, apart))
-    elements = max(1, value.numel() // max(1, size.numel()))
-    known_well = spread <= UNKNOWABLE * size
-    determined = spread <= UNKNOWABLE * size * max(1.0, unit / SIXTEEN)
-    damaged = (known_well & (size.numel() == 1)) | (determined & (_grouped(wide, dims, single) == 0))
-    if strict:
-        spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
-    slack = slack_of(elements)
-    if size.numel() > 1 and not (single or _are_columns(value.shape)):
-        slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
-    bound = slack * spread + SLACK * floor * unit * size
-    if strict:  # the cause is known: that a sample is small by chance excuses no value of which two bits are gone
-        least = SLACK * (spread + floor * unit * size)
-        bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
-        if _excuses(floor * unit):
-            bound = torch.where(damaged, torch.minimum(bound, _ILL * size), bound)
-    if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype):
-        flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _GONE * size)
-        bound = torch.where(flushed_here, torch.minimum(bound, _GONE * size), bound)
-        known_well |= flushed_here
+    bound, spread, known_well = _bounds(value, exact, (size, spread), unit, floor, dims, single=single, strict=strict)
     flags = (error > bound) & known_well
     if other is not None:
         off = _grouped(torch.where(both, other.double() - exact, 0.0), dims, single)
@@ -333,14 +303,12 @@ def examine(
         flags = error > bound
     if not (unit >= JUDGED_UNIT if digits is None else digits):
         flags = torch.zeros_like(flags)
-    total = float(torch.linalg.vector_norm(size))
-    flagged = int(flags.sum())
-    nan = int(wide.isnan().sum())
-    result = Examination(value.numel(), lost, nan, masked, saturated, flagged, size.numel())
+    total = max(float(torch.linalg.vector_norm(size)), 1e-300)
+    result = replace(_lost(value, wide, exact), flagged=int(flags.sum()), groups=size.numel())
     if not bool(known.all()):
         result = replace(result, exact_nan=int(exact.isnan().sum()), exact_inf=int(exact.isinf().sum()))
-    if not flagged:
-        spans = [float(torch.linalg.vector_norm(n)) / max(total, 1e-300) for n in (error, spread)]
+    if not result.flagged:
+        spans = [float(torch.linalg.vector_norm(n)) / total for n in (error, spread)]
         return replace(result, error=spans[0], spread=spans[1])
     worst = int(torch.where(flags, error / size.clamp_min(1e-300), -1.0).argmax())
     worst_size = max(float(size[worst]), 1e-300)
@@ -356,8 +324,58 @@ def examine(
         error=at_worst[0],
         spread=at_worst[1],
         limit=at_worst[2],
-        impact=wrong / max(total, 1e-300),
+        impact=wrong / total,
         flushed=flushed / max(wrong, 1e-300),
         zeroed=int(gone.sum()),
         emptied=not bool(wide.any()),
     )
+
+
+def _lost(value: torch.Tensor, wide: torch.Tensor, exact: torch.Tensor) -> Examination:
+    """The elements that are not finite, or that a cast to 8 bits cut off, although exact ones are neither."""
+    lost_here = ~wide.isfinite() & exact.isfinite()
+    saturated = 0
+    if value.dtype.itemsize == 1:
+        cut = cut_off(value, exact)
+        lost_here, saturated = lost_here | cut, int(cut.sum())
+    nan = int(wide.isnan().sum())
+    masked = False
+    if lost := int(lost_here.sum()):
+        low = exact[lost_here]
+        masked = not nan and bool((wide[lost_here] == -torch.inf).all()) and bool((low <= -(2.0**14)).all())
+    return Examination(value.numel(), lost, nan, masked, saturated)
+
+
+def _bounds(
+    value: torch.Tensor,
+    exact: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor],
+    unit: float,
+    floor: float,
+    dims: tuple[int, ...],
+    *,
+    single: bool,
+    strict: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By group: its bound, the spread in it, and whether the data determine it. norms: of exact, and of its spread."""
+    size, spread = norms
+    elements = max(1, value.numel() // max(1, size.numel()))
+    known_well = spread <= UNKNOWABLE * size
+    determined = spread <= UNKNOWABLE * size * max(1.0, unit / SIXTEEN)
+    damaged = (known_well & (size.numel() == 1)) | (determined & (_grouped(value.double(), dims, single) == 0))
+    if strict:
+        spread, known_well = torch.where(known_well, spread, 0.0), torch.ones_like(known_well)
+    slack = slack_of(elements)
+    if size.numel() > 1 and not (single or _are_columns(value.shape)):
+        slack, spread = 2 * slack, torch.maximum(spread, _pooled(spread, size) * size)
+    bound = slack * spread + SLACK * floor * unit * size
+    if strict:  # the cause is known: that a sample is small by chance excuses no value of which two bits are gone
+        least = SLACK * (spread + floor * unit * size)
+        bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
+        if _excuses(floor * unit):
+            bound = torch.where(damaged, torch.minimum(bound, _ILL * size), bound)
+    if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype):
+        flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _GONE * size)
+        bound = torch.where(flushed_here, torch.minimum(bound, _GONE * size), bound)
+        known_well = known_well | flushed_here
+    return bound, spread, known_well

@@ -80,17 +80,9 @@ def step_of(
     if scaler and optimizer is None:
         raise UsageError("a GradScaler scales the loss for an optimizer: pass one, or leave scaler out")
     if subject.kind in (Kind.TRAINING, Kind.CALL):
-        if optimizer is not None:
-            raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
-        if config is not None:
-            require_configurable(subject, config)
-        return _own_step(subject)
+        return _own_step(subject, config or StepConfig(), optimizer)
     prepared = prepare(subject, device=device)
-    trains = (learns(prepared) or optimizer is not None) if backward is None else backward
-    if optimizer is not None and not trains:
-        raise UsageError(f"without a backward pass the optimizer of {subject.name} has no gradients: leave it out")
-    if trains and not learns(prepared, training=False):
-        raise UsageError(f"nothing in {subject.name} requires a gradient: leave backward out")
+    trains = _trains(subject, prepared, backward, optimized=optimizer is not None)
     kind = torch.device(device).type
     around: Callable[[], AbstractContextManager[None]] = nullcontext  # under the TF32 settings of the user
     if config is None:
@@ -117,6 +109,16 @@ def step_of(
                     update(loss)
 
     return step
+
+
+def _trains(subject: Subject, prepared: Prepared, backward: bool | None, *, optimized: bool) -> bool:
+    """Whether a step runs backward; see `step_of`."""
+    trains = (learns(prepared) or optimized) if backward is None else backward
+    if optimized and not trains:
+        raise UsageError(f"without a backward pass the optimizer of {subject.name} has no gradients: leave it out")
+    if trains and not learns(prepared, training=False):
+        raise UsageError(f"nothing in {subject.name} requires a gradient: leave backward out")
+    return trains
 
 
 def require_configurable(subject: Subject, config: StepConfig) -> None:
@@ -149,7 +151,10 @@ def repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
     return max(groups, key=lambda group: sum(p.numel() for m in group for p in m.parameters()), default=[])
 
 
-def _own_step(subject: Subject) -> Step:
+def _own_step(subject: Subject, config: StepConfig, optimizer: Optimizer | None) -> Step:
+    if optimizer is not None:
+        raise UsageError(f"{subject.name} runs by itself and has its own optimizer, if any: leave it out")
+    require_configurable(subject, config)
     if subject.kind is Kind.CALL:
         call: Step = subject.model
         return call

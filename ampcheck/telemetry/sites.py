@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
+from typing import TypeGuard
 
 import torch
 from torch import fx
@@ -78,13 +79,9 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
     """
     selected: dict[fx.Node, _Selected] = {}
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
+        if node.op != "call_function" or not _is_measured(value):
             continue
-        if any(isinstance(n, int) and n == 0 for n in value.shape) or _is_of_unknown_size(value):
-            continue  # nothing has no largest element; a check for that at run time would end the user's run
         source = node.args[0] if node.target in CASTS else None
         if isinstance(source, fx.Node) and isinstance(operand := source.meta.get("val"), torch.Tensor):
             if value.dtype.itemsize == 2 and operand.dtype in WIDE:
@@ -99,6 +96,14 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
         if level is Level.ALL or (level is Level.OPS and _leaves_op(node)) or rounds:
             selected[node] = _Selected(node, value.dtype)
     return _sites(graph, selected, phase, sources)
+
+
+def _is_measured(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value of a graph can be measured: nothing has no largest element, and a check for that at run time
+    would end the user's run."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
+        return False
+    return not (any(isinstance(n, int) and n == 0 for n in value.shape) or _is_of_unknown_size(value))
 
 
 def ops_in_16_bits(graph: fx.Graph, phase: str) -> list[Where]:

@@ -8,7 +8,7 @@ once and its statistics are computed beside it (`aside`). Nothing is read from t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
-from ampcheck.telemetry.sites import Level, of_unknown_size, ops_in_16_bits, select_sites, split_source
+from ampcheck.telemetry.sites import Level, Site, of_unknown_size, ops_in_16_bits, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
 from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
@@ -142,10 +142,8 @@ class Telemetry:
         written = written_inputs(lowered.module)
         try:
             sites = select_sites(lean.graph, self.level, lowered.phase, lowered.sources)
-            if sites and beside:
-                layouts = [layout_of(sites)]
-            elif sites:
-                layouts = [append_statistics(lean, sites, full=False), self._append_all(lowered, full)]
+            if sites:
+                layouts = [layout_of(sites)] if beside else self._layouts(lowered, lean, full, sites)
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
             self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
             return lowered.compiled()
@@ -164,16 +162,10 @@ class Telemetry:
                 return lambda inputs: (run(inputs)[-1][order],)
 
             variants = OpByOp(plain, lean, sites, compile, written)
-        else:
-            try:
-                run_lean, strides = lowered.variant(lean)
-            except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
-                self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
-                return plain
-            if strides and lowered.strides() and strides[:-1] != lowered.strides():
-                self._unseen[OTHER_STRIDES] += 1
-                return plain
+        elif (run_lean := self._compiled(lowered, lean)) is not None:
             variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run)
+        else:
+            return plain
         accumulators = GraphAccumulators(tuple(sites.values()), layouts[0], layouts[-1])
         owners = Owners(self._names, lowered.sources)
         graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
@@ -182,6 +174,29 @@ class Telemetry:
             graph.forward = self._forwards.get(lowered.key)
         else:
             self._forwards[lowered.key] = graph
+        return self._measuring(graph)
+
+    def _layouts(
+        self, lowered: LoweredGraph, lean: fx.GraphModule, full: fx.GraphModule, sites: Mapping[fx.Node, Site]
+    ) -> list[Layout]:
+        """Append lean and full statistics, each to a copy of the graph."""
+        return [append_statistics(lean, sites, full=False), self._append_all(lowered, full)]
+
+    def _compiled(self, lowered: LoweredGraph, lean: fx.GraphModule) -> Runnable | None:
+        """The graph with the lean statistics, compiled; None where that fails or changes the layout of an output."""
+        try:
+            run, strides = lowered.variant(lean)
+        except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
+            self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
+            return None
+        if strides and lowered.strides() and strides[:-1] != lowered.strides():
+            self._unseen[OTHER_STRIDES] += 1
+            return None
+        return run
+
+    def _measuring(self, graph: _Graph) -> Runnable:
+        """A graph that measures every n-th call of an owner, while telemetry is on."""
+        variants = graph.variants
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             if not self.on:

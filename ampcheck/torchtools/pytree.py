@@ -87,14 +87,7 @@ def _items(value: object) -> Iterator[tuple[Any, object]]:
     elif isinstance(value, (list, tuple, deque)):
         yield from enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
-        # A field may be hidden by a property that raises: the attributes of the instance count.
-        attributes = getattr(value, "__dict__", {})
-        for field in fields(value):
-            slot = getattr(type(value), field.name, None)
-            if field.name in attributes:
-                yield field.name, attributes[field.name]
-            elif isinstance(slot, MemberDescriptorType) and hasattr(value, field.name):  # a slot that was filled
-                yield field.name, getattr(value, field.name)
+        yield from _fields(value)
     elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (type, torch.nn.Module)):
         yield from vars(value).items()  # a cache, a batch; no module, class, function or distribution
         yield from _filled(value)
@@ -102,6 +95,17 @@ def _items(value: object) -> Iterator[tuple[Any, object]]:
         yield from _told_apart(value)
     elif not callable(value):
         yield from _filled(value)
+
+
+def _fields(value: Any) -> Iterator[tuple[str, object]]:
+    """The fields of a dataclass. One may be hidden by a property that raises: the attributes of the instance count."""
+    attributes = getattr(value, "__dict__", {})
+    for field in fields(value):
+        slot = getattr(type(value), field.name, None)
+        if field.name in attributes:
+            yield field.name, attributes[field.name]
+        elif isinstance(slot, MemberDescriptorType) and hasattr(value, field.name):  # a slot that was filled
+            yield field.name, getattr(value, field.name)
 
 
 def _filled(value: object) -> Iterator[tuple[str, object]]:

@@ -28,6 +28,14 @@ DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.")
 
 _OWNERS = (torch.optim.Optimizer, LRScheduler)
 
+_OF_TORCH: Mapping[type, str] = {
+    torch.Tensor: "tensors",
+    torch.optim.Optimizer: "optimizers",
+    torch.amp.GradScaler: "scalers",
+    LRScheduler: "schedulers",
+}
+"""Where `Reached` keeps the objects of a type."""
+
 _REACHED = 20_000
 """A step that reaches more values than this contains data, or a whole program."""
 
@@ -95,44 +103,52 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
             reached.unseen = True
             break
         seen[id(value)] = value  # kept alive: its id is not reused
-        if isinstance(value, torch.Tensor):
-            reached.tensors[_free(path, reached.tensors)] = value
-        elif isinstance(value, torch.nn.Module):
-            for name, part in value.named_modules():
-                if is_compiled(part):
-                    reached.compiled[_free(".".join(filter(None, (path, name))), reached.compiled)] = part
-            inside = uncompiled(value)
-            reached.modules[_free(path, reached.modules)] = inside
-            seen[id(inside)] = inside
-            later += _in_modules(path, inside)
-        elif isinstance(value, torch.optim.Optimizer):
-            reached.optimizers[_free(path, reached.optimizers)] = value
-            waiting[:0] = _wrapped(path, value)
-        elif isinstance(value, torch.amp.GradScaler):
-            reached.scalers[_free(path, reached.scalers)] = value
-        elif isinstance(value, LRScheduler):
-            reached.schedulers[_free(path, reached.schedulers)] = value
-            waiting[:0] = _wrapped(path, value)
+        if isinstance(value, torch.nn.Module):
+            later += _follow_module(path, value, reached, seen)
+        elif kept := next((name for kind, name in _OF_TORCH.items() if isinstance(value, kind)), ""):
+            known = getattr(reached, kept)
+            known[_free(path, known)] = value
+            waiting[:0] = _wrapped(path, value) if isinstance(value, _OWNERS) else ()
         elif is_random_generator(value) or is_array(value):
             reached.holders.append(value)
         elif isinstance(value, type):
-            if is_users_class(value) and not issubclass(value, Enum):
-                reached.holders.append(value)
-                later += [(f"{path}.{name}", attribute) for name, attribute in plain_attributes(value).items()]
-                later += [(base.__name__, base) for base in value.__mro__[1:]]
+            later += _follow_class(path, value, reached)
         elif is_followed(value) or type(value) in _FOLLOWED:
-            is_function = isinstance(value, types.FunctionType)
-            if is_function and is_compiled(value):
-                reached.compiled[_free(path, reached.compiled)] = value
-            elif is_function:
-                reached.holders.append(value)
-            elif not isinstance(value, CALLABLES):
-                reached.holders.append(value)
-                later.append((type(value).__name__, type(value)))
+            later += _follow_object(path, value, reached)
             waiting += reversed(children(value, path))
         elif isinstance(value, Iterator):
             reached.opaque[_free(path, reached.opaque)] = type(value).__name__
     return later
+
+
+def _follow_module(
+    path: str, module: torch.nn.Module, reached: Reached, seen: dict[int, object]
+) -> Iterator[tuple[str, object]]:
+    for name, part in module.named_modules():
+        if is_compiled(part):
+            reached.compiled[_free(".".join(filter(None, (path, name))), reached.compiled)] = part
+    inside = uncompiled(module)
+    reached.modules[_free(path, reached.modules)] = inside
+    seen[id(inside)] = inside
+    yield from _in_modules(path, inside)
+
+
+def _follow_class(path: str, kind: type, reached: Reached) -> Iterator[tuple[str, object]]:
+    if is_users_class(kind) and not issubclass(kind, Enum):
+        reached.holders.append(kind)
+        yield from ((f"{path}.{name}", attribute) for name, attribute in plain_attributes(kind).items())
+        yield from ((base.__name__, base) for base in kind.__mro__[1:])
+
+
+def _follow_object(path: str, value: object, reached: Reached) -> Iterator[tuple[str, object]]:
+    is_function = isinstance(value, types.FunctionType)
+    if is_function and is_compiled(value):
+        reached.compiled[_free(path, reached.compiled)] = value
+    elif is_function:
+        reached.holders.append(value)
+    elif not isinstance(value, CALLABLES):
+        reached.holders.append(value)
+        yield type(value).__name__, type(value)
 
 
 def _free(path: str, taken: Mapping[str, object]) -> str:

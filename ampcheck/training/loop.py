@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,7 +21,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.private import READ_NUMBER, without_modes
-from ampcheck.torchtools.reachable import own_tensors, reach
+from ampcheck.torchtools.reachable import Reached, own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
 from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import device_of, local, storage_number
@@ -46,6 +46,10 @@ class Role(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+_Owned: TypeAlias = "tuple[Role, str, object]"
+"""What may be a tensor that lives across steps, with its purpose and its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,44 +189,55 @@ class TrainingLoop:
     def residents(self) -> list[Resident]:
         """The tensors that live across steps, each once; optimizer state is created by the first step."""
         reached = reach(self._roots, within=False)  # a step may have replaced the contents of a closure
-        residents: dict[int, Resident] = {}
-
-        def add(role: Role, name: str, tensor: object) -> None:
-            if isinstance(tensor, torch.Tensor):
-                residents.setdefault(id(tensor), Resident(role, name, tensor))
-
         optimizers = reached.optimizers.values()
         stepped = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
-        parameters = list(self.parameters())
-        names = {id(parameter): name for name, parameter in parameters}
-        for name, parameter in parameters:
-            trained = id(parameter) in stepped or (not optimizers and parameter.requires_grad)
-            add(Role.PARAMETER if trained else Role.COPY, name, parameter)
-        for name, parameter in parameters:
-            add(Role.GRADIENT, f"{name}.grad", parameter.grad)
-        for optimizer_path, optimizer in reached.optimizers.items():
-            for owned, state in optimizer.state.items():
-                for name, tensor in _contained(state, names.get(id(owned), "?")):
-                    add(Role.STATE, name, tensor)
-            for key, value in vars(optimizer).items():  # such as a list of master weights
-                for name, tensor in _contained(value, f"{optimizer_path}.{key}") if key not in _OF_OPTIMIZERS else ():
-                    add(Role.STATE, name, tensor)
-        for path, module in reached.modules.items():
-            own = [id(parameter) for parameter in module.parameters()]
-            trained = not own or not stepped or not stepped.isdisjoint(own)
-            for name, buffer in module.named_buffers():
-                add(Role.BUFFER if trained else Role.COPY, self.path(path, name), buffer)
-            for name, attribute in own_tensors(module):
-                add(Role.OTHER, self.path(path, name), attribute)
-        for path, scaler in reached.scalers.items():
-            for key in ("scale", "growth_tracker"):
-                add(Role.SCALER, f"{path}.{key}", getattr(scaler, f"_{key}", None))
+        owned = (
+            *self._weights(stepped, bool(optimizers)),
+            *self._optimizer_state(reached),
+            *self._contents(reached, stepped),
+        )
+        residents: dict[int, Resident] = {}
+        for role, name, tensor in owned:
+            if isinstance(tensor, torch.Tensor):
+                residents.setdefault(id(tensor), Resident(role, name, tensor))
         named = {str(key) for key in self.shape}
         memory = {_memory(resident.tensor) for resident in residents.values()}
         for path, tensor in reached.tensors.items():
             if _memory(tensor) not in memory:  # a state_dict() holds the same tensors once more
-                add(Role.COPY if path.partition(".")[0] in named else Role.OTHER, path, tensor)
+                role = Role.COPY if path.partition(".")[0] in named else Role.OTHER
+                residents.setdefault(id(tensor), Resident(role, path, tensor))
         return list(residents.values())
+
+    def _weights(self, stepped: Collection[int], optimized: bool) -> Iterator[_Owned]:
+        """Parameters and their gradients. stepped: ids of those that an optimizer steps, if the loop is `optimized`."""
+        parameters = list(self.parameters())
+        for name, parameter in parameters:
+            trained = id(parameter) in stepped or (not optimized and parameter.requires_grad)
+            yield Role.PARAMETER if trained else Role.COPY, name, parameter
+        for name, parameter in parameters:
+            yield Role.GRADIENT, f"{name}.grad", parameter.grad
+
+    def _optimizer_state(self, reached: Reached) -> Iterator[_Owned]:
+        names = {id(parameter): name for name, parameter in self.parameters()}
+        for path, optimizer in reached.optimizers.items():
+            held = [(names.get(id(owned), "?"), state) for owned, state in optimizer.state.items()]
+            # An attribute may be a list of master weights.
+            held += [(f"{path}.{key}", value) for key, value in vars(optimizer).items() if key not in _OF_OPTIMIZERS]
+            for prefix, value in held:
+                yield from ((Role.STATE, name, tensor) for name, tensor in _contained(value, prefix))
+
+    def _contents(self, reached: Reached, stepped: set[int]) -> Iterator[_Owned]:
+        """What modules and scalers hold."""
+        for path, module in reached.modules.items():
+            own = [id(parameter) for parameter in module.parameters()]
+            trained = not own or not stepped or not stepped.isdisjoint(own)
+            for name, buffer in module.named_buffers():
+                yield Role.BUFFER if trained else Role.COPY, self.path(path, name), buffer
+            for name, attribute in own_tensors(module):
+                yield Role.OTHER, self.path(path, name), attribute
+        for path, scaler in reached.scalers.items():
+            for key in ("scale", "growth_tracker"):
+                yield Role.SCALER, f"{path}.{key}", getattr(scaler, f"_{key}", None)
 
     def preserved(self) -> AbstractContextManager[Snapshot]:
         """Restore the loop on leaving, also after an exception: model, optimizer, scaler, the rest."""

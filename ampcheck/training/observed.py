@@ -311,14 +311,31 @@ def check_observed(seen: Observed) -> list[Finding]:
         findings.append(COVERAGE.fail(subject, message, hint=hint))
     if not steps:
         return findings
+    findings += _check_learning(seen)
+    if seen.learned and seen.narrow is False and seen.absent:
+        names = ", ".join(seen.absent)
+        text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
+        findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
+    if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:
+        verdict, text, hint = unjudged
+        findings.append(COVERAGE.finding(verdict, subject, f"{steps} steps ran; {text}", hint=hint))
+    if not findings:
+        text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
+        findings.append(COVERAGE.passed(subject, text, steps))
+    return findings
+
+
+def _check_learning(seen: Observed) -> Iterator[Finding]:
+    """That steps ran backward, and that optimizers changed weights by it."""
+    subject, steps = seen.subject, seen.steps
     if not seen.learned:
         text = f"no backward pass ran in {steps} steps: nothing was learned from gradients, and none judged"
         if seen.functional:
             text = f"{FUNCTIONAL} in {steps} steps: they were not judged"
-        findings.append(COVERAGE.warn(subject, text))
+        yield COVERAGE.warn(subject, text)
     elif seen.idle is not None:
         text = f"an optimizer must step weights that have gradients; {steps} steps ran backward, and none had any in it"
-        findings.append(COVERAGE.fail(subject, text, where=seen.idle.where, hint=_ANOTHER))
+        yield COVERAGE.fail(subject, text, where=seen.idle.where, hint=_ANOTHER)
     elif not seen.changed:
         idle = next((event for event in seen.events if event.act is Act.OPTIMIZER_STEP and not event.gradients), None)
         verdict, where, text = Verdict.WARN, Where(), f"{steps} steps ran backward, and "
@@ -332,18 +349,7 @@ def check_observed(seen: Observed) -> list[Finding]:
             if idle is not None:
                 text, hint = f"an optimizer must step the weights that have gradients; {text}", _ANOTHER
                 verdict, where = Verdict.FAIL, idle.where
-        findings.append(COVERAGE.finding(verdict, subject, text, where=where, hint=hint))
-    if seen.learned and seen.narrow is False and seen.absent:
-        names = ", ".join(seen.absent)
-        text = f"backward ran in float32 alone, and {names} is disabled: low precision was not judged"
-        findings.append(COVERAGE.warn(subject, text, hint=_DISABLED))
-    if (unjudged := judge_unfollowed(seen.unfollowed)) is not None:
-        verdict, text, hint = unjudged
-        findings.append(COVERAGE.finding(verdict, subject, f"{steps} steps ran; {text}", hint=hint))
-    if not findings:
-        text = f"{steps} steps ran, with {len(seen.events)} backward passes, steps and other events"
-        findings.append(COVERAGE.passed(subject, text, steps))
-    return findings
+        yield COVERAGE.finding(verdict, subject, text, where=where, hint=hint)
 
 
 def prevented(seen: Observed, loop: TrainingLoop, checks: Iterable[Check]) -> Iterator[Finding]:

@@ -191,18 +191,25 @@ class Recorder:
             self.changed_sites.setdefault(site.key, recompute)
         known = self._forward.get((name, site.key))
         if known is not None and torch.is_grad_enabled():
-            changed = None
-            if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
-                forward_state, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
-                where = known.site.where("backward", name)
-                changed = Recompute(name, forward_state, state, dtypes, running.dtypes, where)
             path = engine_path(sys._getframe(2))
-            again = path.checkpoint or (path.function and (path.module or not path.differentiable))
-            if again:
-                self.counts["recomputed ops"] += 1
-                self.recomputed.update([changed] if changed is not None else [])
+            if again := path.checkpoint or (path.function and (path.module or not path.differentiable)):
+                self._recompute(name, known, running)
             if again or not path.function:
                 return
+        self._in_function(running)
+
+    def _recompute(self, name: str, known: _ForwardOp, running: _Running) -> None:
+        """Count an op of a forward that is computed again, and record other dtypes than it had."""
+        self.counts["recomputed ops"] += 1
+        state = running.state
+        if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
+            before, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
+            where = known.site.where("backward", name)
+            self.recomputed[Recompute(name, before, state, dtypes, running.dtypes, where)] += 1
+
+    def _in_function(self, running: _Running) -> None:
+        """An op in the backward of an autograd Function: whether autocast is as it was in its forward."""
+        state = running.state
         node: Any = backward_node()
         if not isinstance(node, BackwardCFunction):
             return

@@ -123,18 +123,22 @@ def _flag_kind(flag: str) -> str:
     return "grad mode" if flag == "grad_mode" else flag.replace("_", " ")
 
 
+def _tensor_kind(text: str, name: str, what: str, index: str) -> tuple[str, tuple[str, ...]]:
+    """The same of a guard that compares a property of a tensor."""
+    if what == "size":
+        return "shape", ("shape", name, index)
+    if what == "dispatch key set":
+        expected, _, actual = text.partition("actual")
+        kinds = {"Autograd": "inference mode", "Autocast": "autocast"}  # autocast in 2.6
+        kind = next((kind for key, kind in kinds.items() if (key in expected) != (key in actual)), "dispatch keys")
+        return kind, (kind, name)
+    return what, (what, name, index)
+
+
 def _kind(text: str) -> tuple[str, tuple[str, ...]]:
     """The kind of what differs, and its family."""
     if match := _TENSOR.match(text):
-        name, what, index = match[1], match[2], match[3] or ""
-        if what == "size":
-            return "shape", ("shape", name, index)
-        if what == "dispatch key set":
-            expected, _, actual = text.partition("actual")
-            kinds = {"Autograd": "inference mode", "Autocast": "autocast"}  # autocast in 2.6
-            kind = next((kind for key, kind in kinds.items() if (key in expected) != (key in actual)), "dispatch keys")
-            return kind, (kind, name)
-        return what, (what, name, index)
+        return _tensor_kind(text, match[1], match[2], match[3] or "")
     if match := _SIZE.search(text):
         return "shape", ("shape", match[1], match[2])
     if "BACKEND_MATCH" in text:

@@ -249,11 +249,10 @@ class UpdateWatch:
         )
         number = storage_number(before.tensor)
         written: Written | None = lineage.written.get(-1 if number is None else number)
-        if written is not None:
-            updates.where = Where("update", op=written.op, file=written.file, line=written.line)
         moved_memory = storage_number(tensor) != number
-        if moved_memory and (place := self._made_at(tensor)) is not None:
-            updates.where = Where("update", op=place.op, file=place.file, line=place.line)
+        place = self._made_at(tensor) if moved_memory else None
+        if (origin := place or written) is not None:
+            updates.where = Where("update", op=origin.op, file=origin.file, line=origin.line)
         if written is None and not moved_memory:
             if not same_bits(tensor, before.old):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
@@ -275,12 +274,8 @@ class UpdateWatch:
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            true, entered = before.exact + update, self._entered[resident.role, resident.name]
-            names = carriers.of(resident, true, new) or carriers.of(resident, true, new, entered)
-            updates.uncarried += not names
-            if names:
-                updates.candidates.append((missed, names))
-                missed = 0
+            entered = self._entered[resident.role, resident.name]
+            missed = _not_carried(updates, missed, carriers, (resident, before.exact + update, new), entered)
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
         opaque = written is not None and not written.op.startswith("aten::")
@@ -299,6 +294,25 @@ class UpdateWatch:
             added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
             values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
             updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
+
+
+def _not_carried(
+    updates: TensorUpdates,
+    missed: int,
+    carriers: _Carriers,
+    lost: tuple[Resident, torch.Tensor, torch.Tensor],
+    entered: torch.Tensor,
+) -> int:
+    """How many of the updates that are missed no other tensor may hold; those that hold them are noted as candidates.
+
+    lost: the tensor, its true values, and those that it has. entered: its error before its first update.
+    """
+    names = carriers.of(*lost) or carriers.of(*lost, entered)
+    updates.uncarried += not names
+    if not names:
+        return missed
+    updates.candidates.append((missed, names))
+    return 0
 
 
 def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
