@@ -142,11 +142,9 @@ _TRAINING: dict[str, Mechanism] = {
     "sharding-policies": Mechanism(
         "mixed-precision policies of FSDP", {"training.distributed.policies:FollowedPolicies.findings": Gives(())}
     ),
-    "monitored-gradients": Mechanism("gradients of a monitor", {"training.monitor.checks:_nonfinite_gradient": NONE}),
-    "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.checks:_underflow": NONE}),
-    "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:_loss_scale": NONE}),
-    "monitored-updates": Mechanism("updates of a monitor", {"training.monitor.checks:_stagnation": NONE}),
-    "monitored-losses": Mechanism("losses of a monitor", {"training.monitor.checks:_losses": Gives(())}),
+    "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.checks:gradient_stats": NOTHING}),
+    "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:loss_scale_stats": NOTHING}),
+    "monitored-updates": Mechanism("updates of a monitor", {"training.monitor.checks:stagnation_stats": NOTHING}),
 }
 
 _COMPILED: dict[str, Mechanism] = {

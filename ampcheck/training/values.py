@@ -33,22 +33,11 @@ def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
 
 
 def with_measured(followed: list[Finding], measured: Iterable[Finding]) -> list[Finding]:
-    """The findings about a loop whose ops were followed and whose steps were measured, those of one cause once.
-
-    A check is judged by what was followed, unless the measured steps found worse, or know the step and it no place.
-    """
-
-    def places(findings: Iterable[Finding]) -> set[str]:
-        return {f.check for f in findings if f.where.file or f.where.step is not None}
-
-    measured = list(measured)
-    better = {check for check in places(measured) if _worst(followed, check) == _worst(measured, check)}
-    better -= places(followed)
-    if _worst(measured, COVERAGE.slug) < _worst(followed, COVERAGE.slug):
-        better.add(COVERAGE.slug)
-    followed = [f for f in followed if f.check not in better]
-    judged = {f.check for f in followed if f.verdict is not Verdict.SKIP}
-    return together(followed, [f for f in measured if f.check not in judged or f.verdict in _BAD])
+    """The findings about a loop whose ops were followed and whose steps were measured: of each check those of what
+    judges it worse, and of equal verdicts of what was followed."""
+    judged, measured = [f for f in followed if f.verdict is not Verdict.SKIP], list(measured)
+    worse = {f.check for f in measured if _worst(measured, f.check) < _worst(judged, f.check)}
+    return [*(f for f in followed if f.check not in worse), *(f for f in measured if f.check in worse)]
 
 
 def _worst(findings: Iterable[Finding], check: str) -> int:

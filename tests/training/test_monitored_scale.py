@@ -9,7 +9,7 @@ from torch import nn
 import ampcheck
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.monitor.views import window_of
+from ampcheck.training.monitor.checks import loss_scale_stats
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import LossScaleStats, ScalerStep
 
@@ -33,8 +33,12 @@ def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Ver
             path.append(ScalerStep(step, before, not skipped, skipped, scaler.get_scale()))
     stats = seen.stats.training
     (watched,) = (one.verdict for one in seen.run.findings if one.check == "loss-scale")
-    window = window_of(stats, Limits())
-    told = check_loss_scale(LossScaleStats(True, tuple(path), "s", "float16", window), Limits())
+    counted = loss_scale_stats(stats, Limits())
+    assert counted is not None
+    assert [(s.scale, bool(s.skipped), s.new_scale) for s in counted.steps] == [
+        (s.scale, s.skipped, s.new_scale) for s in path
+    ]
+    told = check_loss_scale(LossScaleStats(True, tuple(path), "s", "float16", counted.window), Limits())
     return watched, told[0].verdict
 
 

@@ -17,7 +17,7 @@ from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, is_usable, scale_window
 from ampcheck.training.monitor.checks import check_monitored
-from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats, ScalerHistory
+from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats
 from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import (
     LossScaleStats,
@@ -114,13 +114,13 @@ def test_tables_and_charts_of_an_unusable_scale_are_drawn(scale):
 
 @pytest.mark.parametrize("scale", UNUSABLE)
 def test_a_watch_says_the_same(scale):
-    optimizer = OptimizerStats("optimizer", 4, 4, attempts=4)
-    stats = MonitorStats("loop", 1, (optimizer,), (), ScalerHistory(True, (2.0**15, 2.0**15, scale)))
+    optimizer = OptimizerStats("optimizer", 4, 4, attempts=(0, 1))
+    stats = MonitorStats("loop", 1, (optimizer,), (), True, (2.0**15, 2.0**15, scale))
     (finding,) = [one for one in check_monitored(stats, Limits()) if one.check == "loss-scale"]
     assert finding.verdict is Verdict.FAIL
-    assert "after 2 updates" in finding.message
+    assert "from step 2 on, after 2^15 in step 0" in finding.message
     assert finding.where.step == 2
-    usable = replace(stats, scaler=ScalerHistory(True, (2.0**15, 2.0**15)))
+    usable = replace(stats, scales=(2.0**15, 2.0**15))
     assert not [f for f in check_monitored(usable, Limits()) if f.check == "loss-scale" and f.verdict is Verdict.FAIL]
 
 

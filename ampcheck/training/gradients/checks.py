@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ampcheck.catalog.causes import RETURNED
@@ -36,7 +36,9 @@ class FiniteStats:
     """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
     the start and after the last step. weights: how many parameters were looked at. place: the op in which step
     `overflowed` first makes an infinity or a NaN; None where that is not known. undefined: the step in which
-    float64 makes one there as well.
+    float64 makes one there as well. steps: after how many the weights were looked at. since: the first with a gradient
+    that ruined a weight; applied: the first with an infinite or NaN gradient by parameter that stayed finite. counted:
+    in which steps, "" for all.
     """
 
     subject: str
@@ -46,6 +48,10 @@ class FiniteStats:
     weights: int = 0
     place: Where | None = None
     undefined: int | None = None
+    steps: int = 0
+    since: int | None = None
+    applied: Mapping[str, int] = field(default_factory=dict)
+    counted: str = ""
 
     @property
     def trailing(self) -> int:
@@ -54,9 +60,12 @@ class FiniteStats:
 
     @property
     def overflowed(self) -> int | None:
-        """The first step from which on no loss is finite; None where that is a passing overflow or there is none."""
-        lost = self.trailing
-        return len(self.losses) - lost if lost and (lost >= LAST or lost == len(self.losses)) else None
+        """The first step from which on no loss is finite; None where that is a passing overflow or there is none.
+
+        One that ruins a weight does not pass.
+        """
+        lost, ruined = self.trailing, bool(self.after and not self.before)
+        return len(self.losses) - lost if lost and (lost >= LAST or lost == len(self.losses) or ruined) else None
 
 
 def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
@@ -69,29 +78,47 @@ def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[st
     """The losses and weights of a loop that ran; before: the parameters that were not finite at the start."""
     weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
     after = nonfinite_parameters(loop)
-    return FiniteStats(loop.name, tuple(losses), before, after, weights)
+    return FiniteStats(loop.name, tuple(losses), before, after, weights, steps=len(losses))
 
 
 def check_finite(stats: FiniteStats) -> list[Finding]:
     """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside; where no
     precision mends it, `nonfinite-reference`."""
-    findings: list[Finding] = []
+    return [*_weights(stats), *_losses(stats)]
+
+
+def _weights(stats: FiniteStats) -> Iterator[Finding]:
+    rests = f" ({stats.counted})" if stats.counted else ""
     if names := stats.after:
-        when = (
-            f"{', '.join(stats.before[:_LISTED])} before the first step"
-            if stats.before
-            else f"they became so within {len(stats.losses)} steps"
-        )
-        message = f"weights must stay finite; {listed(names, _LISTED)} have infinite or NaN elements: {when}"
+        when = f"they became so within {stats.steps} steps" if stats.since is None else f"since step {stats.since}"
+        if stats.before:
+            when = f"{', '.join(stats.before[:_LISTED])} before the first step"
+        message = f"weights must stay finite; {listed(names, _LISTED)} have infinite or NaN elements: {when}{rests}"
         hint = (
             "start from finite weights: nothing can be learned from these"
             if stats.before
             else "a gradient was infinite or NaN, or the update divided by zero (an eps of 1e-8 is zero in float16): "
             "step through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
-        where = Where("update", names[0].rpartition(".")[0])
+        where = Where("update", names[0].rpartition(".")[0], step=stats.since)
         shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint)
-        findings.append(NONFINITE_GRADIENT.fail(stats.subject, message, **shown))
+        yield NONFINITE_GRADIENT.fail(stats.subject, message, **shown)
+    elif stats.applied:
+        name, step = min(stats.applied.items(), key=lambda item: item[1])
+        message = (
+            f"a step must be made with finite gradients; those of {listed(stats.applied, _LISTED)} were infinite or "
+            f"NaN, first in step {step}, and the optimizer was stepped; the weights stayed finite{rests}"
+        )
+        hint = "leave such a step out (torch.amp.GradScaler does), or mend what overflows in forward"
+        where = Where("backward", name.rpartition(".")[0], step=step)
+        shown = Evidence(where=where, observed=len(stats.applied), limit=0.0, unit="tensors", hint=hint)
+        yield NONFINITE_GRADIENT.warn(stats.subject, message, **shown)
+    elif stats.steps:
+        text = f"all weights are finite after {stats.steps:,} steps{rests}"
+        yield NONFINITE_GRADIENT.passed(stats.subject, text, stats.weights)
+
+
+def _losses(stats: FiniteStats) -> Iterator[Finding]:
     lost, first, place = stats.trailing, stats.overflowed, stats.place
     if first is not None:
         message = (
@@ -105,14 +132,11 @@ def check_finite(stats: FiniteStats) -> list[Finding]:
         where = replace(place or Where("forward"), step=first if stats.undefined is None else stats.undefined)
         shown = Evidence(where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
         check = OVERFLOW if stats.undefined is None else NONFINITE_REFERENCE
-        findings.append(check.fail(stats.subject, message, **shown))
-    if stats.losses and not lost:
-        text = f"the last of {len(stats.losses)} losses is finite"
-        findings.append(OVERFLOW.passed(stats.subject, text, len(stats.losses)))
-    if stats.losses and not stats.after:
-        text = f"all weights are finite after {len(stats.losses)} steps"
-        findings.append(NONFINITE_GRADIENT.passed(stats.subject, text, stats.weights))
-    return findings
+        yield check.fail(stats.subject, message, **shown)
+    elif stats.losses and not lost:
+        bad = sum(not math.isfinite(loss) for loss in stats.losses)
+        text = f"the last of {len(stats.losses)} losses is finite" + (f", after {bad} that were not" if bad else "")
+        yield OVERFLOW.passed(stats.subject, text, len(stats.losses))
 
 
 def _first_op(place: Where | None) -> str:
@@ -165,7 +189,8 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     """`gradient-underflow`: what is nonzero in float64 stays nonzero, in every parameter.
 
     Fails for a parameter that loses more than `limits.underflow` of its elements, and where the gradients of all
-    parameters together are off by more than that of their norm and a larger loss scale cures it.
+    parameters together are off by more than that of their norm and a larger loss scale cures it. Warns of gradients
+    that were only counted: what was flushed looks like what is zero.
     """
     if stats.skipped:
         return [GRADIENT_UNDERFLOW.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
@@ -186,14 +211,18 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     weights = [loss for loss in known if loss.share > limits.underflow]
     damage = damage_text(stats, limits)
     if weights:
-        worst = max(weights, key=lambda loss: loss.lost)
-        others = listed((f"{loss.name} {loss.lost:.1%}" for loss in weights[1:]), _LISTED - 1)
+        worst, *rest = sorted(weights, key=lambda loss: -loss.lost)
+        others = listed((f"{loss.name} {loss.lost:.1%}" for loss in rest), _LISTED - 1)
         more = f"; also {others}" if others else ""
+        evidence = _evidence(stats, worst, worst.lost, limits)
+        if stats.counted:
+            message = f"gradients must not vanish; of that of {worst.name} {worst.lost:.1%} is zero{worst.marks}{more}"
+            return [GRADIENT_UNDERFLOW.warn(stats.subject, f"{message} ({stats.counted})", **evidence)]
         message = (
             f"what is nonzero in float64 must not become zero; {worst.lost:.1%} of the gradient of {worst.name} did "
             f"({worst.zero:,} of {worst.known:,} elements, {worst.subnormal:,} more are subnormal) {at}{more}"
         )
-        return [GRADIENT_UNDERFLOW.fail(stats.subject, message, **_evidence(stats, worst, worst.lost, limits))]
+        return [GRADIENT_UNDERFLOW.fail(stats.subject, message, **evidence)]
     if damage and stats.underflow is not None:
         message = f"what is nonzero in float64 must not vanish on the way to a parameter{damage}"
         evidence = _evidence(stats, None, stats.underflow.error, limits)
@@ -202,6 +231,8 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     worst = max(finite, key=lambda loss: loss.share)
     text = f"of {counted(len(finite), 'gradients')} none lost more than {worst.share:.2%} of its elements {at}"
     text += f" in step {stats.step}"
+    if stats.counted:
+        text = f"of {counted(len(finite), 'gradients')} none shows the marks of flushing ({stats.counted})"
     if stats.later:
         text += f"; parameters were looked at up to step {stats.later[-1].step}"
     evidence = _evidence(stats, worst, worst.share, limits)
@@ -287,15 +318,13 @@ def damage_text(stats: GradientStats, limits: Limits) -> str:
 
 
 def _evidence(stats: GradientStats, worst: GradientLoss | None, observed: float, limits: Limits) -> Evidence:
-    where = Where("backward", worst.name.rpartition(".")[0] if worst else "", step=stats.step)
-    return Evidence(where=where, observed=observed, limit=limits.underflow, hint=larger_scale_hint(stats.scale))
-
-
-def larger_scale_hint(scale: float) -> str:
-    """How to keep gradients from vanishing at a loss scale; 1 stands for none."""
-    if scale == 1.0:
-        return "scale the loss (torch.amp.GradScaler), or use bfloat16; `loss-scale` reports which scales serve"
-    return "see `loss-scale` for the scales that serve; if none does, keep this module in float32 or bfloat16"
+    where = replace(worst.where, module=worst.name.rpartition(".")[0]) if worst else Where("backward")
+    hint = "see `loss-scale` for the scales that serve; if none does, keep this module in float32 or bfloat16"
+    if stats.scale == 1.0:
+        hint = "scale the loss (torch.amp.GradScaler), or use bfloat16; `loss-scale` reports which scales serve"
+    if stats.counted:
+        hint = f"{hint}; ampcheck.audit compares with a float64 backward"
+    return Evidence(where=replace(where, step=stats.step), observed=observed, limit=limits.underflow, hint=hint)
 
 
 def gradient_table(stats: GradientStats) -> Table | None:

@@ -39,7 +39,8 @@ _CURED = 4.0
 
 @dataclass(slots=True)
 class GradientLoss:
-    """One gradient compared with exact, all its passes in the step together. Counts are of elements.
+    """One gradient compared with exact, all its passes in the step together; or of all counted steps, with what shows
+    that zeros were flushed in `marks`, without any of which none counts as such. Counts are of elements.
 
     dtype: in which the gradient came; made_in: the same, or float16 where a float32 gradient of autocast's holds
     nothing but values of float16. known: nonzero in exact, and determined by the data; of these zero: zero here, and
@@ -61,6 +62,8 @@ class GradientLoss:
     squares: float = 0.0
     off_squares: float = 0.0
     flushed_squares: float = 0.0
+    marks: str = ""
+    where: Where = field(default_factory=lambda: Where("backward"))
 
     def add(
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
@@ -103,7 +106,7 @@ class GradientLoss:
 
         Of few, one that is nearly zero may become zero by cancellation alone.
         """
-        return self.lost if self.known >= FEW else min(self.lost, self.norm)
+        return self.lost if self.known >= FEW or self.marks else min(self.lost, self.norm)
 
     @property
     def faint(self) -> float:
@@ -133,11 +136,12 @@ class GradientStats:
     float16, by name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow:
     what another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up
     to this one. later: those of the last two steps after it in which every optimizer was stepped. skipped: why the loop
-    leaves nothing to judge; hint: what to change about that.
+    leaves nothing to judge; hint: what to change about that. counted: in which steps gradients were counted that were
+    not compared with exact, "" where they were; `step` is None then.
     """
 
     subject: str
-    step: int
+    step: int | None
     format: str = ""
     scale: float = 1.0
     gradients: tuple[GradientLoss, ...] = ()
@@ -150,6 +154,7 @@ class GradientStats:
     later: tuple[GradientStats, ...] = ()
     skipped: str = ""
     hint: str = ""
+    counted: str = ""
 
     @property
     def lost(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.health import PendingHealth, Unmeasured, measure_health, read_all
+from ampcheck.health import PendingHealth, Unmeasured, measure_health
 from ampcheck.health.plan import Plan
 from ampcheck.shadow.memory import dtype_name
 from ampcheck.stream.calls import method_of, steps_of
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of, local
-from ampcheck.training.loop import inner_optimizer, parameters_of
+from ampcheck.training.loop import inner_optimizer
 from ampcheck.training.monitor.calls import CallRecord
 from ampcheck.training.monitor.sums import (
     GradientSum,
@@ -26,14 +27,13 @@ from ampcheck.training.monitor.sums import (
     MonitorStats,
     OptimizerStats,
     ParameterStats,
-    ScalerHistory,
     Series,
 )
 from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest
+from ampcheck.training.protocol.optimizer_gradients import gradients_of
 
 _CULPRITS = 16
-"""Skipped steps of an optimizer whose gradients are measured: later ones give the same names."""
-
+"""Skipped steps of an optimizer whose gradients are looked at: later ones give the same names."""
 
 Follower = Callable[[int, float | None], None]
 """Called with the number of a measured step, skipped ones counted, and the loss scale, None without a scaler."""
@@ -41,7 +41,8 @@ Follower = Callable[[int, float | None], None]
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of one optimizer. stepped: whether it was stepped in the current `scaler.step`."""
+    """The steps of one optimizer. stepped: whether it was stepped in the current `scaler.step`. attempts, nonfinite: as
+    of `OptimizerStats`."""
 
     name: str
     optimizer: torch.optim.Optimizer
@@ -52,23 +53,27 @@ class _Steps:
     guarded: bool = False
     rates: Series = field(default_factory=Series)
     skips: Series = field(default_factory=Series)
-    culprits: list[tuple[list[int], list[PendingHealth | Unmeasured]]] = field(default_factory=list)
+    attempts: array[int] = field(default_factory=lambda: array("q"))
+    nonfinite: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def stats(self) -> OptimizerStats:
-        """The record. Waits for the device."""
-        skips = self.skips.read()
-        skipped = tuple(number for number, found_inf in enumerate(skips) if found_inf)
-        taken = self.taken - (len(skipped) if self.guarded else 0)
-        nearest = rounds_to_nearest(self.optimizer)
-        counts = len(skips), skipped, self.guarded
-        return OptimizerStats(self.name, taken, self.measured, self.rates.read(), *counts, nearest=nearest)
+    def stats(self, bad: Mapping[str, int]) -> OptimizerStats:
+        """The record. Waits for the device. bad: in how many measured steps a gradient was not finite, by parameter."""
+        skipped = tuple(number for number, found_inf in enumerate(self.skips.read()) if found_inf)
+        taken, nonfinite = self.taken, self.nonfinite
+        if self.guarded:  # the device alone knew of each step that it was skipped
+            taken -= len(skipped)
+            nonfinite = {n: tuple(p for p, count in bad.items() if i < count) for i, n in enumerate(skipped)}
+        nearest, attempts = rounds_to_nearest(self.optimizer), tuple(self.attempts)
+        counts = taken, self.measured, self.rates.read()
+        return OptimizerStats(self.name, *counts, attempts, skipped, nonfinite, self.guarded, nearest)
 
 
 class TrainingMonitor:
     """Records what optimizers do inside `watching`, each N-th step of an optimizer measured, the first among them.
 
     names: of parameters, by their `id`. scaler: whose scale is recorded, in every step. The loop computes the same bits
-    as without, and nothing is read from a device before `read`, but for the first steps, whose calls are recorded.
+    as without, and nothing is read from a device before `read`, but for the first steps, whose calls are recorded, and
+    those for which the scaler itself waited since it skipped them.
     """
 
     def __init__(
@@ -119,15 +124,13 @@ class TrainingMonitor:
         self._compare()
         self._alive.clear()
         self._keys.clear()
-        self._updates.forget()
 
     def _compare(self) -> None:
-        """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
+        """Compare parameters with the optimizers' state, while they are referenced."""
         with _apart():
-            still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
             for key, (steps, tensor) in self._alive.items():
                 compensated = is_compensated(steps.optimizer, tensor)
-                self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
+                self._parameters[key] = replace(self._parameters[key], compensated=compensated)
 
     def _key(self, steps: _Steps, tensor: torch.Tensor) -> int:
         key = self._keys.get(id(tensor))
@@ -233,16 +236,20 @@ class TrainingMonitor:
         steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
             return
+        if not len(self._scales):
+            self._note_scale()
         steps.stepped = False
+        steps.attempts.append(len(self._scales) - 1)
         before = len(steps.skips)
         yield
         if len(steps.skips) == before:  # an optimizer that does not skip by itself
             steps.skips.append(0.0 if steps.stepped else 1.0)
         if not steps.stepped:
-            if len(steps.culprits) < _CULPRITS:
-                grads = {self._key(steps, p): p.grad for p in parameters_of(steps.optimizer) if p.grad is not None}
+            if len(steps.nonfinite) < _CULPRITS:
                 with _apart():
-                    steps.culprits.append((list(grads), [measure_health(grad) for grad in grads.values()]))
+                    bad = (p for p, grad in gradients_of(steps.optimizer) if not bool(grad.isfinite().all()))
+                    names = tuple(self._parameters[self._key(steps, parameter)].name for parameter in bad)
+                steps.nonfinite[len(steps.attempts) - 1] = names
             self._ended(steps)
 
     def _scaler_update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
@@ -266,35 +273,23 @@ class TrainingMonitor:
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
         updates = self._updates.read()
         self._compare()
+        bad: dict[str, dict[str, int]] = {steps.name: {} for steps in self._steps}
+        for key, gradient in gradients.items():
+            bad[self._parameters[key].optimizer][self._parameters[key].name] = gradient.bad
         return MonitorStats(
             subject,
             self.every,
-            tuple(steps.stats() for steps in self._steps),
+            tuple(steps.stats(bad[steps.name]) for steps in self._steps),
             tuple(
                 replace(parameter, gradient=gradients.get(key), update=updates.get(key))
                 for key, parameter in enumerate(self._parameters)
             ),
-            self._scaler_history(gradients),
+            None if self.scaler is None else bool(self.scaler.is_enabled()),
+            self._scales.read(),
             self._losses.read(),
             unseen=dict(self._unseen),
             calls=None if self._calls is None else self._calls.read(subject),
         )
-
-    def _scaler_history(self, gradients: Mapping[int, GradientSum]) -> ScalerHistory | None:
-        if self.scaler is None:
-            return None
-        if not self.scaler.is_enabled():
-            return ScalerHistory(enabled=False)
-        culprits: Counter[str] = Counter()
-        for steps in self._steps:
-            for keys, pending in steps.culprits:
-                for key, health in zip(keys, read_all(pending), strict=True):
-                    culprits[self._parameters[key].name] += not isinstance(health, Unmeasured) and health.nonfinite > 0
-            if steps.guarded:
-                for key, gradient in gradients.items():
-                    culprits[self._parameters[key].name] += gradient.bad
-        named = {name: count for name, count in culprits.most_common() if count}
-        return ScalerHistory(True, self._scales.read(), int(self.scaler.get_growth_interval()), named)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import Plan
 from ampcheck.torchtools.storage import device_of
 from ampcheck.training.protocol.events import ProtocolStats
+from ampcheck.training.scale.stats import ScalerStats, ScalerStep
 
 _FINITE, _AMAX = 2, 4
 """Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
@@ -107,9 +108,8 @@ class UpdateSum:
 class ParameterStats:
     """One parameter that an optimizer steps, summed over the measured steps.
 
-    gradient, update: None where none was measured. still: for parameters of fewer bits than float32, the share of the
-    updated elements that in the end are what they were at the first measured step. compensated: whether the optimizer
-    keeps what rounding drops. vector: it has one dimension, as biases and norm weights have.
+    gradient, update: None where none was measured. compensated: whether the optimizer keeps what rounding drops.
+    vector: it has one dimension, as biases and norm weights have.
     """
 
     name: str
@@ -118,7 +118,6 @@ class ParameterStats:
     numel: int
     gradient: GradientSum | None = None
     update: UpdateSum | None = None
-    still: float | None = None
     compensated: bool = False
     vector: bool = False
 
@@ -127,51 +126,38 @@ class ParameterStats:
 class OptimizerStats:
     """One optimizer. steps: how many it made; measured: how many of them were measured; rates: the learning rate then.
 
-    attempts: calls of `scaler.step`; skipped: the numbers of those without an optimizer step, from 0. guarded: whether
-    the optimizer skips by itself (`fused=True`), so that a gradient may be infinite in a step. nearest: whether it is
-    known to round updates to the nearest number.
+    attempts: of each call of `scaler.step`, how often the scaler had been updated; skipped: the numbers of those
+    without an optimizer step, from 0; nonfinite: the parameters whose gradients were not finite in the first of these.
+    guarded: whether the optimizer skips by itself (`fused=True`), so that a gradient may be infinite in a step.
+    nearest: whether it is known to round updates to the nearest number.
     """
 
     name: str
     steps: int
     measured: int
     rates: tuple[float, ...] = ()
-    attempts: int = 0
+    attempts: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
+    nonfinite: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     guarded: bool = False
     nearest: bool = False
-
-    @property
-    def skipped_last(self) -> int:
-        """How many attempts at the end were skipped one after the other."""
-        skipped = set(self.skipped)
-        return sum(1 for _ in takewhile(skipped.__contains__, reversed(range(self.attempts))))
-
-
-@dataclass(frozen=True, slots=True)
-class ScalerHistory:
-    """The loss scale over time: `scales[0]` before the first update, then the one after each.
-
-    culprits: parameters with a gradient that was not finite, by the number of skipped steps in which it was not; only
-    the first skipped steps are counted.
-    """
-
-    enabled: bool
-    scales: tuple[float, ...] = ()
-    growth_interval: int = 2000
-    culprits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorStats:
-    """The record of training. losses: those that the loop passed to `step`. unseen: what could not be measured, and how
-    often. calls: of the first steps, None for a scaler whose calls cannot be recorded."""
+    """The record of training.
+
+    enabled: whether the scaler is, None without one. scales: the loss scale before the first step, then the one after
+    each update. losses: those that the loop passed to `step`. unseen: what could not be measured, and how often. calls:
+    of the first steps, None for a scaler whose calls cannot be recorded.
+    """
 
     subject: str
     every: int
     optimizers: tuple[OptimizerStats, ...]
     parameters: tuple[ParameterStats, ...]
-    scaler: ScalerHistory | None = None
+    enabled: bool | None = None
+    scales: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     unseen: Mapping[str, int] = field(default_factory=dict)
     calls: ProtocolStats | None = None
@@ -189,7 +175,7 @@ class MonitorStats:
     @property
     def attempts(self) -> int:
         """Calls of `scaler.step`."""
-        return sum(optimizer.attempts for optimizer in self.optimizers)
+        return sum(len(optimizer.attempts) for optimizer in self.optimizers)
 
     @property
     def skipped(self) -> int:
@@ -202,9 +188,28 @@ class MonitorStats:
         return [(param, gradient) for param in self.parameters if (gradient := param.gradient) is not None]
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether a scaler is in use."""
-        return self.scaler is not None and self.scaler.enabled
+    def counted(self) -> str:
+        """What the findings rest on."""
+        return f"counted in {self.measured:,} of {self.steps:,} steps, without float64 beside them"
+
+    @property
+    def scaler(self) -> ScalerStats | None:
+        """The steps of the scaler; None without one."""
+        if self.enabled is None:
+            return None
+        taken, skipped = Counter[int](), Counter[int]()
+        names: dict[int, dict[str, None]] = {}
+        for optimizer in self.optimizers:
+            left_out = set(optimizer.skipped)
+            for number, update in enumerate(optimizer.attempts):
+                (skipped if number in left_out else taken)[update] += 1
+                names.setdefault(update, {}).update(dict.fromkeys(optimizer.nonfinite.get(number, ())))
+        steps = (
+            ScalerStep(update, scale, taken[update], skipped[update], new_scale, tuple(names.get(update, ())))
+            for update, (scale, new_scale) in enumerate(zip_longest(self.scales, self.scales[1:]))
+            if new_scale is not None or update in names
+        )
+        return ScalerStats(self.enabled, tuple(steps))
 
     @property
     def coverage(self) -> Coverage:
@@ -218,8 +223,8 @@ class MonitorStats:
             "gradients": sum(gradient.calls for _, gradient in self.gradients),
             "updates": sum(param.update.calls for param in self.parameters if param.update),
         }
-        if self.scaler is not None and self.scaler.enabled:
-            seen["loss scales"] = len(self.scaler.scales)
+        if self.enabled:
+            seen["loss scales"] = len(self.scales)
         if self.calls is not None:
             seen["events"] = len(self.calls.events)
         return Coverage(seen, unseen)

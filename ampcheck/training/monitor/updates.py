@@ -47,7 +47,8 @@ def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
     momentum is larger where weights are small.
     """
     state = optimizer.state.get(parameter, {})
-    if parameter.dtype.itemsize >= 4 or not parameter.dtype.is_floating_point or not isinstance(state, dict):
+    narrow = parameter.dtype.is_floating_point and parameter.dtype.itemsize < _WIDE
+    if not narrow or rounds_to_nearest(optimizer) or not isinstance(state, dict):
         return False
     plain = local(parameter)
     for name, value in state.items():
@@ -56,11 +57,11 @@ def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
         tensor = local(value)
         if tensor.shape != plain.shape or not tensor.numel() or tensor.layout is not torch.strided:
             continue
-        if tensor.dtype.itemsize >= 4:
+        if tensor.dtype.itemsize >= _WIDE:
             if bool((tensor.to(plain.dtype) == plain).float().mean() > 0.9):
                 return True
             continue
-        if name in _MOMENTS or rounds_to_nearest(optimizer):
+        if name in _MOMENTS:
             continue
         if bool((tensor != 0).any() & (tensor.abs() <= spacing(plain.double(), format_of(plain.dtype))).all()):
             return True
@@ -136,7 +137,6 @@ class Updates:
     def __init__(self, unseen: Counter[str]) -> None:
         self._unseen = unseen
         self._sums: dict[torch.device, _Sums] = {}
-        self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the values, and which elements were due since
 
     def add(self, entries: Sequence[Entry]) -> None:
         """The updates of one step, after it."""
@@ -160,18 +160,6 @@ class Updates:
             norms = _norms([(before, after) for _, before, after in changed])
             self._sums[device].add(tuple(entry.key for entry, _, _ in changed), norms, counts)
 
-    def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
-        """The share of the updated elements that are what they were at the first measured step. Waits for them."""
-        shares = {}
-        for key, (first, moved) in self._first.items():
-            now = local(parameters[key])
-            if now.shape == first.shape:
-                pieces = [_counts(*piece) for piece in _pieces(moved, first, now)]
-                due, still = torch.stack(pieces).sum(0).tolist()
-                if due:
-                    shares[key] = still / due
-        return shares
-
     def read(self) -> dict[int, UpdateSum]:
         """The sums by key. Waits for the device."""
         sums = {}
@@ -182,10 +170,6 @@ class Updates:
                     sums[key] = UpdateSum(int(calls), update**0.5, weight**0.5, *counts)
         return sums
 
-    def forget(self) -> None:
-        """Drop all copies."""
-        self._first.clear()
-
     def _unchanged(self, entry: Entry, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         """[4]: elements with a nonzero gradient, how many of them kept their value, and `expected_moves`."""
         assert entry.gradient is not None
@@ -193,14 +177,13 @@ class Updates:
         if gradient.layout is not torch.strided:
             self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
             return torch.zeros(_COUNTS, dtype=torch.float64, device=device_of(after))
-        if entry.key not in self._first:
-            self._first[entry.key] = before, torch.zeros_like(before, dtype=torch.bool)
         counts = []
-        for moved, slope, old, new in _pieces(self._first[entry.key][1], gradient, before, after):
+        for slope, old, new in _pieces(gradient, before, after):
             due = slope != 0
             due &= entry.alive
-            moved |= due
-            counts.append(_counts(due, old, new))
+            same = old == new
+            same &= due  # a sum would take eight bytes for each element
+            counts.append(torch.stack((due.count_nonzero(), same.count_nonzero())))
         counted = torch.stack(counts).sum(0).double()
         if entry.group is None or entry.state is None:
             return torch.cat((counted, counted.new_zeros(2)))
@@ -241,13 +224,6 @@ class _Sums:
         row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned), -1).sum(0)
         index = self._rows.index(self._keys)
         self._rows.values[index, :_NORMS] += row
-
-
-def _counts(due: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """[2]: how many are due, and how many of them kept their value. A sum would take eight bytes for each element."""
-    same = old == new
-    same &= due
-    return torch.stack((due.count_nonzero(), same.count_nonzero()))
 
 
 def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

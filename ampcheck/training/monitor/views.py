@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
 from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import FORMATS
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
 from ampcheck.training.gradients.checks import loss_chart
-from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, scale_window
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
+from ampcheck.training.scale.stats import LossScaleStats, loss_scale_chart
 
 _ROWS = 40
-_POINTS = 400
 
 
-def window_of(stats: MonitorStats, limits: Limits) -> ScaleWindow | None:
-    """The loss scales that suit the measured gradients; None without a scaler or a nonzero gradient.
-
-    Gradients that were zero already do not count for its lower end, nor do those of activations.
-    """
-    if not stats.is_scaled:
-        return None
-    histograms = {}
-    for param, gradient in stats.gradients:
-        health = gradient.health
-        if health.nonzero and health.histogram is not None:
-            # Health counts 2**e <= |g| < 2**(e + 1), a window 2**(b - 1) < |g| <= 2**b: they part at powers of two.
-            counts = {exponent + 1: count for exponent, count in health.histogram}
-            histograms[param.name] = GradientHistogram(counts, health.amax, health.nonfinite)
-    return scale_window(histograms, share=limits.underflow) if histograms else None
-
-
-def monitor_tables(stats: MonitorStats, limits: Limits) -> tuple[Table, ...]:
+def monitor_tables(stats: MonitorStats) -> tuple[Table, ...]:
     """The gradients and updates by parameter, the worst first, and the optimizers with their scaler."""
-    return tuple(table for table in (_parameters(stats), _optimizers(stats, limits)) if table.rows)
+    return tuple(table for table in (_parameters(stats), _optimizers(stats)) if table.rows)
 
 
-def monitor_charts(stats: MonitorStats, limits: Limits) -> tuple[Chart, ...]:
+def monitor_charts(stats: MonitorStats, scale: LossScaleStats | None) -> tuple[Chart, ...]:
     """The loss scale over its updates, the losses, and the ranges of the gradients."""
-    return (*_scale(stats, limits), *loss_chart(stats.subject, stats.losses), *_ranges(stats))
+    chart = loss_scale_chart(scale) if scale is not None else None
+    return (*([chart] if chart else []), *loss_chart(stats.subject, stats.losses), *_ranges(stats))
 
 
 class StepValues:
@@ -97,7 +79,7 @@ def _parameters(stats: MonitorStats) -> Table:
     note = f"every {stats.every}; gradients unscaled; {shares}holds as such at the loss scale"
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
-    rows = tuple(_row(param, stats.is_scaled) for param in ordered[:_ROWS])
+    rows = tuple(_row(param, bool(stats.enabled)) for param in ordered[:_ROWS])
     return Table(f"Gradients and updates: {stats.subject}", columns, rows, str(GRADIENT_UNDERFLOW), note)
 
 
@@ -123,51 +105,12 @@ def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
     )
 
 
-def _optimizers(stats: MonitorStats, limits: Limits) -> Table:
-    columns = (
-        *("optimizer", "steps", "measured", "skipped"),
-        *("scale at first", "smallest", "largest", "at last", "window"),
-    )
-    scales: Sequence[float] = stats.scaler.scales if stats.scaler else ()
+def _optimizers(stats: MonitorStats) -> Table:
+    columns = "optimizer", "steps", "measured", "skipped", "scale at first", "smallest", "largest", "at last"
+    scales = stats.scales
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
-    window = window_of(stats, limits)
-    text, note = "", ""
-    if window is not None:
-        text = "none" if window.empty else f"{window.low:g} to {window.high:g}"
-        note = (
-            f"window: the loss scales at which at most {limits.underflow:.0%} of the gradient of any parameter would "
-            "become zero in float16 and nothing overflow; of what was not zero already, and of parameters only"
-        )
-    rows = tuple(
-        (o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends, text) for o in stats.optimizers
-    )
-    return Table(f"Optimizer steps: {stats.subject}", columns, rows, str(LOSS_SCALE), note)
-
-
-def _scale(stats: MonitorStats, limits: Limits) -> Iterator[Chart]:
-    scales = stats.scaler.scales if stats.scaler else ()
-    if len(scales) < 2:
-        return
-    corners = [
-        i for i in range(len(scales)) if i in (0, len(scales) - 1) or not scales[i - 1] == scales[i] == scales[i + 1]
-    ]
-    shown = corners[: _POINTS // 2] + corners[-(_POINTS // 2) :] if len(corners) > _POINTS else corners
-    levels = tuple(math.log2(scales[i]) if 0 < scales[i] < math.inf else 0.0 for i in shown)
-    window = window_of(stats, limits)
-    note = f"{stats.skipped:,} of {stats.attempts:,} steps skipped"
-    if window is not None and not window.empty:
-        note += f"; the window is 2**{window.needed} to 2**{window.allowed}"
-    if shown != corners:
-        note += f"; {len(corners) - len(shown)} of {len(corners)} turns in the middle are left out"
-    yield Chart(
-        "line",
-        f"Loss scale: {stats.subject}",
-        "updates of the scaler",
-        "loss scale, as a power of two",
-        (Series("loss scale", tuple(map(float, shown)), levels),),
-        check=str(LOSS_SCALE),
-        note=note,
-    )
+    rows = tuple((o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends) for o in stats.optimizers)
+    return Table(f"Optimizer steps: {stats.subject}", columns, rows, str(LOSS_SCALE))
 
 
 def _ranges(stats: MonitorStats) -> Iterator[Chart]:
@@ -180,7 +123,7 @@ def _ranges(stats: MonitorStats) -> Iterator[Chart]:
         note = f"the {_ROWS} of {len(spans)} parameters with the smallest medians; {note}"
         spans = [row for row in spans if row in lowest]
     bands: tuple[Band, ...] = ()
-    scale = stats.scaler.scales[-1] if stats.scaler and stats.scaler.scales else 0.0
+    scale = stats.scales[-1] if stats.scales else 0.0
     if 0 < scale < math.inf:
         bands = bands_of(FORMATS["float16"], scale)
     elif any(gradient.health.dtype == "float16" for _, gradient in stats.gradients):

@@ -24,7 +24,7 @@ from ampcheck.training.scale.settling import (
 from ampcheck.training.scale.stats import LossScaleStats, power
 
 _FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
-INIT_SCALE_HINT = (
+_INIT_SCALE_HINT = (
     "give GradScaler a positive finite init_scale, and check the 'scale' of a checkpoint before "
     "scaler.load_state_dict(): one that was saved after a collapse keeps every later run from learning"
 )
@@ -36,16 +36,21 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
     there and backing off is no finding. Findings are: no scale is in the window, the scale in use loses more than
     `limits.underflow`, every step is skipped though the window predicts finite gradients, the scale fell below 1, or it
-    is not a positive finite number.
+    is not a positive finite number. It warns of steps that are skipped again and again. The window of gradients that
+    were only counted says no more than where a scale settles.
     """
     if stats.enabled and stats.unusable is not None:
         return [_unusable(stats, *stats.unusable)]
     findings = collapse(stats)
     window = stats.measured_window
-    if window is not None and (not findings or stats.scale is not None or window.empty):
+    if window is not None and not stats.counted and (not findings or stats.scale is not None or window.empty):
         findings += _against_window(stats, window, limits)
+    if not findings and (share := stats.often_skipped) is not None:
+        findings = [_often(stats, share)]
     if findings:
         return findings
+    if stats.counted and stats.trajectory and stats.scale is None:
+        return [_no_step_yet(stats, window)]
     if reason := _not_judged(stats):
         return [LOSS_SCALE.skip(stats.subject, reason)]
     assert window is not None
@@ -56,35 +61,44 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     return [_passed(stats, window, stats.scale)]
 
 
-def unusable_scale(subject: str, scale: float, since: str, where: Where, hint: str) -> Finding:
-    """The failure of a scale that is zero, negative, infinite, NaN, or too small. since: `from step 3 on`."""
-    message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g} {since}"
-    return LOSS_SCALE.fail(subject, message, where=where, observed=scale, unit="loss scale", hint=hint)
-
-
 def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
     """A scale of 0, infinity or NaN turns every gradient into 0, infinity or NaN, and GradScaler never leaves it."""
     before = [skipped for number, _, skipped in stats.trajectory if number < step]
     where = Where("backward", step=step)
-    if not before:
-        since, hint = f"from the first step on, in all of {len(stats.trajectory)} steps", INIT_SCALE_HINT
-        return unusable_scale(stats.subject, scale, since, where, hint)
     first = stats.trajectory[0]
     since = f"from step {step} on, after {power(first[1])} in step {first[0]}"
-    if scale >= 1 or math.isnan(scale):
+    if not before:
+        since, hint = f"from the first step on, in all of {len(stats.trajectory)} steps", _INIT_SCALE_HINT
+    elif scale >= 1 or math.isnan(scale):
         hint = "use a growth_factor near 2, and give scaler.update(new_scale) a finite number only"
-        return unusable_scale(stats.subject, scale, since, where, hint)
-    if skipped := sum(before):
-        since += f" and {skipped} skipped step{'s' * (skipped > 1)}"
-    hint = (
-        "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see "
-        "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
+    else:
+        skipped, where = sum(before), first_op(stats, step)
+        since += f" and {skipped} skipped step{'s' * (skipped > 1)}" if skipped else ""
+        since += skips_text(stats)
+        hint = (
+            "gradients that are infinite or NaN at any scale halve it in every step: mend what makes them (see "
+            "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
+        )
+    message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g} {since}"
+    return LOSS_SCALE.fail(stats.subject, message, where=where, observed=scale, unit="loss scale", hint=hint)
+
+
+def _often(stats: LossScaleStats, share: float) -> Finding:
+    message = (
+        f"once a scale is found, a step is skipped where it has grown too far; {percent(share)} of the steps after the "
+        f"first that was taken were skipped{skips_text(stats)}"
     )
-    return unusable_scale(stats.subject, scale, since + skips_text(stats), first_op(stats, step), hint)
+    hint = f"leave batches with infinities or NaN out; {mend_every_scale(stats)}"
+    shown = Evidence(where=first_op(stats), observed=share, unit="of the steps", hint=hint)
+    return LOSS_SCALE.warn(stats.subject, message, **shown)
 
 
 def _not_judged(stats: LossScaleStats) -> str:
     window = stats.window
+    if stats.counted and not stats.enabled:
+        return "the scaler is switched off (enabled=False)"
+    if stats.enabled and stats.trajectory and not stats.updated:
+        return f"scaler.update() was not called in {len(stats.trajectory)} steps: see scaler-protocol"
     if not stats.format:
         return "no gradient of 16 bits flows: there is nothing that a loss scale would have to save"
     if stats.format == "bfloat16":
@@ -199,10 +213,11 @@ def _without_scaler(stats: LossScaleStats, window: ScaleWindow, verdict: Verdict
     return LOSS_SCALE.finding(verdict, stats.subject, message, where=where, hint=hint)
 
 
-def _no_step_yet(stats: LossScaleStats, window: ScaleWindow) -> Finding:
+def _no_step_yet(stats: LossScaleStats, window: ScaleWindow | None) -> Finding:
+    span = f"; {span_text(window)}" if window is not None else ""
     message = (
         f"no step of {len(stats.trajectory)} was taken yet, the scale is going from {power(stats.trajectory[0][1])} to "
-        f"{power(stats.last_scale or stats.trajectory[-1][1])}; {span_text(window)}{skips_text(stats)}"
+        f"{power(stats.last_scale or stats.trajectory[-1][1])}{span}{skips_text(stats)}"
     )
     hint = "observe more steps ('steps' in the mapping), or start lower (init_scale)"
     return LOSS_SCALE.undecided(stats.subject, message, hint=hint)
@@ -229,10 +244,15 @@ def _passed(stats: LossScaleStats, window: ScaleWindow, scale: float) -> Finding
         else f"{window.needed - math.log2(scale):.3g} binades below it"
     )
     using = f"the scale in use, {power(scale)}, is" if stats.enabled else "the scale 1, without a scaler, is"
-    message = (
-        f"{span_text(window)}; {using} {position} and loses {percent(lost.lost)}"
-        f"{f' of {lost.tensor}' if lost.lost else ''}{_measured(stats)} ({_evidence(window)})"
-    )
+    loses = f" and loses {percent(lost.lost)}{f' of {lost.tensor}' if lost.lost else ''}{_measured(stats)}"
+    message = f"{span_text(window)}; {using} {position}{loses} ({_evidence(window)})"
+    if stats.counted:
+        scales = [tried for _, tried, _ in stats.trajectory]
+        message = (
+            f"the scale went from {power(scales[0])} to {power(scale)}, between {power(min(scales))} and "
+            f"{power(max(scales))}; {span_text(window)}, of what had not vanished "
+            f"({_evidence(window)}; {stats.counted})"
+        )
     # An op on the way has larger values than the gradients measured.
     if over := [tried for tried, _, overflows in stats.verified if overflows and window.contains(tried)]:
         message += f"; real backward passes overflow from {power(min(over))} on"

@@ -25,14 +25,15 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
     predicted = window.high if window else None
     real = max((scale for scale, _, overflows in stats.verified if not overflows), default=None)
     ends = [end for end in (predicted, real) if end is not None]
-    ceiling = None if stats.hopeless else min(ends, default=None)
+    ceiling = None if stats.hopeless or stats.counted else min(ends, default=None)
+    searching = bool(stats.counted) and stats.scale is None  # nobody knows yet which scale will serve
     trailing = [scale for _, scale, _ in takewhile(lambda step: step[2], reversed(stats.trajectory))]
     skipped, all_skipped = sum(ceiling is None or scale <= ceiling for scale in trailing), len(trailing)
     constant = all_skipped >= COLLAPSE and trailing[0] >= trailing[-1]
     first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
     observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
     hint = mend_every_scale(stats)
-    if skipped >= COLLAPSE:
+    if skipped >= COLLAPSE and not searching:
         up_to = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
         text = f"the last {all_skipped} of {steps} steps were all skipped{up_to}"
     elif constant:
@@ -49,7 +50,7 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
             hint = _too_large(first, finite)
     else:
         return []
-    settled = skipped < COLLAPSE and is_settled(window, *stats.trajectory[-1][1:])
+    settled = skipped < COLLAPSE and is_settled(window, stats.trajectory[-1][1], stats.steps[-1].skipped > 0)
     message = f"the loss scale must settle where gradients are finite; {text}{skips_text(stats)}"
     if window:
         message += f"; {finite_scales_text(stats, window)}"

@@ -22,6 +22,11 @@ from ampcheck.training.protocol.events import Act, Event
 COLLAPSE = 8
 """Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
 
+_OFTEN = 0.1
+"""A share of skipped steps that is no accident of single batches any more."""
+
+_POINTS = 400
+
 _BEYOND = 3
 """Powers of two that are shown beyond each end of the window."""
 
@@ -85,7 +90,8 @@ class LossScaleStats(ScalerStats):
     became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
     passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
     them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
-    `real_scale`.
+    `real_scale`. counted: in which steps gradients were counted as they are, "" where float64 says what they would be.
+    What vanished already is not in their window then, nor what overflows in the steps that were skipped.
     """
 
     subject: str
@@ -96,6 +102,7 @@ class LossScaleStats(ScalerStats):
     damage: str = ""
     real_scale: float | None = None
     real_lost: Mapping[str, float] = field(default_factory=dict)
+    counted: str = ""
 
     @property
     def scale(self) -> float | None:
@@ -114,6 +121,20 @@ class LossScaleStats(ScalerStats):
         if steps and self.last_scale is not None:
             steps.append((steps[-1][0] + 1, self.last_scale))
         return next(((step, scale) for step, scale in steps if not is_usable(scale)), None)
+
+    @property
+    def updated(self) -> bool:
+        """Whether the scaler was updated."""
+        return any(step.new_scale is not None for step in self.steps)
+
+    @property
+    def often_skipped(self) -> float | None:
+        """The share of steps that was skipped after the first that was taken; None where the scale grew before them."""
+        skips = [skip for _, _, skip in self.trajectory]
+        later = skips[skips.index(False) + 1 :] if False in skips else []
+        grown = sum(step.new_scale is not None and step.new_scale > step.scale for step in self.steps)
+        share = sum(later) / len(later) if later else 0.0
+        return share if sum(later) - grown > COLLAPSE and share > _OFTEN else None
 
     @property
     def hopeless(self) -> bool:
@@ -258,6 +279,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     known = [(float(step), math.log2(scale), bad) for step, scale, bad in stats.trajectory if 0 < scale < math.inf]
     if not known:
         return None
+    known, left_out = _turns(known)
     steps = [step for step, _, _ in known]
     series = [Series("scale", steps, [y for _, y, _ in known])]
     ends = (min(steps), max(steps))
@@ -271,10 +293,22 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
         strokes = [value for _, y in skipped for value in (y, y - 1, math.nan)][:-1]
         series.append(Series("skipped step", x, strokes, "skipped"))
     title = f"Loss scale over the steps: {stats.subject}"
-    note = "between the two lines of the window no tensor loses more than the share, and none overflows"
-    return Chart(
-        "line", title, "step", "log2 of the loss scale", series, check=LOSS_SCALE.slug, note=note if window else ""
-    )
+    notes = ["between the two lines of the window no tensor loses more than the share, and none overflows"]
+    notes = [*(notes if window else ()), *([f"{left_out} turns in the middle are left out"] if left_out else ())]
+    label, note = "log2 of the loss scale", "; ".join(notes)
+    return Chart("line", title, "step", label, series, check=LOSS_SCALE.slug, note=note)
+
+
+def _turns(known: list[tuple[float, float, bool]]) -> tuple[list[tuple[float, float, bool]], int]:
+    """The steps around which the scale changes or that are skipped, with the first and the last; and how many of them
+    are left out in the middle."""
+    turns = [
+        step
+        for i, step in enumerate(known)
+        if i in (0, len(known) - 1) or step[2] or not known[i - 1][1] == step[1] == known[i + 1][1]
+    ]
+    left_out = max(0, len(turns) - _POINTS)
+    return (turns[: _POINTS // 2] + turns[-(_POINTS // 2) :] if left_out else turns), left_out
 
 
 def window_chart(stats: LossScaleStats) -> Chart | None:

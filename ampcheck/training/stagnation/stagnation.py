@@ -17,7 +17,7 @@ from ampcheck.training.stagnation.forecast import AVERAGE, FAR, FOLLOWS, HORIZON
 from ampcheck.training.stagnation.rates import rates_of, share_lost
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random
 
-WARNED_FROM = 0.5
+_WARNED_FROM = 0.5
 
 _LEAST = 2
 
@@ -31,7 +31,8 @@ class StagnationStats:
     """What became of the updates of a loop in `steps` observed steps.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
-    horizon: how many steps are planned. waiting: narrow parameters that have gradients.
+    horizon: how many steps are planned. waiting: narrow parameters that have gradients. counted: in which steps the
+    elements that kept their value were counted, "" where float64 says what they should have become.
     """
 
     subject: str
@@ -44,6 +45,7 @@ class StagnationStats:
     horizon: int = HORIZON
     coverage: Coverage = field(default_factory=Coverage)
     waiting: frozenset[str] = frozenset()
+    counted: str = ""
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -100,7 +102,7 @@ def check_stagnation(stats: StagnationStats, limits: Limits) -> list[Finding]:
 
     Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
     add up increments and will stop, and for constants (an eps) that are zero in their format. Warns where more than
-    half of the updates are lost.
+    half of the updates are lost, and where it is doubtful that so many are as would fail.
     """
     if not stats.steps:
         why = f": {stats.error}" if stats.error else ""
@@ -117,7 +119,8 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
     rest = [tensor for tensor in tensors if tensor.stop is None]
     parameters = Role.PARAMETER.value  # one that a weight decay multiplies is no average
     judged = [t for t in rest if (t.role == parameters or not t.averages) and t.steps > t.overwritten]
-    failed = [tensor for tensor in judged if tensor.share >= limits.stagnation and tensor.moved >= _LEAST]
+    many = [tensor for tensor in judged if tensor.share >= limits.stagnation]
+    failed = [tensor for tensor in many if tensor.moved >= _LEAST and not tensor.doubt]
     stuck = [tensor for tensor in rest if tensor not in failed and tensor.decay.share >= limits.stagnation]
     if failed:
         yield _lost(stats, failed, Verdict.FAIL, limits)
@@ -131,30 +134,30 @@ def _of_role(stats: StagnationStats, tensors: list[TensorUpdates], limits: Limit
         if near := [pair for pair in stopped if pair not in far]:
             yield _stops(stats, near, Verdict.WARN)
     known = (*failed, *stuck)
-    warned = [tensor for tensor in judged if tensor not in known and tensor.share > WARNED_FROM]
+    warned = [t for t in judged if t not in known and (t in many if t.doubt else t.share > _WARNED_FROM)]
     if warned:
         yield _lost(stats, warned, Verdict.WARN, limits)
 
 
-def lost_updates(names: str, dtype: str, share: float, limit: float, steps: int) -> str:
-    """The message for updates that change nothing. names: `parameters head.weight, head.bias`."""
-    return (
-        f"updates must change what they are added to, but of the updates of {names} in {dtype} "
-        f"{percent(share)} changed nothing in {_steps(steps)} (limit {percent(limit)})"
-    )
-
-
 def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict, limits: Limits) -> Finding:
     ranked = _ranked(tensors, lambda tensor: tensor.share)
-    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else WARNED_FROM
+    worst, limit = ranked[0], limits.stagnation if verdict is Verdict.FAIL else _WARNED_FROM
     unit = format_of(worst.dtype).unit_roundoff
-    message = lost_updates(_names(ranked), worst.dtype, worst.share, limit, worst.steps)
+    message = (
+        f"updates must change what they are added to, but of the updates of {_names(ranked)} in {worst.dtype} "
+        f"{percent(worst.share)} changed nothing in {_steps(worst.steps)} (limit {percent(limit)})"
+    )
     if worst.lost_at_largest is not None:
         message += f", computed at the largest learning rate, {worst.largest:.2g} (now {worst.rate:.2g})"
+    if worst.doubt:
+        message += f" ({worst.doubt})"
+    norm = f"In norm they are {worst.relative_update:.2g} of the values; in" if worst.squared_updates else "In"
     message += (
-        f": they are below half of the spacing. In norm they are {worst.relative_update:.2g} of the values; in "
-        f"{worst.dtype} an element moves from about {unit:.2g} of its value on"
+        f": they are below half of the spacing. {norm} {worst.dtype} an element moves from about {unit:.2g} of its "
+        "value on"
     )
+    if stats.counted:
+        message += f" ({stats.counted})"
     where, hint = worst.where, _cures(worst)
     return STAGNATION.finding(
         verdict, stats.subject, message, where=where, observed=worst.share, limit=limit, unit="share", hint=hint
@@ -257,6 +260,8 @@ def _passed(stats: StagnationStats, limits: Limits) -> Finding:
         text += f"; what {carried} of them lose is kept in another tensor"
     if hidden:
         text += f"; {hidden} changes came from ops that cannot be followed"
+    if stats.counted:
+        text += f"; {stats.counted}"
     worst = max((tensor.share for tensor in stats.tensors if not tensor.compensates), default=0.0)
     seen = moved + overwritten + stats.looked - stats.narrow  # no update is lost in float32
     return STAGNATION.passed(stats.subject, text, seen, observed=worst, limit=limits.stagnation, unit="share")

@@ -59,7 +59,7 @@ class TensorUpdates:
     have moved; random: whether it is rounded at random.
     rate: the learning rate of a parameter. compensates: whether it carries what others lose. stop: where it will stop.
     largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the share of its updates that
-    is lost then.
+    is lost then. doubt: why updates that were only counted may not be lost, though their elements stay as they are.
     """
 
     role: str
@@ -88,6 +88,8 @@ class TensorUpdates:
     lost_at_largest: float | None = None
     compensates: bool = False
     where: Where = field(default_factory=lambda: Where("update"))
+
+    doubt: str = ""
 
     @property
     def share(self) -> float:
