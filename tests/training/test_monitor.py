@@ -186,8 +186,8 @@ def test_what_is_told_of_a_gradient_is_true_of_it(values: list[float], scale: fl
     assert health.amax == float(truth.abs().max())
     assert health.sumsq == pytest.approx(float(truth.square().sum()))
     assert one.gradient.subnormal == int(((truth != 0) & ((truth * scale).abs() < 2.0**-14)).sum())
-    assert one.update.update == pytest.approx(0.5 * float(truth.norm()), rel=1e-5)
-    assert one.update.weight == pytest.approx(0.5 * float(truth.norm()), rel=1e-5)
+    assert one.update.squared_updates == pytest.approx(0.25 * float(truth.norm()) ** 2, rel=1e-5)
+    assert one.update.squared_values == pytest.approx(0.25 * float(truth.norm()) ** 2, rel=1e-5)
 
 
 def test_an_exception_comes_through_and_leaves_no_hook() -> None:
@@ -270,7 +270,7 @@ def test_gradients_that_a_closure_computes_are_those_of_its_own_step() -> None:
     assert one.gradient is not None
     assert one.gradient.health.histogram == ((0, 4), (1, 4), (2, 4))
     assert one.update is not None
-    assert one.update.calls == 3
+    assert one.update.steps == 3
 
 
 def test_frozen_unused_and_foreign_parameters_are_counted_not_judged() -> None:
@@ -604,7 +604,8 @@ def test_the_share_of_unchanged_weights_is_exact() -> None:
     (one,) = seen.stats.training.parameters
 
     assert one.update is not None
-    assert (one.update.due, one.update.unchanged) == (3, 2)
+    assert (one.update.moved, one.update.lost) == (3, 2)
+    assert one.still == pytest.approx(2 / 3)
 
 
 def test_a_warm_up_from_zero_is_no_failure() -> None:
@@ -888,8 +889,8 @@ def test_a_record_that_is_read_after_each_step_is_the_one_that_is_read_at_the_en
             assert getattr(left.gradient.health, name) == getattr(right.gradient.health, name)
         assert left.update is not None
         assert right.update is not None
-        assert (left.update.calls, left.update.poisoned) == (right.update.calls, right.update.poisoned)
-        assert left.update.update == pytest.approx(right.update.update, rel=1e-12)
-        assert left.update.weight == pytest.approx(right.update.weight, rel=1e-12)
+        assert (left.update.steps, left.update.poisoned) == (right.update.steps, right.update.poisoned)
+        assert left.update.squared_updates == pytest.approx(right.update.squared_updates, rel=1e-12)
+        assert left.update.squared_values == pytest.approx(right.update.squared_values, rel=1e-12)
     if way != "scaler":
         assert once.parameters[3].gradient.first == 9  # of two steps

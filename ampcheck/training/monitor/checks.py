@@ -13,9 +13,8 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_gradients
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
-from ampcheck.training.loop import Role
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
-from ampcheck.training.monitor.sums import GradientSum, MonitorStats, ParameterStats, UpdateSum
+from ampcheck.training.monitor.sums import GradientSum, MonitorStats, ParameterStats
 from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
@@ -160,7 +159,7 @@ def stagnation_stats(stats: MonitorStats) -> StagnationStats | None:
     tensors = [
         _updates(stats, param, update)
         for param in stats.parameters
-        if (update := param.update) is not None and update.due and not _is_noise(param, loudest[_module(param)])
+        if (update := param.update) is not None and update.moved and not _is_noise(param, loudest[_module(param)])
     ]
     if not tensors:
         return None
@@ -168,28 +167,29 @@ def stagnation_stats(stats: MonitorStats) -> StagnationStats | None:
     return StagnationStats(stats.subject, stats.measured, looked, len(tensors), tuple(tensors), counted=stats.counted)
 
 
-def _updates(stats: MonitorStats, param: ParameterStats, update: UpdateSum) -> TensorUpdates:
+def _updates(stats: MonitorStats, param: ParameterStats, update: TensorUpdates) -> TensorUpdates:
+    """The updates of a parameter, with what its optimizer may do about those that rounding to nearest drops."""
     optimizer = next(optimizer for optimizer in stats.optimizers if optimizer.name == param.optimizer)
-    expected, moved, rates = update.expected, update.moved, optimizer.rates
-    stays = expected >= _SIGNIFICANT and _FEWER * moved < expected  # though stochastic rounding would have moved it
+    expected, jumped, rates = update.expected, update.jumped, optimizer.rates
+    update = replace(update, where=_called(stats, param, Where("update"), Act.OPTIMIZER_STEP))
+    stays = expected >= _SIGNIFICANT and _FEWER * jumped < expected  # though stochastic rounding would have moved it
+    update.random = expected >= _MANY / 2 and expected / 2 <= jumped <= 4 * expected
     # A compensation keeps what the parameter drops. It would have arrived by now if it did so for long.
-    kept = param.compensated and not (stays and expected >= 2 * sampled(param.numel))
-    tensor = TensorUpdates(Role.PARAMETER.value, param.name, param.dtype, param.numel, update.due, update.unchanged)
-    tensor.steps, tensor.where = update.calls, _called(stats, param, Where("update"), Act.OPTIMIZER_STEP)
-    tensor.random = expected >= _MANY / 2 and expected / 2 <= moved <= 4 * expected
-    if kept or tensor.random:
-        tensor.lost, tensor.carried = 0, update.unchanged if kept else 0
-        tensor.carriers = {"the state of the optimizer"} if kept else set()
-    if update.calls < _SEVERAL or update.due < _MANY:
-        tensor.doubt = f"only {update.due:,} updates in {update.calls:,} steps"
+    if param.compensated and not (stays and expected >= 2 * sampled(param.numel)):
+        update.carriers, update.carried, update.lost = {"the state of the optimizer"}, update.lost, 0
+    elif param.still is not None:  # an element that moves in the end has lost no more than a part of its updates
+        update.lost = min(update.lost, round(param.still * update.moved))
+    update.lost *= not update.random
+    if update.steps < _SEVERAL or update.moved < _MANY:
+        update.doubt = f"only {update.moved:,} updates in {update.steps:,} steps"
     elif rates and rates[-1] > rates[0] * (1 + 1e-6):
-        tensor.doubt = "the learning rate still rises"
+        update.doubt = "the learning rate still rises"
     elif not optimizer.nearest and not stays:  # only of one that rounds to nearest a lost update proves anything
-        tensor.doubt = (
-            f"of a sample stochastic rounding would have moved about {expected:.3g}, and {moved:,} moved, which does "
+        update.doubt = (
+            f"of a sample stochastic rounding would have moved about {expected:.3g}, and {jumped:,} moved, which does "
             "not tell how this optimizer rounds"
         )
-    return tensor
+    return update
 
 
 def _module(param: ParameterStats) -> str:

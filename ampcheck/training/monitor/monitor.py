@@ -124,13 +124,15 @@ class TrainingMonitor:
         self._compare()
         self._alive.clear()
         self._keys.clear()
+        self._updates.forget()
 
     def _compare(self) -> None:
-        """Compare parameters with the optimizers' state, while they are referenced."""
+        """Compare parameters with their first values and with the optimizers' state, while they are referenced."""
         with _apart():
+            still = self._updates.still({key: tensor for key, (_, tensor) in self._alive.items()})
             for key, (steps, tensor) in self._alive.items():
                 compensated = is_compensated(steps.optimizer, tensor)
-                self._parameters[key] = replace(self._parameters[key], compensated=compensated)
+                self._parameters[key] = replace(self._parameters[key], still=still.get(key), compensated=compensated)
 
     def _key(self, steps: _Steps, tensor: torch.Tensor) -> int:
         key = self._keys.get(id(tensor))
@@ -271,7 +273,7 @@ class TrainingMonitor:
         for group in self._gradients.values():
             for key, gradient in group.read().items():
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
-        updates = self._updates.read()
+        updates = self._updates.read(self._parameters)
         self._compare()
         bad: dict[str, dict[str, int]] = {steps.name: {} for steps in self._steps}
         for key, gradient in gradients.items():

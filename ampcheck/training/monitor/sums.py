@@ -20,6 +20,7 @@ from ampcheck.health.plan import Plan
 from ampcheck.torchtools.storage import device_of
 from ampcheck.training.protocol.events import ProtocolStats
 from ampcheck.training.scale.stats import ScalerStats, ScalerStep
+from ampcheck.training.stagnation.updates import TensorUpdates
 
 _FINITE, _AMAX = 2, 4
 """Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
@@ -79,37 +80,13 @@ class GradientSum:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateSum:
-    """The updates of one parameter in all measured steps.
-
-    calls: how many updates. update, weight: the root of the sum of squares of the changes, and of the weights after
-    them. poisoned: after how many of them the weights were not finite. due: elements with a nonzero gradient;
-    unchanged: how many of them kept their value; both only for parameters of fewer bits than float32. expected: in a
-    sample of elements whose update rounding to nearest drops, how many stochastic rounding would have moved; moved: how
-    many moved. Both are 0 where the optimizer is known to round to nearest.
-    """
-
-    calls: int
-    update: float
-    weight: float
-    poisoned: int
-    due: int
-    unchanged: int
-    expected: float = 0.0
-    moved: int = 0
-
-    @property
-    def unchanged_share(self) -> float | None:
-        """The share of updates that changed nothing; None for parameters of 32 bits or more."""
-        return self.unchanged / self.due if self.due else None
-
-
-@dataclass(frozen=True, slots=True)
 class ParameterStats:
     """One parameter that an optimizer steps, summed over the measured steps.
 
-    gradient, update: None where none was measured. compensated: whether the optimizer keeps what rounding drops.
-    vector: it has one dimension, as biases and norm weights have.
+    gradient, update: None where none was measured. Of an update only elements of fewer than 32 bits with a nonzero
+    gradient count. still: the share of these that in the end are what they were at the first measured step.
+    compensated: whether the optimizer keeps what rounding drops. vector: it has one dimension, as biases and norm
+    weights have.
     """
 
     name: str
@@ -117,7 +94,8 @@ class ParameterStats:
     dtype: str
     numel: int
     gradient: GradientSum | None = None
-    update: UpdateSum | None = None
+    update: TensorUpdates | None = None
+    still: float | None = None
     compensated: bool = False
     vector: bool = False
 
@@ -221,7 +199,7 @@ class MonitorStats:
             "optimizer steps": self.steps,
             "measured steps": self.measured,
             "gradients": sum(gradient.calls for _, gradient in self.gradients),
-            "updates": sum(param.update.calls for param in self.parameters if param.update),
+            "updates": sum(param.update.steps for param in self.parameters if param.update),
         }
         if self.enabled:
             seen["loss scales"] = len(self.scales)

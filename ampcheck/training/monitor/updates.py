@@ -13,7 +13,9 @@ from ampcheck.core.formats import format_of
 from ampcheck.torchtools.private import foreach_norm, foreach_subtract
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import device_of, local
-from ampcheck.training.monitor.sums import Rows, UpdateSum
+from ampcheck.training.loop import Role
+from ampcheck.training.monitor.sums import ParameterStats, Rows
+from ampcheck.training.stagnation.updates import TensorUpdates
 
 _SAMPLE = 4096
 
@@ -137,6 +139,7 @@ class Updates:
     def __init__(self, unseen: Counter[str]) -> None:
         self._unseen = unseen
         self._sums: dict[torch.device, _Sums] = {}
+        self._first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the values, and which elements were due since
 
     def add(self, entries: Sequence[Entry]) -> None:
         """The updates of one step, after it."""
@@ -160,14 +163,30 @@ class Updates:
             norms = _norms([(before, after) for _, before, after in changed])
             self._sums[device].add(tuple(entry.key for entry, _, _ in changed), norms, counts)
 
-    def read(self) -> dict[int, UpdateSum]:
-        """The sums by key. Waits for the device."""
+    def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
+        """The share of the updated elements that are what they were at the first measured step. Waits for them."""
+        shares = {}
+        for key, (first, moved) in self._first.items():
+            now = local(parameters[key])
+            if now.shape == first.shape:
+                due, still = torch.stack([_counts(*piece) for piece in _pieces(moved, first, now)]).sum(0).tolist()
+                shares |= {key: still / due} if due else {}
+        return shares
+
+    def forget(self) -> None:
+        """Drop all copies."""
+        self._first.clear()
+
+    def read(self, parameters: Sequence[ParameterStats]) -> dict[int, TensorUpdates]:
+        """The sums by key. Waits for the device. parameters: by their keys."""
         sums = {}
         for device_sums in self._sums.values():
-            for key, (calls, update, weight, poisoned, due, unchanged, expected, moved) in device_sums.read():
+            for key, (calls, update, weight, poisoned, due, unchanged, expected, jumped) in device_sums.read():
                 if calls:
-                    counts = int(poisoned), int(due), int(unchanged), expected, int(moved)
-                    sums[key] = UpdateSum(int(calls), update**0.5, weight**0.5, *counts)
+                    named = Role.PARAMETER.value, parameters[key].name, parameters[key].dtype, parameters[key].numel
+                    sums[key] = updates = TensorUpdates(*named, int(due), int(unchanged), steps=int(calls))
+                    updates.squared_updates, updates.squared_values, updates.poisoned = update, weight, int(poisoned)
+                    updates.expected, updates.jumped = expected, int(jumped)
         return sums
 
     def _unchanged(self, entry: Entry, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -177,13 +196,14 @@ class Updates:
         if gradient.layout is not torch.strided:
             self._unseen["updates by sparse gradients, as to whether they changed anything"] += 1
             return torch.zeros(_COUNTS, dtype=torch.float64, device=device_of(after))
+        if entry.key not in self._first:
+            self._first[entry.key] = before, torch.zeros_like(before, dtype=torch.bool)
         counts = []
-        for slope, old, new in _pieces(gradient, before, after):
+        for moved, slope, old, new in _pieces(self._first[entry.key][1], gradient, before, after):
             due = slope != 0
             due &= entry.alive
-            same = old == new
-            same &= due  # a sum would take eight bytes for each element
-            counts.append(torch.stack((due.count_nonzero(), same.count_nonzero())))
+            moved |= due
+            counts.append(_counts(due, old, new))
         counted = torch.stack(counts).sum(0).double()
         if entry.group is None or entry.state is None:
             return torch.cat((counted, counted.new_zeros(2)))
@@ -224,6 +244,13 @@ class _Sums:
         row = torch.cat((calls, norms.square().nan_to_num(0.0, 0.0, 0.0), poisoned), -1).sum(0)
         index = self._rows.index(self._keys)
         self._rows.values[index, :_NORMS] += row
+
+
+def _counts(due: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """[2]: how many are due, and how many of them kept their value. A sum would take eight bytes for each element."""
+    same = old == new
+    same &= due
+    return torch.stack((due.count_nonzero(), same.count_nonzero()))
 
 
 def _norms(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

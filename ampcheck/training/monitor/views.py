@@ -86,7 +86,7 @@ def _parameters(stats: MonitorStats) -> Table:
 def _badness(param: ParameterStats) -> tuple[float, ...]:
     gradient, update = param.gradient, param.update
     zeros = gradient.health.zeros / gradient.health.numel if gradient and gradient.health.numel else 0.0
-    unchanged = (update.unchanged_share if update else None) or 0.0
+    unchanged = update.share if update else 0.0
     return (update.poisoned if update else 0, gradient.bad if gradient else 0, unchanged, zeros)
 
 
@@ -99,9 +99,9 @@ def _row(param: ParameterStats, scaled: bool) -> tuple[Scalar, ...]:
         health.zeros / health.numel if health.numel else None,
         gradient.subnormal / health.nonzero if gradient and health.nonzero and known else None,
         health.nonfinite,
-        update.update / update.weight if update and update.weight else None,
-        update.unchanged_share if update else None,
-        max(gradient.calls if gradient else 0, update.calls if update else 0),
+        update.relative_update if update and update.squared_values else None,
+        update.share if update and update.moved else None,
+        max(gradient.calls if gradient else 0, update.steps if update else 0),
     )
 
 
@@ -160,9 +160,9 @@ def _totals(stats: MonitorStats) -> dict[str, float]:
         "subnormal": sum(gradient.subnormal for gradient in gradients),
         "nonzero": sum(h.nonzero for h in health),
         "nonfinite": sum(h.nonfinite for h in health),
-        "due": sum(update.due for update in updates),
-        "unchanged": sum(update.unchanged for update in updates),
+        "due": sum(update.moved for update in updates),
+        "unchanged": sum(update.lost for update in updates),
         "gradient": sum(h.sumsq for h in health),
-        "update": sum(update.update**2 for update in updates),
-        "weight": sum(update.weight**2 for update in updates),
+        "update": sum(update.squared_updates for update in updates),
+        "weight": sum(update.squared_values for update in updates),
     }

@@ -14,7 +14,7 @@ from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
 from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, is_settled, power
 
-_LISTED = 3
+_LISTED = 5
 
 
 def collapse(stats: LossScaleStats) -> list[Finding]:

@@ -296,7 +296,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     notes = ["between the two lines of the window no tensor loses more than the share, and none overflows"]
     notes = [*(notes if window else ()), *([f"{left_out} turns in the middle are left out"] if left_out else ())]
     label, note = "log2 of the loss scale", "; ".join(notes)
-    return Chart("line", title, "step", label, series, check=LOSS_SCALE.slug, note=note)
+    return Chart("line", title, "step", label, tuple(series), check=LOSS_SCALE.slug, note=note)
 
 
 def _turns(known: list[tuple[float, float, bool]]) -> tuple[list[tuple[float, float, bool]], int]:

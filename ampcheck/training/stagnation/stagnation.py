@@ -151,7 +151,7 @@ def _lost(stats: StagnationStats, tensors: list[TensorUpdates], verdict: Verdict
         message += f", computed at the largest learning rate, {worst.largest:.2g} (now {worst.rate:.2g})"
     if worst.doubt:
         message += f" ({worst.doubt})"
-    norm = f"In norm they are {worst.relative_update:.2g} of the values; in" if worst.squared_updates else "In"
+    norm = f"In norm they are {worst.relative_update:.2g} of the values; in" if not stats.counted else "In"
     message += (
         f": they are below half of the spacing. {norm} {worst.dtype} an element moves from about {unit:.2g} of its "
         "value on"

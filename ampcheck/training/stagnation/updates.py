@@ -59,7 +59,8 @@ class TensorUpdates:
     have moved; random: whether it is rounded at random.
     rate: the learning rate of a parameter. compensates: whether it carries what others lose. stop: where it will stop.
     largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the share of its updates that
-    is lost then. doubt: why updates that were only counted may not be lost, though their elements stay as they are.
+    is lost then. Of updates that were only counted, poisoned: in how many steps they ended in an infinity or a NaN;
+    doubt: why they may not be lost, though elements stay as they are.
     """
 
     role: str
@@ -89,6 +90,7 @@ class TensorUpdates:
     compensates: bool = False
     where: Where = field(default_factory=lambda: Where("update"))
 
+    poisoned: int = 0
     doubt: str = ""
 
     @property
