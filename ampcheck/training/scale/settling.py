@@ -12,7 +12,7 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, percent
 from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
-from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, is_settled, power
+from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, power
 
 _LISTED = 5
 
@@ -50,7 +50,9 @@ def collapse(stats: LossScaleStats) -> list[Finding]:
             hint = _too_large(first, finite)
     else:
         return []
-    settled = skipped < COLLAPSE and is_settled(window, stats.trajectory[-1][1], stats.steps[-1].skipped > 0)
+    last_step = next(step for step in reversed(stats.steps) if step.taken or step.skipped)
+    # A scale that fell so far is where it belongs, if steps are taken there.
+    settled = skipped < COLLAPSE and not last_step.skipped and window is not None and window.contains(last_step.scale)
     message = f"the loss scale must settle where gradients are finite; {text}{skips_text(stats)}"
     if window:
         message += f"; {finite_scales_text(stats, window)}"

@@ -147,11 +147,6 @@ class LossScaleStats(ScalerStats):
         return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
 
 
-def is_settled(window: ScaleWindow | None, scale: float, skipped: bool) -> bool:
-    """Whether the last step was taken, at a scale inside the window: a scale that fell so far is where it belongs."""
-    return window is not None and not skipped and window.contains(scale)
-
-
 def power(scale: float) -> str:
     """A scale as text: a power of two with its exponent, `2^16`; small ones, and all others, in digits."""
     mantissa, exponent = math.frexp(scale)
@@ -280,8 +275,8 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     if not known:
         return None
     known, left_out = _turns(known)
-    steps = [step for step, _, _ in known]
-    series = [Series("scale", steps, [y for _, y, _ in known])]
+    steps, levels, _ = zip(*known, strict=True)
+    series = [Series("scale", steps, levels)]
     ends = (min(steps), max(steps))
     window = stats.measured_window
     if window is not None:
@@ -291,7 +286,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     if skipped:
         x = [step for step, _ in skipped for _ in range(3)][:-1]  # a gap parts one stroke from the next
         strokes = [value for _, y in skipped for value in (y, y - 1, math.nan)][:-1]
-        series.append(Series("skipped step", x, strokes, "skipped"))
+        series.append(Series("skipped step", tuple(x), tuple(strokes), "skipped"))
     title = f"Loss scale over the steps: {stats.subject}"
     notes = ["between the two lines of the window no tensor loses more than the share, and none overflows"]
     notes = [*(notes if window else ()), *([f"{left_out} turns in the middle are left out"] if left_out else ())]
