@@ -205,6 +205,18 @@ def test_ends_that_real_runs_moved_are_the_ends() -> None:
     assert finding.observed == 0.3
 
 
+@pytest.mark.parametrize(("grows", "verdict"), [(False, Verdict.WARN), (True, Verdict.PASS)])
+def test_steps_that_are_skipped_again_and_again_warn_unless_the_scale_grew_before(
+    grows: bool, verdict: Verdict
+) -> None:
+    """A scale that is set by hand never falls below 1, and the last step is taken."""
+    steps = [ScalerStep(n, 2.0 ** (12 + (grows and n % 3 == 1)), n % 3 != 1, n % 3 == 1) for n in range(60)]
+    paired = zip(steps, [*steps[1:], steps[-1]], strict=True)
+    finding = _only(_healthy(steps=tuple(replace(step, new_scale=after.scale) for step, after in paired)))
+    assert finding.verdict is verdict
+    assert "the scaler skipped 20 of 60 steps" in finding.message
+
+
 def test_a_loss_that_no_scale_explains_warns() -> None:
     finding = _only(_healthy(verified=((2.0**15, 0.4, False),)))
     assert finding.verdict is Verdict.WARN

@@ -497,6 +497,46 @@ def test_a_search_for_the_scale_at_the_start_is_healthy() -> None:
     assert not run.of(Verdict.FAIL)
 
 
+def test_a_search_for_the_scale_that_has_not_ended_is_undecided() -> None:
+    made = loop(scaler=scaler())
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
+        for _ in range(12):
+            made.step(math.inf)
+
+    (finding,) = found(seen.run, "loss-scale")
+    assert finding.verdict is Verdict.UNDECIDED
+    assert "from 2^16 to 16" in finding.message
+
+
+def test_a_loss_at_the_end_that_the_scaler_left_out_is_no_failure() -> None:
+    made = loop(scaler=scaler())
+    with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
+        for number in range(6):
+            seen.step(made.step(math.inf if number == 5 else 1.0))
+
+    assert not seen.run.of(Verdict.FAIL)
+
+
+class Cleaning(torch.optim.SGD):
+    """Makes steps of what is finite of a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad.nan_to_num(0.0, 0.0, 0.0), alpha=1e-3)
+
+
+def test_gradients_that_are_not_finite_and_ruin_no_weight_are_a_warning_with_their_step() -> None:
+    made = loop(Cleaning)
+    with ampcheck.watch(made.model, made.optimizer, exact=False, fail_on="never") as seen:
+        for number in range(4):
+            made.step(math.inf if number == 2 else 1.0)
+
+    (finding,) = found(seen.run, "nonfinite-gradient")
+    assert (finding.verdict, finding.where.step) == (Verdict.WARN, 2)
+    assert "counted in 4 measured steps, without float64" in finding.message
+
+
 def test_growth_that_overshoots_now_and_then_is_healthy() -> None:
     settings = {"growth_interval": 4, "init_scale": 2.0**127, "growth_factor": 2.0}
     made = loop(scaler=scaler(**settings))

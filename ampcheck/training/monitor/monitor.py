@@ -238,10 +238,10 @@ class TrainingMonitor:
         steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
             return
-        if not len(self._scales):
+        if not (noted := len(self._scales)):
             self._note_scale()
         steps.stepped = False
-        steps.attempts.append(len(self._scales) - 1)
+        steps.attempts.append(max(noted - 1, 0))
         before = len(steps.skips)
         yield
         if len(steps.skips) == before:  # an optimizer that does not skip by itself

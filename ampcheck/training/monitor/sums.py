@@ -68,15 +68,9 @@ class GradientSum:
     cut: int
 
     def __add__(self, other: GradientSum) -> GradientSum:
-        return GradientSum(
-            self.health + other.health,
-            self.calls + other.calls,
-            self.bad + other.bad,
-            min((gradients.first for gradients in (self, other) if gradients.bad), default=other.first),
-            self.vanished + other.vanished,
-            self.subnormal + other.subnormal,
-            self.cut + other.cut,
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
+        firsts = [gradients.first for gradients in (self, other) if gradients.bad]
+        return GradientSum(**sums | {"first": min(firsts, default=0)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +162,7 @@ class MonitorStats:
     @property
     def counted(self) -> str:
         """What the findings rest on."""
-        return f"counted in {self.measured:,} of {self.steps:,} steps, without float64 beside them"
+        return f"counted in {self.measured:,} measured steps, without float64 beside them"
 
     @property
     def scaler(self) -> ScalerStats | None:
