@@ -150,7 +150,7 @@ class TrainingMonitor:
         if found_inf is not None:
             steps.guarded = True
             with _apart():
-                steps.skips.append(found_inf)
+                self._note_attempt(steps, found_inf)
         measured = steps.taken % self.every == 0
         closure = any(map(callable, (*args, *kwargs.values())))
         yield from self._measured(steps, closure, found_inf) if measured else (None,)
@@ -238,14 +238,13 @@ class TrainingMonitor:
         steps = next((steps for steps in self._steps if known and steps.optimizer is inner_optimizer(optimizer)), None)
         if steps is None:
             return
-        if not (noted := len(self._scales)):
+        if not steps.attempts and not len(self._scales):
             self._note_scale()
         steps.stepped = False
-        steps.attempts.append(max(noted - 1, 0))
-        before = len(steps.skips)
+        before = len(steps.attempts)
         yield
-        if len(steps.skips) == before:  # an optimizer that does not skip by itself
-            steps.skips.append(0.0 if steps.stepped else 1.0)
+        if len(steps.attempts) == before:  # an optimizer that does not skip by itself
+            self._note_attempt(steps, 0.0 if steps.stepped else 1.0)
         if not steps.stepped:
             if len(steps.nonfinite) < _CULPRITS:
                 with _apart():
@@ -261,6 +260,10 @@ class TrainingMonitor:
             self._note_scale()
         yield
         self._note_scale()
+
+    def _note_attempt(self, steps: _Steps, skipped: torch.Tensor | float) -> None:
+        steps.skips.append(skipped)
+        steps.attempts.append(max(len(self._scales) - 1, 0))
 
     def _note_scale(self) -> None:
         if (scale := self._scale()) is not None:
