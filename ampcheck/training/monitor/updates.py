@@ -165,7 +165,7 @@ class Updates:
 
     def still(self, parameters: Mapping[int, torch.Tensor]) -> dict[int, float]:
         """The share of the updated elements that are what they were at the first measured step. Waits for them."""
-        shares = {}
+        shares: dict[int, float] = {}
         for key, (first, moved) in self._first.items():
             now = local(parameters[key])
             if now.shape == first.shape:
