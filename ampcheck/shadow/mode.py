@@ -1,8 +1,7 @@
-"""`Shadow`: the dispatch mode that carries companions along with every tensor of the run."""
+"""`Shadow`: carries companions along with every tensor of the run."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,9 +12,8 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
-from ampcheck.ops.traits import traits
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of, written_by
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of
 from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.escapes import (
     eager_cond,
@@ -37,16 +35,14 @@ from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.stream.calls import subscribed
+from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
+from ampcheck.torchtools.modes import AUTOCAST, autocast_of_caller
 from ampcheck.torchtools.origin import Origin, Origins
 from ampcheck.torchtools.private import (
-    NO_DISPATCH,
     TRACERS,
     DispatchKey,
     DispatchKeySet,
-    FakeTensor,
-    OpOverload,
     backward_task,
     below_autograd,
     excluding_keys,
@@ -67,7 +63,7 @@ _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 
 
-class Shadow(DispatchMode):
+class Shadow(OpSubscriber):
     """Carry float64 companions along with every floating tensor of the run, and record the ops that are at fault.
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
@@ -98,7 +94,6 @@ class Shadow(DispatchMode):
         freedom: bool = False,
         renews: bool = True,
     ) -> None:
-        super().__init__()
         self.store = CompanionStore(process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.in_16_bits: dict[Where, bool] = {}
@@ -217,45 +212,40 @@ class Shadow(DispatchMode):
             step = step.before
         return tuple(reversed(steps))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if _traces() or (types and any(issubclass(t, FakeTensor) for t in types)):
-            return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
+    def see(self, event: OpEvent) -> Any:
+        """Follow an op. A subclass unwraps itself first; its inner ops come here."""
+        if event.fake or _traces():
+            return event.run()  # no values: a graph, or a DTensor that works out the shape of a result
         if perf_counter() > self.until:
             raise EnoughSteps
-        if not isinstance(func, OpOverload):
-            return self._inside(func, args, kwargs)
-        if types and any(t.__torch_dispatch__ is not NO_DISPATCH for t in types):
-            return NotImplemented  # a subclass unwraps itself first; its inner ops come here
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        if event.wrapped:
+            return NotImplemented
+        op = event.traits
+        if torch.is_inference_mode_enabled() and has_kernel_for(event.op._name, "CompositeImplicitAutograd"):
             # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
-            return self._composed(func, "CompositeImplicitAutograd", args, kwargs)
-        op = traits(func)
+            return _composed(event, "CompositeImplicitAutograd")
         if op.view:
-            return self._call(func, args, kwargs)
+            return self._run(event)
         if op.namespace == "fsdp":
-            device = leaves((*args, *kwargs.values()))[0].device.type
-            return self._composed(func, device.upper(), args, kwargs)
-        call = Call(func, op, args, kwargs)
+            return _composed(event, event.tensors[0].device.type.upper())
+        call = Call(event.op, op, event.args, event.kwargs)
         if communicates(op):
-            return self._communicate(call)
-        if self._exchange.repeats(call):
-            return self._call(func, args, kwargs)
+            return self._communicate(call, event)
+        if self._exchange.settles and self._exchange.repeats(call):
+            return self._run(event)
         if self._steps.due is not None and self._scopes.phase == "update" and backward_task() == -1:
             with _aside():
                 self._steps.meet_gradients()
-        call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
+        call.inputs = floating_values(event.tensors)
         call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
         storages = {t.untyped_storage()._cdata for t in call.inputs}
         if op.keeps:
-            call.kept = args[0].clone()
+            call.kept = event.args[0].clone()
         rows = None
         if self.store.by_rows or op.name == "embedding_dense_backward":
             with _aside():
                 rows = row_call(call, self.store)
-        out = call.out = self._call(func, args, kwargs)
+        out = call.out = self._run(event)
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
@@ -268,7 +258,7 @@ class Shadow(DispatchMode):
         # What inference mode makes could not be written outside of it.
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, below_autograd(), excluding_keys(_ABOVE):
-            self._follow(call, self._origins.current(sys._getframe(1)))
+            self._follow(call, self._origins.current(event.line))
             if rows is not None:
                 self.partly[op.title] += rows.write_back(out)
         return out
@@ -279,7 +269,7 @@ class Shadow(DispatchMode):
             for tensor, companions in zip(call.inputs, call.before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        written = written_by(call.traits, call.args, call.kwargs) if call.traits.writes else []
+        written = call.written_values() if call.traits.writes else []
         call.written = floating_values(written)
         for tensor in leaves(written):
             if not tensor.is_floating_point() and not tensor.is_complex():
@@ -317,36 +307,35 @@ class Shadow(DispatchMode):
             self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
         follow_lineage(call, self.store)
 
-    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
-        run = HIGHER.get(str(func))
+    def see_higher(self, event: OpEvent) -> Any:
+        """Follow a higher-order op. Where a rule can call what it calls, every op inside is followed."""
+        if event.fake or _traces():
+            return event.run()
+        if perf_counter() > self.until:
+            raise EnoughSteps
+        run = HIGHER.get(str(event.op))
         if run is not None:
-            with in_this_thread(self):
-                return run(*args, **kwargs)
-        self.unruled[f"what runs inside {func}"] += 1
-        tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
-        out = func(*args, **kwargs)
+            with event.again():
+                return run(*event.args, **event.kwargs)
+        self.unruled[f"what runs inside {event.op}"] += 1
+        tensors = [(t, t._version) for t in floating_values(event.tensors) if not t.is_inference()]
+        out = event.run()
         with _aside():
             for tensor, version in tensors:
                 if tensor._version != version:
                     self.store.lift(tensor)
         return out
 
-    def _composed(self, func: OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
-        with in_this_thread(self):
-            return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
-
-    def _communicate(self, call: Call) -> Any:
+    def _communicate(self, call: Call, event: OpEvent) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""
-        if not floating_values((*call.args, *call.kwargs.values())):
-            return self._call(call.op, call.args, call.kwargs)
+        if not floating_values(event.tensors):
+            return self._run(event)
         with _aside():
             begun = self._exchange.begin(call)
             call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
             for companions in call.before:
                 companions.consumed = True
-        call.out = self._call(call.op, call.args, call.kwargs)
+        call.out = self._run(event)
         with _aside():
             inherited = self._exchange.end(call, begun)
             if inherited is None:
@@ -354,7 +343,7 @@ class Shadow(DispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.traits.title), self.ops
+                call.where, call.index = self._origins.current(event.line).where(call.traits.title), self.ops
                 call.inherited = inherited
                 self.judge.judge(call, True)
         return call.out
@@ -380,7 +369,7 @@ class Shadow(DispatchMode):
             for values in floating_values(tensor):
                 if shared:
                     self.store.watch_memory(values, self.store.of(values))
-                origin = self._origins.current(sys._getframe(1))
+                origin = self._origins.current()
                 self.escapes[place := f"{origin.file}:{origin.line}"] += 1
                 if self.judge is not None:
                     self.judge.reach_values([self.store.of(values)], LEFT.format(place), reported=True)
@@ -394,19 +383,20 @@ class Shadow(DispatchMode):
             with _aside():
                 self.store.watch_memory(tensor, self.store.of(tensor))
 
-    def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, event: OpEvent) -> Any:
         self.failed = None
         try:
-            with autocast_of_caller() if traits(func).composed else _NOTHING:
-                return func(*args, **kwargs)
+            with autocast_of_caller() if event.traits.composed else _NOTHING:
+                return event.run()
         except BaseException:
-            self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
+            self.failed = self._origins.current(event.line).where(event.traits.title)
             raise
 
 
-def _is_composite(func: OpOverload) -> bool:
-    """Whether an op is nothing but calls of others."""
-    return bool(has_kernel_for(func._name, "CompositeImplicitAutograd"))
+def _composed(event: OpEvent, key: str) -> Any:
+    """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
+    with event.again():
+        return event.op._op_dk(getattr(DispatchKey, key), *event.args, **event.kwargs)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial, wraps
 from types import CodeType, FrameType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,6 +22,9 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.patching import around_exports
 from ampcheck.torchtools.private import OpOverload
+
+Line: TypeAlias = "tuple[str, int | None]"
+"""A file, as findings name it, and the number of a line."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -233,8 +236,13 @@ def drives(path: str) -> bool:
 
 def short_path(path: str) -> str:
     """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
+    return _relative(path, os.getcwd())
+
+
+@lru_cache(maxsize=1 << 12)
+def _relative(path: str, directory: str) -> str:
     _, installed, inside = path.rpartition(f"site-packages{os.sep}")
-    return inside if installed else path.removeprefix(os.getcwd() + os.sep)
+    return inside if installed else path.removeprefix(directory + os.sep)
 
 
 def users_place(error: BaseException) -> tuple[str, int | None]:
@@ -295,18 +303,18 @@ def _is_the_users(error: BaseException) -> bool:
     return bool(users) and users[-1]
 
 
-def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:
     """The innermost frame of the user's code; of a library that runs a training, only where no other frame is.
 
     inside: only frames that this function calls.
     """
     path, line = users_frame(frame, inside=inside)
-    return short_path(path), line
+    return _relative(path, os.getcwd()), line
 
 
-def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:
     """The same, with the path as Python has it."""
-    driver: tuple[str, int | None] = "", None
+    driver: Line = "", None
     while frame is not None and frame.f_code is not inside:
         path = frame.f_code.co_filename
         if is_users(path):

@@ -6,7 +6,6 @@ its old value was kept whole (a sum), in part (a moving average), or multiplied 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,9 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
-from ampcheck.ops.traits import traits
-from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.memory import dtype_name
-from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, OpOverload, backward_task, without_modes
-from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
+from ampcheck.torchtools.private import backward_task, without_modes
 from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.forms import Form, Operand, combined, itself, mixed
 from ampcheck.training.loop import Resident, Role
@@ -87,7 +83,7 @@ class VanishedConstant:
     option: str = ""
 
 
-class Lineage(DispatchMode):
+class Lineage(OpSubscriber):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
@@ -103,7 +99,6 @@ class Lineage(DispatchMode):
     """
 
     def __init__(self, *additions: Any) -> None:
-        super().__init__()
         self.ops = 0
         self.active = True
         self.overwritten: Callable[[torch.Tensor], None] | None = None
@@ -174,68 +169,59 @@ class Lineage(DispatchMode):
         form = self.form(key)
         self._forms.put(key, Form(form.mask | mask, form.gains, form.pure))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if (
-            not self.active
-            or not isinstance(func, OpOverload)
-            or (types and any(issubclass(k, FakeTensor) for k in types))
-        ):
-            return func(*args, **kwargs)
-        if types and any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
-            return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
+    def see(self, event: OpEvent) -> Any:
+        """Follow the values of an op. Within a subclass a DTensor runs its ops on the local shard, and those count."""
+        if not self.active or event.fake:
+            return event.run()
+        if event.wrapped:
+            return NotImplemented
         self.ops += 1
-        call = Call(func, traits(func), args, kwargs)
-        if call.traits.view:
-            return func(*args, **kwargs)
-        learned = [t for t in leaves((*args, *kwargs.values())) if t.requires_grad]
-        recorded = torch.is_grad_enabled() and bool(learned)
-        backward = backward_task() != -1  # private: whether autograd's engine runs
+        if event.traits.view:
+            return event.run()
+        backward = backward_task() != -1
         self._after_backward |= backward
-        recorded = recorded or backward
+        recorded = backward or (torch.is_grad_enabled() and bool([t for t in event.tensors if t.requires_grad]))
         planned: tuple[list[_Note], list[Form]] | None = None
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
-                plan = self._plan(call, recorded)
+                plan = self._plan(event, recorded)
                 for watch in self._additions:
-                    watch.before(call, self)
+                    watch.before(event, self)
                 planned = plan
             except OP_ERRORS as error:
-                self._miss(call, error)
-        call.out = func(*args, **kwargs)
+                self._miss(event, error)
+        out = event.run()
         if planned is None:
-            return call.out
+            return out
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:
                 notes, forms = planned
-                results = enumerate(leaves(call.out) if forms else ())
-                for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
-                    self._note(call, *note)
+                results = enumerate(leaves(out) if forms else ())
+                for note in (*notes, *[_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results]):
+                    self._note(event, *note)
                 for watch in self._additions:
-                    watch.after(call, self, users_line(sys._getframe()))
+                    watch.after(event, self)
             except OP_ERRORS as error:
-                self._miss(call, error)
-        return call.out
+                self._miss(event, error)
+        return out
 
-    def _miss(self, call: Call, error: Exception) -> None:
+    def _miss(self, call: OpEvent, error: Exception) -> None:
         self.unfollowed[f"{call.traits.title} is not followed through sums: {brief(error)}"] += 1
 
-    def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
+    def _plan(self, call: OpEvent, recorded: bool) -> tuple[list[_Note], list[Form]]:
         """What to note of the tensors that an op writes, and the forms of those that it will return.
 
         Forms follow from what the arguments hold before it; the last one is that of all further results.
         """
         written = [
             (number, tensor)
-            for number, value in enumerate(written_by(call.traits, call.args, call.kwargs))
+            for number, value in enumerate(call.written_values() if call.traits.writes else ())
             for tensor in leaves(value)
         ]
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not [t for t in leaves((*call.args, *call.kwargs.values())) if self.form(t).mask]:
+        if not [t for t in call.tensors if self.form(t).mask]:
             return [_Note(tensor, Form()) for _, tensor in written], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None
@@ -257,7 +243,7 @@ class Lineage(DispatchMode):
         numbers = range(len(call.args[0])) if op.foreach else (0,)
         return [], [self._result(call, self._operands(call, n), None).without(hidden) for n in numbers]
 
-    def _operands(self, call: Call, index: int) -> list[Operand]:
+    def _operands(self, call: OpEvent, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""
         operands, reads = [], not _READS.isdisjoint(call.traits.linear)
         for position, argument in enumerate(call.op._schema.arguments):
@@ -274,7 +260,7 @@ class Lineage(DispatchMode):
                 operands.append(Operand(Form(), float(value)))
         return operands
 
-    def _result(self, call: Call, operands: list[Operand], target: torch.Tensor | None) -> Form:
+    def _result(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None) -> Form:
         op = call.traits
         selects = op.accumulates and not call.argument("accumulate")
         if selects or call.argument("rounding_mode") is not None:
@@ -289,7 +275,7 @@ class Lineage(DispatchMode):
             return Form(self.form(target).mask)
         return combined(op, operands, _number(call, "alpha"), _number(call, "beta"))
 
-    def _bare(self, call: Call, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
+    def _bare(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
         bit, op = self.bit_of(target) if target is not None else 0, call.traits
         if not bit or target is None or not operands or "batch_norm" in op.base or op.base.startswith("_fused_"):
@@ -300,7 +286,7 @@ class Lineage(DispatchMode):
         relative = self._result(call, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
-    def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
+    def _note(self, call: OpEvent, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
         number, bit = storage_number(result), self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
@@ -311,14 +297,14 @@ class Lineage(DispatchMode):
             self.overwritten(result)
         written = self.written.setdefault(number, Written())
         if not written.op or call.traits.copies == 1:  # which replaces what was written before
-            written.file, written.line = users_line(sys._getframe())
-        written.op = op_name(call.op)
+            written.file, written.line = call.line()
+        written.op = call.traits.title
         if old is not None:
             moves = old.float() * scaled != old.float()  # what float32 leaves as well, no format of 16 bits lost
             stuck = int((moves & (result == old)).sum())
-            written.decay += Decay(scaled, int(moves.sum()), stuck, op_name(call.op))
+            written.decay += Decay(scaled, int(moves.sum()), stuck, call.traits.title)
 
-    def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
+    def _constant(self, call: OpEvent, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
         guards = call.traits.rescues and not bit and result.dtype in NARROW
         if not guards or not form.mask & self._residents & ~self.drawn:
@@ -329,7 +315,7 @@ class Lineage(DispatchMode):
             return
         dtype = dtype_name(result.dtype)
         names = [r.name for b, r in self._origins.items() if form.mask & b]
-        new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
+        new = VanishedConstant(constant, dtype, call.traits.title, *call.line())
         seen = self.vanished.setdefault((constant, dtype), new)
         seen.of = tuple(dict.fromkeys((*seen.of, *sorted(names))))
         seen.zeros += int((result == 0).sum())
@@ -344,6 +330,6 @@ class _Note(NamedTuple):
     old: torch.Tensor | None = None
 
 
-def _number(call: Call, name: str) -> float:
+def _number(call: OpEvent, name: str) -> float:
     value = call.argument(name)
     return float(value) if isinstance(value, (int, float)) else 1.0

@@ -19,6 +19,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
+from ampcheck.stream.ops import OpEvent
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.private import READ_NUMBER, without_modes
 from ampcheck.torchtools.reachable import own_tensors, reach
@@ -313,20 +314,26 @@ class LoopShadow(Shadow):
         self._exactly = exactly
         self.degrees: Any = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+    def see(self, event: OpEvent) -> Any:
+        """Follow an op, and keep the exact value of a number that leaves the run."""
+        return self._seen(event, super().see(event))
+
+    def see_higher(self, event: OpEvent) -> Any:
+        """The same of a higher-order op."""
+        return self._seen(event, super().see_higher(event))
+
+    def _seen(self, event: OpEvent, out: Any) -> Any:
+        func, args, kwargs = event.op, event.args, event.kwargs
         if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self.degrees.see(func, args, kwargs or {}, out)
+                self.degrees.see(func, args, kwargs, out)
         if func is READ_NUMBER and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
             self.numbers.append((out, exact))
             return exact if self._exactly else out
         if self._exactly and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self._compare_exactly(func, args, kwargs or {}, out)
+                self._compare_exactly(func, args, kwargs, out)
         return out
 
     def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
