@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from ampcheck.autocast.guards.call_sites import (
 )
 from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
 from ampcheck.core.run import Where
+from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import CAST, OpOverload
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import storage_number
@@ -74,29 +75,22 @@ class CachedCasts:
         self._written.clear()
         self._off = False
 
-    def before(
-        self,
-        op: OpOverload,
-        args: Sequence[object],
-        inputs: Sequence[torch.Tensor],
-        state: State,
-        at: CallSite,
-    ) -> None:
+    def before(self, event: OpEvent, state: State, at: CallSite) -> None:
         """Judge the cached casts among the inputs of an op that is about to run; record what it writes to."""
         if not self._casts:
             return
-        for tensor in inputs:
+        for tensor in event.tensors:
             cached = self._casts.get(id(tensor))
-            if cached is None or cached.cast() is not tensor or op is _CAST:
+            if cached is None or cached.cast() is not tensor or event.op is _CAST:
                 continue
             if not cached.used and python_call(sys._getframe()) != cached.call:
                 del self._casts[id(tensor)]  # the code's own: autocast casts within the call that needs it
                 continue
             cached.used = True
             self._judge(cached, tensor, state, at)
-        if op._schema.is_mutable:
+        if event.op._schema.is_mutable:
             self._clock += 1
-            for tensor in _written(op, args):
+            for tensor in leaves(event.written_values()):
                 if (storage := storage_number(tensor)) is not None:
                     self._written[storage] = (self._clock, f"{at.file}:{at.line}")
 
@@ -166,14 +160,6 @@ def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
     (made_in, made_at), (file, line) = fork(cached.lines, users_lines(sys._getframe()))
     where = Where("forward", module=name.rpartition(".")[0], file=file, line=line)
     return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
-
-
-def _written(op: OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:
-    for argument, value in zip(op._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    yield tensor
 
 
 def _same(weight: torch.Tensor, cast: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A dispatch mode that records each op together with the autocast state of its caller."""
+"""Records each op together with the autocast state of its caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ampcheck.autocast.policy import BANNED, Policy, nearest
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import CAST, OpOverload, backward_node, backward_task, renamed_backend, state_of_caller
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
@@ -59,10 +59,7 @@ class _Running(NamedTuple):
     inputs: list[torch.Tensor]
     state: State
     site: CallSite
-
-    @property
-    def dtypes(self) -> Dtypes:
-        return tuple([t.dtype for t in self.inputs if t.is_floating_point()])
+    dtypes: Dtypes
 
     @property
     def castable(self) -> Dtypes:
@@ -72,7 +69,7 @@ class _Running(NamedTuple):
 
 
 class Recorder:
-    """Records while `active`. Shared by the modes of all threads."""
+    """Records while `active`. Shared by the subscribers of all threads."""
 
     def __init__(self) -> None:
         self.active = True
@@ -92,11 +89,12 @@ class Recorder:
         self._forward: dict[tuple[str, Hashable], _ForwardOp] = {}
         self._function_states: dict[CodeType | None, set[State]] = {}
 
-    def before(self, op: Op, args: Sequence[object], kwargs: Mapping[str, object]) -> _Running | None:
+    def before(self, event: OpEvent) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
-        inputs = _tensors(args, kwargs)
-        devices = [t.device.type for t in inputs if t.is_floating_point()] or [t.device.type for t in inputs] or [""]
-        device = devices[0]
+        op, inputs = event.op, event.tensors
+        floating = [t for t in inputs if t.is_floating_point()]
+        first = next(iter(floating or inputs), None)
+        device = "" if first is None else first.device.type
         if device not in autocast_devices():
             return None
         backward = backward_task() != -1
@@ -109,12 +107,12 @@ class Recorder:
         # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
         with state_of_caller():
             state = current_state(device)
-        running = _Running(op, args, kwargs, inputs, state, site)
+        running = _Running(op, event.args, event.kwargs, inputs, state, site, tuple([t.dtype for t in floating]))
         self.counts["ops"] += 1
         if state.dtype is not None:
             self.counts["autocast ops"] += 1
             self.autocast_devices.add(device)
-        self.casts.before(op, args, inputs, state, site)
+        self.casts.before(event, state, site)
         (self._in_backward if backward else self._in_forward)(running)
         parent = self.thread.parent.get(state.device)
         if parent is not None:
@@ -220,36 +218,32 @@ class Recorder:
             self.calls[self._call("function", running, state=forward, now=state, casts=casts)] += 1
 
 
-class OpsMode(DispatchMode):
+class OpsRecorder(OpSubscriber):
     """Records ops of the thread that enters it. Compiled code runs compiled under it, and is seen only in part."""
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as usual."""
-        return True
+    compiles = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs, running = kwargs or {}, None
-        if self._recorder.active:
-            if isinstance(func, OpOverload):
-                running = self._recorder.before(func, args, kwargs)
-            else:
-                self._recorder.unseen["higher-order ops"] += 1
+    def see(self, event: OpEvent) -> Any:
+        """Record an op with the state of autocast in which it was called."""
+        running = self._recorder.before(event) if self._recorder.active else None
         if running is None:
-            return func(*args, **kwargs)
+            return event.run()
         try:
-            out = func(*args, **kwargs)
+            out = event.run()
         except Exception as error:
             self._recorder.failed(running, error)
             raise
         self._recorder.after(running, out)
         return out
+
+    def see_higher(self, event: OpEvent) -> Any:
+        """Count a higher-order op."""
+        if self._recorder.active:
+            self._recorder.unseen["higher-order ops"] += 1
+        return event.run()
 
 
 def current_state(device: str) -> State:
@@ -307,9 +301,3 @@ def plain_overload(op: Op) -> str:
         if not candidate.is_mutable and [(a.name, str(a.type)) for a in candidate.arguments] == wanted:
             return op_name(getattr(packet, name))
     return ""
-
-
-def _tensors(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
-    values = (*args, *kwargs.values())
-    items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-    return [item for item in items if isinstance(item, torch.Tensor)]
