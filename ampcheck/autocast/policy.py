@@ -232,26 +232,22 @@ def number_of(release: str) -> tuple[int, ...]:
 
 def _policies_from(device: str, version: str, data: Mapping[str, Any]) -> dict[str, Policy]:
     def read(part: Mapping[str, Any]) -> tuple[dict[str, OpPolicy], dict[str, str]]:
-        ops = {name: _op_from(op) for name, op in part["ops"].items()}
+        ops: dict[str, OpPolicy] = {}
+        for name, fields in part["ops"].items():  # hundreds, checked without a call for each
+            if not isinstance(fields, dict):
+                raise TypeError(f"an OpPolicy cannot be {fields!r:.40}")
+            ops[name] = op = OpPolicy(**fields)
+            texts = op.rule, op.redispatch, op.raises, op.source, *op.facts.keys(), *op.facts.values()
+            if set(map(type, texts)) != {str} or not isinstance(op.restores, bool):
+                raise TypeError(f"an OpPolicy has other values than text: {fields!r:.80}")
+            if op.rule not in RULES and not (op.rule.startswith(FIXED) and op.rule != FIXED):
+                raise ValueError(f"there is no rule {op.rule!r:.80}")
         return ops, {op: _text(why) for op, why in part["unprobed"].items()}
 
     if not isinstance(data["dtypes"], list) or not data["dtypes"]:
         raise ValueError(f"{device} names no dtype")
     shared, others = read(data), {dtype: read(part) for dtype, part in data.get("differing", {}).items()}
     return {_text(d): Policy(device, version, (d,), *others.get(d, shared)) for d in data["dtypes"]}
-
-
-def _op_from(data: object) -> OpPolicy:
-    """A record of `OpPolicy.to_json`. A snapshot has hundreds: each is checked in one call."""
-    if not isinstance(data, dict):
-        raise TypeError(f"an OpPolicy cannot be {data!r:.40}")
-    op = OpPolicy(**data)
-    texts = op.rule, op.redispatch, op.raises, op.source, *op.facts.keys(), *op.facts.values()
-    if set(map(type, texts)) != {str} or not isinstance(op.restores, bool):
-        raise TypeError(f"an OpPolicy has other values than text: {data!r:.80}")
-    if op.rule not in RULES and not (op.rule.startswith(FIXED) and op.rule != FIXED):
-        raise ValueError(f"there is no rule {op.rule!r:.80}")
-    return op
 
 
 def _text(value: object) -> str:

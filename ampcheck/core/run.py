@@ -275,8 +275,8 @@ class Run:
 
 def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
     """How many findings have each verdict, worst first, without the zeros."""
-    count = Counter(finding.verdict for finding in findings)
-    return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+    count = Counter([finding.verdict for finding in findings])
+    return {verdict: count[verdict] for verdict in SEVERITY if verdict in count}
 
 
 _PHASES = ("forward", "backward", "update")

@@ -85,7 +85,8 @@ class Side:
             if not has_companions(tensor):
                 return self._of_layout(tensor)
             companions = self.store.of(tensor)
-        return view_of(tensor, companions.values.exact if self.name == "exact" else companions.values.moved)
+        values = companions.held or companions.values
+        return view_of(tensor, values.exact if self.name == "exact" else values.moved)
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_zerotensor():
@@ -121,10 +122,8 @@ class Side:
             return type(value)(self.lift(item) for item in value)
         return value
 
-    def _argument(self, call: Call, value: Any) -> Any:
-        """An argument of the call as this side has it: a constant of a 16-bit format is that of float32."""
-        if type(value) is not float:
-            return self.lift(value)
+    def _constant(self, call: Call, value: float) -> float:
+        """A number as this side has it: a constant of a 16-bit format is that of float32."""
         wide = wide_constant(value)
         if wide != value:
             call.constants[value] = wide
@@ -132,8 +131,10 @@ class Side:
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""
-        args: list[Any] = [self._argument(call, value) for value in call.args]
-        kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
+        args = [self._constant(call, v) if type(v) is float else self.lift(v) for v in call.args]
+        kwargs = dict(call.kwargs)
+        for name, value in kwargs.items():
+            kwargs[name] = self._constant(call, value) if type(value) is float else self.lift(value)
         for position, name in call.traits.writes:
             if position < len(args):
                 args[position] = map_tensors(_scratch, args[position])

@@ -112,9 +112,10 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where, inherited = call.where, call.inherited
-        if tests_finiteness(call):
+        carried = [companions for companions in call.before if companions.suspects]
+        if call.traits.decides and tests_finiteness(call):
             self._reached.test(inherited)
-        elif decides(call, faulty=bool(inherited)):
+        elif call.traits.decides and decides(call, faulty=bool(inherited)):
             self._decision(call)
         elif call.name == "_local_scalar_dense":
             self.reach_values(call.before, LEFT.format(f"{where.file}:{where.line}"), reported=True)
@@ -122,11 +123,12 @@ class Judge:
             self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
-        if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
-            for suspect in self._suspects.of(call.before, COLLIDED):
+        if carried and (call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh)):
+            for suspect in self._suspects.of(carried, COLLIDED):
                 self._accuse(suspect, "a comparison or an index")
-        for suspect in self._suspects.of(call.before[divisors(call)], BOUND) if where.phase != "backward" else ():
-            self._accuse(suspect, "what is divided by it")
+        if carried and where.phase != "backward":
+            for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
+                self._accuse(suspect, "what is divided by it")
         results = call.written + call.fresh
         if not results:
             return
@@ -140,7 +142,8 @@ class Judge:
             if is_weight := any(t.requires_grad and t.is_leaf for t in call.written):
                 self._update(call)
             self._lose_update(call, persists=is_weight or not any(c.depth for c in call.before[:1]))
-        self._use_weights(call)
+        if carried or call.written:
+            self._use_weights(call)
         after = [self._store.of(tensor) for tensor in results]
         self._pass_on(call, results, after)
         if not ruled:
@@ -242,7 +245,7 @@ class Judge:
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor], after: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        call.depths = tuple(c.depth for c in call.before)
+        call.depths = tuple([c.depth for c in call.before])
         depth = max(call.depths, default=0)
         pass_on(call.before if not call.traits.shaped else (), after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
@@ -250,16 +253,15 @@ class Judge:
             companions.gradient = gradient
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
-            summed = call.traits.sums and all(c.whole for c in call.before)
             if COLLIDED in companions.suspects and (
-                summed or not (companions.whole or call.moves or self._is_position(companions))
+                (call.traits.sums and all(c.whole for c in call.before))
+                or not (companions.whole or call.moves or self._is_position(companions))
             ):
                 drop(companions, COLLIDED)  # a measurement
-            if call.traits.contracts:
-                drop(companions, BLURRED)
-            if not call.moves and call.name != "_to_copy":
-                drop(companions, BOUND)
-            if bound := bound_that_decides(call, tensor):
+            if companions.suspects:
+                gone = (BLURRED,) if call.traits.contracts else ()
+                drop(companions, *gone, *((BOUND,) if not call.moves and call.name != "_to_copy" else ()))
+            if call.traits.base.startswith("clamp") and (bound := bound_that_decides(call, tensor)):
                 fault, is_end = bound
                 self._suspects.add(companions, BOUND, fault)
                 if is_end:
@@ -267,7 +269,8 @@ class Judge:
 
     def _result(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         where, before, inherited = call.where, call.before, call.inherited
-        exact, moved = view_of(tensor, companions.values.exact), view_of(tensor, companions.values.moved)
+        values = companions.held or companions.values
+        exact, moved = view_of(tensor, values.exact), view_of(tensor, values.moved)
         whole, unit, low = companions.gradient, companions.unit, tensor.itemsize <= 2
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
@@ -295,12 +298,12 @@ class Judge:
             self._cut_off(call, tensor, exact)
         if seen_at_once.emptier or single:
             self._note_zeros(call, tensor, exact, companions)
-        else:
+        elif companions.suspects:
             drop(companions, VANISHED)
         if ERROR in companions.suspects and restarts(tensor, self._store, companions):
             companions.faults = inherited
             return
-        if seen_at_once.within and not (seen_at_once.ill or single):
+        if companions.suspects and seen_at_once.within and not (seen_at_once.ill or single):
             drop(companions, ERROR, TAKEN)
         widens = not (seen_at_once.within or single or inherited)
         if widens and widened(call, tensor, self._store):
@@ -322,10 +325,11 @@ class Judge:
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
             fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
             self._suspects.add(companions, BLURRED, fault)
-        masked = any(MASKED in c.suspects for c in before)
+        masked = bool([c for c in before if MASKED in c.suspects])
         if seen_at_once.within and not masked:
             self._reached.repeat(where, exact)
-            drop(companions, MASKED)
+            if companions.suspects:
+                drop(companions, MASKED)
             return
         form = format_of(torch.float32 if tensor.is_complex() else tensor.dtype)
         seen = examine(
@@ -420,7 +424,7 @@ class Judge:
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
-        if not companions.consumed:
+        if companions.faults and not companions.consumed:
             top, known = largest_number(torch.float32), companions.faults & self._faults.keys()
             large = [key for key in known if self._faults[key].exact_amax > top]
             self._reached.discard(companions.faults, scaled=self.scale != 1, large=large)

@@ -14,7 +14,7 @@ from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of
-from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
+from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.escapes import (
     eager_cond,
     eager_flex_attention,
@@ -58,7 +58,6 @@ from ampcheck.torchtools.storage import local, unwrapped
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """What companions are computed below of, together with autograd."""
 _NOTHING = nullcontext()
-_NO_FAULTS: frozenset[Key] = frozenset()
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 
@@ -229,7 +228,7 @@ class Shadow(OpSubscriber):
         if op.namespace == "fsdp":
             return _composed(event, event.tensors[0].device.type.upper())
         call = Call(event.op, op, event.args, event.kwargs)
-        if communicates(op):
+        if op.namespace != "aten" and communicates(op):
             return self._communicate(call, event)
         if self._exchange.settles and self._exchange.repeats(call):
             return self._run(event)
@@ -237,8 +236,9 @@ class Shadow(OpSubscriber):
             with _aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values(event.tensors)
-        call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
-        storages = {t.untyped_storage()._cdata for t in call.inputs}
+        for tensor in call.inputs:
+            call.before.append(self.store.of(tensor))  # before the op, which may overwrite them
+        storages = [t.untyped_storage()._cdata for t in call.inputs]
         if op.keeps:
             call.kept = event.args[0].clone()
         rows = None
@@ -249,7 +249,7 @@ class Shadow(OpSubscriber):
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
-            storages = {t.untyped_storage()._cdata for t in call.inputs}
+            storages = [t.untyped_storage()._cdata for t in call.inputs]
         self._find_results(call, storages)
         if not self._concerns(call):
             self.whole += 1
@@ -270,10 +270,11 @@ class Shadow(OpSubscriber):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
         written = call.written_values() if call.traits.writes else []
-        call.written = floating_values(written)
-        for tensor in leaves(written):
-            if not tensor.is_floating_point() and not tensor.is_complex():
-                self._write_integers(call, tensor)
+        if written:
+            call.written = floating_values(written)
+            for tensor in leaves(written):
+                if not tensor.is_floating_point() and not tensor.is_complex():
+                    self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
 
@@ -289,8 +290,9 @@ class Shadow(OpSubscriber):
         if origin.phase == "backward":
             self._steps.due = self._steps.stepping
         for companions in call.before:
-            companions.consumed |= bool(call.fresh or call.written)
-        call.inherited = _NO_FAULTS.union(*(c.faults for c in call.before if c.faults))
+            companions.consumed = companions.consumed or bool(call.fresh or call.written)
+            if companions.faults:
+                call.inherited |= companions.faults
         ruled = self._follower.follow(call) if call.fresh or call.written else True
         if ruled and call.fresh:
             follow_accumulators(call, self.store)
@@ -305,7 +307,8 @@ class Shadow(OpSubscriber):
                 self._note_precision(call)
         except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
             self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
-        follow_lineage(call, self.store)
+        if call.written or call.traits.adds or call.traits.copies is not None:
+            follow_lineage(call, self.store)
 
     def see_higher(self, event: OpEvent) -> Any:
         """Follow a higher-order op. Where a rule can call what it calls, every op inside is followed."""

@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from types import CodeType, FrameType
 from typing import ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -207,12 +207,14 @@ def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Modu
             yield name, module
 
 
+@cache
 def op_name(op: OpOverload) -> str:
     """`aten::addmm` for the default overload, `aten::sum.dim_IntList` otherwise."""
     name, overload = op._schema.name, op._schema.overload_name
     return f"{name}.{overload}" if overload else name
 
 
+@cache
 def overload(name: str) -> OpOverload:
     """The overload that `op_name` names. Raises `AttributeError` where this PyTorch has none."""
     namespace, _, rest = name.partition("::")

@@ -106,6 +106,7 @@ class Lineage(OpSubscriber):
         self.unfollowed = Counter[str]()
         self.iterates: set[str] = set()
         self._additions = additions
+        self._before, self._after = ([getattr(a, n) for a in additions if hasattr(a, n)] for n in ("before", "after"))
         self._origins: dict[int, Resident] = {}
         self.begin(())
 
@@ -185,8 +186,8 @@ class Lineage(OpSubscriber):
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
                 plan = self._plan(event, recorded)
-                for watch in self._additions:
-                    watch.before(event, self)
+                for before in self._before:
+                    before(event, self)
                 planned = plan
             except OP_ERRORS as error:
                 self._miss(event, error)
@@ -196,11 +197,12 @@ class Lineage(OpSubscriber):
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:
                 notes, forms = planned
-                results = enumerate(leaves(out) if forms else ())
-                for note in (*notes, *[_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results]):
+                for number, tensor in enumerate(leaves(out) if forms else ()):
+                    notes.append(_Note(tensor, forms[min(number, len(forms) - 1)]))
+                for note in notes:
                     self._note(event, *note)
-                for watch in self._additions:
-                    watch.after(event, self)
+                for after in self._after:
+                    after(event, self)
             except OP_ERRORS as error:
                 self._miss(event, error)
         return out
@@ -213,16 +215,13 @@ class Lineage(OpSubscriber):
 
         Forms follow from what the arguments hold before it; the last one is that of all further results.
         """
-        written = [
-            (number, tensor)
-            for number, value in enumerate(call.written_values() if call.traits.writes else ())
-            for tensor in leaves(value)
-        ]
+        values = enumerate(call.written_values()) if call.traits.writes else ()
+        written = [(number, tensor) for number, value in values for tensor in leaves(value)] if values else []
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not [t for t in call.tensors if self.form(t).mask]:
-            return [_Note(tensor, Form()) for _, tensor in written], []
+        if not [form for form in map(self._forms.get, call.tensors) if form is not None and form.mask]:
+            return [_Note(tensor, Form()) for _, tensor in written] if written else [], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None
         followed = (followed or (op.foreach and not op.reduces)) and op.namespace == "aten"

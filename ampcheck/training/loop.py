@@ -162,7 +162,7 @@ class TrainingLoop:
         for path, optimizer in self.optimizers.items():
             for number, parameter in enumerate(parameters_of(optimizer)):
                 named.setdefault(id(parameter), (f"{path}.params.{number}", parameter))
-        yield from named.values()
+        return iter(named.values())
 
     def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Every module by its path, each once."""
@@ -291,7 +291,7 @@ def inner_optimizer(value: object) -> Any:
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The parameters in the groups of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return iter([parameter for group in optimizer.param_groups for parameter in group["params"]])
 
 
 def same_loss(first: float, second: float) -> bool:

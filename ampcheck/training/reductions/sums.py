@@ -126,22 +126,26 @@ class ReductionWatch:
 
     def before(self, call: OpEvent, lineage: Lineage) -> None:
         """Find the partial sums that an op is going to make, and end those that it overwrites."""
-        self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
+        adds = len(call.traits.linear) > 1
+        self._pending = [self._extended(*parts, lineage) for parts in _additions(call)] if adds else []
         for tensor in leaves(call.written_values()) if call.traits.writes else ():
-            if not any(p is not None and p[0] is tensor for p in self._pending):
+            if not [p for p in self._pending if p is not None and p[0] is tensor]:
                 self._partial.pop(tensor)
 
     def after(self, call: OpEvent, lineage: Lineage) -> None:
         """Note the partial sums that an op has made."""
         self.norms.see(call)
-        results = leaves(call.out) or (leaves(call.args[0]) if self._pending else [])
+        position = call.traits.copies
+        followed = self._pending or (position is not None and len(self._partial))
+        results = leaves(call.out) if followed else []
+        if self._pending and not results:
+            results = leaves(call.args[0])
         for pending, result in zip(self._pending, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
                 kind = _kind(accumulator)
                 total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *call.line()))
                 self._keep(total, result, accumulator, lineage, rounded=True)
-        position = call.traits.copies
         if position is not None and results and not call.traits.foreach:
             source, copied = call.args[position], results[0]
             copy = self._of(source)

@@ -95,9 +95,6 @@ class MomentWatch:
             for tensor in leaves(call.argument(name)):
                 self._divisors |= lineage.form(tensor).mask
 
-    def after(self, call: OpEvent, lineage: Lineage) -> None:
-        """Nothing is noted after an op."""
-
     def start(self, residents: Sequence[Resident]) -> None:
         """Copy the values of the narrow parameters, before a step."""
         groups = [group for optimizer in self._loop.optimizers.values() for group in optimizer.param_groups]
