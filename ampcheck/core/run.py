@@ -224,7 +224,7 @@ class Run:
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in order."""
-        return tuple(finding for finding in self.findings if finding.verdict is verdict)
+        return tuple([finding for finding in self.findings if finding.verdict is verdict])
 
     @property
     def failed(self) -> bool:
@@ -438,7 +438,7 @@ def merge(runs: Iterable[Run]) -> Run:
     runs = tuple(runs)
     return Run(
         {key: value for run in runs for key, value in run.environment.items()},
-        tuple(finding for run in runs for finding in run.findings),
+        tuple([finding for run in runs for finding in run.findings]),
         sum((run.coverage for run in runs), Coverage()),
         tuple(table for run in runs for table in run.tables),
         tuple(chart for run in runs for chart in run.charts),

@@ -100,11 +100,11 @@ def traits(op: OpOverload) -> Traits:
     composite = kernels and has_kernel_for(overload, "CompositeExplicitAutograd")
     return Traits(
         namespace, name, base, op_name(op), foreach,
-        writes=tuple((i, a.name) for i, a in enumerate(schema.arguments) if written[i]),
+        writes=tuple([(i, a.name) for i, a in enumerate(schema.arguments) if written[i]]),
         view=view,
         random=torch.Tag.nondeterministic_seeded in tags,
         shaped=base.endswith("_like") or base.startswith("new_"),
-        accumulates=any(a.name in ("accumulate", "reduce") for a in schema.arguments),
+        accumulates=bool({"accumulate", "reduce"}.intersection([a.name for a in schema.arguments])),
         checks=(namespace != "aten" and len(schema.returns) > 1) or short.lstrip("_").startswith("linalg_"),
         composed=bool(composite) and not (view or row["moves"] or row.get("unset")),
         **row,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -106,11 +107,13 @@ def is_chance(share: float, numbers: int) -> bool:
     return share**numbers > _CHANCE
 
 
+@cache
 def floor_of(depth: int) -> float:
     """The honest error, in unit roundoffs, of a value after so many roundings in a row: they add like a random walk."""
     return min(FLOOR, max(_LEAST, 0.5 * math.sqrt(depth)))
 
 
+@lru_cache(maxsize=1 << 12)
 def group_dims(shape: torch.Size) -> tuple[int, ...]:
     """The dimensions that a group spans: columns of narrow tensors (boxes, coordinates), rows of others."""
     dims = len(shape)
@@ -189,10 +192,13 @@ def look(
     if strict and _excuses(floor * unit):
         return Look(False, emptier, largest, False, smallest)
     parts = list(_parts(value, exact, moved, dims))
-    if all(_is_near(part, away, dims, SLACK * floor * unit) for part, _, away in parts):
+    for part, _, away in parts:
+        if not _is_near(part, away, dims, SLACK * floor * unit):
+            break
+    else:
         return Look(True, emptier, largest, False, smallest)
     looks = [_norms(part, reference, away, dims) for part, reference, away in parts]
-    sizes, spreads, errors = (torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3))
+    sizes, spreads, errors = [torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3)]
     if dims is None:
         sizes, spreads, errors = (torch.linalg.vector_norm(norms) for norms in (sizes, spreads, errors))
     bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)

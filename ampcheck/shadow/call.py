@@ -40,7 +40,7 @@ class Call(OpCall):
     )  # fmt: skip
 
     def __init__(self, op: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__(op, traits, args, kwargs)
+        self.op, self.traits, self.args, self.kwargs, self.name, self.out = op, traits, args, kwargs, traits.name, None
         self.inputs: list[torch.Tensor] = []
         self.before: list[Companions] = []
         self.inherited: frozenset[Key] = frozenset()

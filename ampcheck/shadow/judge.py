@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 
@@ -53,6 +54,8 @@ from ampcheck.shadow.suspects import (
     pass_on,
     vanished,
 )
+
+_SUSPECTS, _DEPTH, _GRADIENT = attrgetter("suspects"), attrgetter("depth"), attrgetter("gradient")
 
 _LOST_UPDATE = 0.5
 """The part of an update from which it is lost."""
@@ -112,7 +115,7 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         where, inherited = call.where, call.inherited
-        carried = [companions for companions in call.before if companions.suspects]
+        carried = list(filter(_SUSPECTS, call.before))
         if call.traits.decides and tests_finiteness(call):
             self._reached.test(inherited)
         elif call.traits.decides and decides(call, faulty=bool(inherited)):
@@ -132,9 +135,10 @@ class Judge:
         results = call.written + call.fresh
         if not results:
             return
-        if is_own_cast(call):
+        if call.name == "_to_copy" and is_own_cast(call):
             self.casts[where.file, where.line, dtype_name(call.fresh[0].dtype)] += 1
-        if where.phase != "backward" and (missing := missing_terms(call, results, self._store)):
+        lacks = (carried or inherited) and where.phase != "backward"
+        if lacks and (missing := missing_terms(call, results, self._store)):
             self.reach_values(missing, "a sum that lacks it")
             for suspect in [*self._suspects.of(missing, ILL, VANISHED)][:1]:
                 self._accuse(suspect, "a sum that lacks it")
@@ -144,7 +148,7 @@ class Judge:
             self._lose_update(call, persists=is_weight or not any(c.depth for c in call.before[:1]))
         if carried or call.written:
             self._use_weights(call)
-        after = [self._store.of(tensor) for tensor in results]
+        after = list(map(self._store.of, results))
         self._pass_on(call, results, after)
         if not ruled:
             for companions in after if inherited else ():  # nothing is known of it but what it was made of
@@ -245,7 +249,7 @@ class Judge:
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor], after: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        call.depths = tuple([c.depth for c in call.before])
+        call.depths = tuple(map(_DEPTH, call.before))
         depth = max(call.depths, default=0)
         pass_on(call.before if not call.traits.shaped else (), after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
@@ -325,9 +329,10 @@ class Judge:
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
             fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
             self._suspects.add(companions, BLURRED, fault)
-        masked = bool([c for c in before if MASKED in c.suspects])
+        masked = any(MASKED in c.suspects for c in filter(_SUSPECTS, before))
         if seen_at_once.within and not masked:
-            self._reached.repeat(where, exact)
+            if self._reached.lost:
+                self._reached.repeat(where, exact)
             if companions.suspects:
                 drop(companions, MASKED)
             return
@@ -454,6 +459,8 @@ def _takes_gradients(call: Call) -> bool:
 
     Gradients are judged as a whole, so their small rows may have any error, which the result has then too.
     """
+    if True not in map(_GRADIENT, call.before):
+        return False
     op, written = call.traits, {id(tensor) for tensor in call.written}
     averages = "other" in op.linear or (op.adds and not op.divides)
     averages = averages and all(t.itemsize > 2 and not t.requires_grad for t in call.written)

@@ -217,6 +217,8 @@ class Shadow(OpSubscriber):
             return event.run()  # no values: a graph, or a DTensor that works out the shape of a result
         if perf_counter() > self.until:
             raise EnoughSteps
+        if event.higher:
+            return self._inside(event)
         if event.wrapped:
             return NotImplemented
         op = event.traits
@@ -251,7 +253,7 @@ class Shadow(OpSubscriber):
                 call = rows.ran(out)
             storages = [t.untyped_storage()._cdata for t in call.inputs]
         self._find_results(call, storages)
-        if not self._concerns(call):
+        if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
             return out
         self.ops += 1
@@ -278,10 +280,8 @@ class Shadow(OpSubscriber):
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
 
-    def _concerns(self, call: Call) -> bool:
-        """Whether an op has floating results, decides upon floating values, or lets them leave the run."""
-        if call.fresh or call.written or not call.before:
-            return bool(call.fresh or call.written)
+    def _reads(self, call: Call) -> bool:
+        """Whether an op without floating results decides upon floating values, or lets them leave the run."""
         return call.traits.leaves or (self.judge is not None and bool(call.traits.decides))
 
     def _follow(self, call: Call, origin: Origin) -> None:
@@ -310,12 +310,8 @@ class Shadow(OpSubscriber):
         if call.written or call.traits.adds or call.traits.copies is not None:
             follow_lineage(call, self.store)
 
-    def see_higher(self, event: OpEvent) -> Any:
-        """Follow a higher-order op. Where a rule can call what it calls, every op inside is followed."""
-        if event.fake or _traces():
-            return event.run()
-        if perf_counter() > self.until:
-            raise EnoughSteps
+    def _inside(self, event: OpEvent) -> Any:
+        """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
         run = HIGHER.get(str(event.op))
         if run is not None:
             with event.again():

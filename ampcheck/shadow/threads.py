@@ -34,7 +34,7 @@ class OtherThread(OpSubscriber):
         """Count an op."""
         if event.wrapped:
             return NotImplemented
-        if self._ended.is_set() or event.traits.view:
+        if self._ended.is_set() or event.higher or event.traits.view:
             return event.run()
         inputs = floating_values(event.tensors)
         numbers = (*event.args, *event.kwargs.values())

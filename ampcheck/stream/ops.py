@@ -97,8 +97,7 @@ class OpEvent(OpCall):
             if self._left < 0:
                 out = self.op(*self.args, **self.kwargs)
             else:
-                subscriber = self._subscribers[self._left]
-                out = subscriber.see_higher(self) if self.higher else subscriber.see(self)
+                out = self._subscribers[self._left].see(self)
                 if out is NotImplemented and self._left + 1 < len(self._subscribers):
                     with self.again():  # a subscriber further in wants the result of the subclass
                         out = self.op(*self.args, **self.kwargs)
@@ -127,11 +126,7 @@ class OpSubscriber:
     _mode: _Ops | None = None
 
     def see(self, event: OpEvent) -> Any:
-        """Return the result of an op."""
-        return event.run()
-
-    def see_higher(self, event: OpEvent) -> Any:
-        """Return the result of a higher-order op."""
+        """Return the result of an op, which may be of a higher order."""
         return event.run()
 
     def __enter__(self) -> Any:

@@ -52,6 +52,8 @@ class Trace(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Record an op."""
+        if event.higher:
+            return event.run()
         at = self._origins.current(event.line)
         started = TracedOp(at.where(event.traits.title), _dtypes(event.tensors))
         try:

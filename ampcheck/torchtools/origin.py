@@ -52,7 +52,9 @@ class Origins:
 
     def current(self, line: Callable[[], Line] | None = None) -> Origin:
         """The origin of the op that runs; line: returns the user's line that runs it, where somebody has looked."""
-        backward, node = _backward_node()
+        backward = backward_task() != -1
+        running = backward_node() if backward else None
+        node = None if running is None else running._sequence_nr()
         if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
             module = origin.module if origin is not None else ""
@@ -76,11 +78,3 @@ class Origins:
                     del self._by_node[old]
             self._by_node[node] = origin
         return origin
-
-
-def _backward_node() -> tuple[bool, int | None]:
-    """Whether the autograd engine runs, and the sequence number of its node. Private names of torch 2.4 to 2.13."""
-    if backward_task() == -1:
-        return False, None
-    node = backward_node()
-    return True, None if node is None else node._sequence_nr()

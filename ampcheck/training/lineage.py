@@ -106,7 +106,10 @@ class Lineage(OpSubscriber):
         self.unfollowed = Counter[str]()
         self.iterates: set[str] = set()
         self._additions = additions
-        self._before, self._after = ([getattr(a, n) for a in additions if hasattr(a, n)] for n in ("before", "after"))
+        self._before, self._after, self._divided = (
+            [getattr(addition, name) for addition in additions if hasattr(addition, name)]
+            for name in ("before", "after", "divided")
+        )
         self._origins: dict[int, Resident] = {}
         self.begin(())
 
@@ -172,7 +175,7 @@ class Lineage(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Follow the values of an op. Within a subclass a DTensor runs its ops on the local shard, and those count."""
-        if not self.active or event.fake:
+        if not self.active or event.higher or event.fake:
             return event.run()
         if event.wrapped:
             return NotImplemented
@@ -188,6 +191,8 @@ class Lineage(OpSubscriber):
                 plan = self._plan(event, recorded)
                 for before in self._before:
                     before(event, self)
+                for divided in self._divided if event.traits.divides else ():
+                    divided(event, self)
                 planned = plan
             except OP_ERRORS as error:
                 self._miss(event, error)
@@ -226,8 +231,9 @@ class Lineage(OpSubscriber):
         followed = bool(written) or op.pointwise or op.copies is not None
         followed = (followed or (op.foreach and not op.reduces)) and op.namespace == "aten"
         # Bits that are read or written as integers are no values.
-        floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
-        followed = followed and (op.copies is None or op.moves or floats)
+        followed = followed and (
+            op.copies is None or op.moves or all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
+        )
         hidden = (0 if followed else self._residents) | (self.weights if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:

@@ -316,13 +316,7 @@ class LoopShadow(Shadow):
 
     def see(self, event: OpEvent) -> Any:
         """Follow an op, and keep the exact value of a number that leaves the run."""
-        return self._seen(event, super().see(event))
-
-    def see_higher(self, event: OpEvent) -> Any:
-        """The same of a higher-order op."""
-        return self._seen(event, super().see_higher(event))
-
-    def _seen(self, event: OpEvent, out: Any) -> Any:
+        out = super().see(event)
         func, args, kwargs = event.op, event.args, event.kwargs
         if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():

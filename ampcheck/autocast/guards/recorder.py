@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ class Recorder:
     def before(self, event: OpEvent) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
         op, inputs = event.op, event.tensors
-        floating = [t for t in inputs if t.is_floating_point()]
+        floating = list(filter(torch.is_floating_point, inputs))
         first = next(iter(floating or inputs), None)
         device = "" if first is None else first.device.type
         if device not in autocast_devices():
@@ -107,7 +108,7 @@ class Recorder:
         # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
         with state_of_caller():
             state = current_state(device)
-        running = _Running(op, event.args, event.kwargs, inputs, state, site, tuple([t.dtype for t in floating]))
+        running = _Running(op, event.args, event.kwargs, inputs, state, site, tuple(map(_dtype_of, floating)))
         self.counts["ops"] += 1
         if state.dtype is not None:
             self.counts["autocast ops"] += 1
@@ -228,22 +229,20 @@ class OpsRecorder(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Record an op with the state of autocast in which it was called."""
-        running = self._recorder.before(event) if self._recorder.active else None
+        recorder, running = self._recorder, None
+        if recorder.active and event.higher:
+            recorder.unseen["higher-order ops"] += 1
+        elif recorder.active:
+            running = recorder.before(event)
         if running is None:
             return event.run()
         try:
             out = event.run()
         except Exception as error:
-            self._recorder.failed(running, error)
+            recorder.failed(running, error)
             raise
-        self._recorder.after(running, out)
+        recorder.after(running, out)
         return out
-
-    def see_higher(self, event: OpEvent) -> Any:
-        """Count a higher-order op."""
-        if self._recorder.active:
-            self._recorder.unseen["higher-order ops"] += 1
-        return event.run()
 
 
 def current_state(device: str) -> State:
@@ -254,6 +253,7 @@ def current_state(device: str) -> State:
     return _state(device, torch.get_autocast_dtype(device), emulation.policy.device if emulation is not None else "")
 
 
+_dtype_of = attrgetter("dtype")
 _state = cache(State)  # made once, for it is a key of every op
 
 

@@ -106,6 +106,8 @@ class CollectiveWatch(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Record a sum over processes, and what casts lead to one."""
+        if event.higher:
+            return event.run()
         if any(map(placements, event.tensors)):
             return NotImplemented  # DTensor decomposes it into ops on shards and collectives, which come here
         space, _, name = event.op._schema.name.partition("::")

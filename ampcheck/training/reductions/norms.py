@@ -72,15 +72,17 @@ class _Norm:
 
 class NormWatch:
     """Follows norms from op to op. Of a sharded tensor that of the local part is followed, and the sums over processes
-    of its powers."""
+    of its powers. any: whether there are norms in this step."""
 
     def __init__(self) -> None:
         self.totals: list[NormStats] = []
+        self.any = False
         self._norms = StorageMap[dict[int, tuple[_Norm, ...]]]()  # by offset
 
     def forget(self) -> None:
         """Drop the norms of the step before."""
         self._norms.clear()
+        self.any = False
 
     def see(self, call: OpEvent) -> None:
         """Look at an op that ran. What is no norm, and was not computed from one, is left alone."""
@@ -165,6 +167,7 @@ class NormWatch:
         return norms.get(int(tensor.storage_offset()), ()) if norms and isinstance(tensor, torch.Tensor) else ()
 
     def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
+        self.any = True
         self._norms.put(tensor, {**(self._norms.get(tensor) or {}), int(tensor.storage_offset()): norms})
 
 

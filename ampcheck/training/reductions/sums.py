@@ -134,7 +134,8 @@ class ReductionWatch:
 
     def after(self, call: OpEvent, lineage: Lineage) -> None:
         """Note the partial sums that an op has made."""
-        self.norms.see(call)
+        if self.norms.any or call.traits.base.endswith("norm"):
+            self.norms.see(call)
         position = call.traits.copies
         followed = self._pending or (position is not None and len(self._partial))
         results = leaves(call.out) if followed else []

@@ -89,7 +89,7 @@ class MomentWatch:
         """A step begins, with origins of its own."""
         self._lineage, self._divisors = lineage, 0
 
-    def before(self, call: OpEvent, lineage: Lineage) -> None:
+    def divided(self, call: OpEvent, lineage: Lineage) -> None:
         """Note the origins of what an op divides by."""
         for name in call.traits.divides:
             for tensor in leaves(call.argument(name)):

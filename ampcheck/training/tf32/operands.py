@@ -109,6 +109,8 @@ class OperandWatch(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Follow an op."""
+        if event.higher:
+            return event.run()
         args, op = event.args, event.traits
         whole = args[0] if op.title == "aten::view.dtype" and args[0].dtype is torch.float32 else None
         if whole is not None and whole.layout is torch.strided and self._origin(whole) is None:
