@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from ampcheck.autocast.guards.call_sites import (
 from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
 from ampcheck.core.run import Where
 from ampcheck.stream.ops import OpEvent, leaves
-from ampcheck.torchtools.private import CAST, OpOverload
+from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import storage_number
 
@@ -94,13 +93,13 @@ class CachedCasts:
                 if (storage := storage_number(tensor)) is not None:
                     self._written[storage] = (self._clock, f"{at.file}:{at.line}")
 
-    def after(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
+    def after(self, event: OpEvent, out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
         if self._cuts or (self._off and torch.is_grad_enabled()):
-            self._follow(op, inputs, out, torch.is_grad_enabled())
-        if op is not _CAST or state.dtype is None or not inputs:
+            self._follow(event, out, torch.is_grad_enabled())
+        if event.op is not _CAST or state.dtype is None or not event.tensors:
             return
-        weight = inputs[0]
+        weight = event.tensors[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
         if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled():
@@ -119,21 +118,21 @@ class CachedCasts:
         for _, root in tensors(roots) if self._cuts else ():
             self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
-    def _follow(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
+    def _follow(self, event: OpEvent, out: object, on: bool) -> None:
         """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
         cut: dict[CutCast, None] = {}
-        for tensor in inputs:
+        for tensor in event.tensors:
             if self._cuts:
                 cut.update(self._cut_off.get(tensor, {}))  # type: ignore[no-untyped-call]
             cached = self._casts.get(id(tensor)) if on and not tensor.requires_grad else None
-            if cached is None or not cached.lines or cached.cast() is not tensor or op is _CAST:
+            if cached is None or not cached.lines or cached.cast() is not tensor or event.op is _CAST:
                 continue
             weight = cached.weight()
             if weight is not None and weight.requires_grad:
                 cached.cut = cached.cut or _cut(cached, weight)
                 cut[cached.cut] = None
                 self._cuts = True
-        if cut and op is not _DETACH and (on or function_context(sys._getframe())):
+        if cut and event.op is not _DETACH and (on or function_context(sys._getframe())):
             for _, tensor in tensors(out):
                 if tensor.is_floating_point():
                     self._cut_off[tensor] = cut

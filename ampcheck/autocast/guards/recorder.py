@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -54,10 +54,7 @@ class _ForwardOp:
 
 
 class _Running(NamedTuple):
-    op: Op
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    inputs: list[torch.Tensor]
+    event: OpEvent
     state: State
     site: CallSite
     dtypes: Dtypes
@@ -66,7 +63,7 @@ class _Running(NamedTuple):
     def castable(self) -> Dtypes:
         """The dtypes of the inputs that autocast may cast; no rule is made for 8-bit floats."""
         wide = (torch.float16, torch.bfloat16, torch.float32)
-        return tuple([t.dtype for t in self.inputs if t.device.type == self.state.device and t.dtype in wide])
+        return tuple([t.dtype for t in self.event.tensors if t.device.type == self.state.device and t.dtype in wide])
 
 
 class Recorder:
@@ -92,9 +89,8 @@ class Recorder:
 
     def before(self, event: OpEvent) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
-        op, inputs = event.op, event.tensors
-        floating = list(filter(torch.is_floating_point, inputs))
-        first = next(iter(floating or inputs), None)
+        floating = list(filter(torch.is_floating_point, event.tensors))
+        first = next(iter(floating or event.tensors), None)
         device = "" if first is None else first.device.type
         if device not in autocast_devices():
             return None
@@ -108,7 +104,7 @@ class Recorder:
         # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
         with state_of_caller():
             state = current_state(device)
-        running = _Running(op, event.args, event.kwargs, inputs, state, site, tuple(map(_dtype_of, floating)))
+        running = _Running(event, state, site, tuple(map(_dtype_of, floating)))
         self.counts["ops"] += 1
         if state.dtype is not None:
             self.counts["autocast ops"] += 1
@@ -126,8 +122,8 @@ class Recorder:
 
     def after(self, running: _Running, out: object) -> None:
         """Record the result of an op."""
-        self.casts.after(running.op, running.inputs, out, running.state)
-        if running.state.dtype is None or not plain_overload(running.op):
+        self.casts.after(running.event, out, running.state)
+        if running.state.dtype is None or not plain_overload(running.event.op):
             return
         self.counts["in-place ops"] += 1
         if running.site.direct:
@@ -145,7 +141,7 @@ class Recorder:
         if dtype is None or in_optimizer(sys._getframe()):
             return
         text = brief(error).removeprefix(f"{type(error).__name__}: ")
-        how = "bypass" if plain_overload(running.op) else "mixed"
+        how = "bypass" if plain_overload(running.event.op) else "mixed"
         self.raising.append((self._call(how, running, raised=text, runs_in=dtype), error))
 
     def _call(self, how: str, running: _Running, **values: Any) -> Call:
@@ -153,8 +149,8 @@ class Recorder:
         if (emulation := emulate.active()) is not None and device == "cpu":
             policy = f"{emulation.policy.device} {emulation.policy.torch}, emulated on the CPU"
             self.policies[policy] = emulation.policy
-        name = op_name(running.op)
-        plain, has_dtype = plain_overload(running.op) or name, running.kwargs.get("dtype") is not None
+        name = running.event.traits.title
+        plain, has_dtype = plain_overload(running.event.op) or name, running.event.kwargs.get("dtype") is not None
         where = running.site.where("backward" if how == "function" else "forward", name)
         call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, where)
         return replace(call, **values)
@@ -169,7 +165,7 @@ class Recorder:
 
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state
-        for name in ("", op_name(running.op)):
+        for name in ("", running.event.traits.title):
             ran = self._forward.setdefault((name, site.key), _ForwardOp(site)).ran
             ran.setdefault(state, set()).add(running.dtypes)
         if not torch.is_grad_enabled():
@@ -182,7 +178,7 @@ class Recorder:
 
     def _in_backward(self, running: _Running) -> None:
         """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
-        name, site, state = op_name(running.op), running.site, running.state
+        name, site, state = running.event.traits.title, running.site, running.state
         known_site = self._forward.get(("", site.key))
         if known_site is not None and state not in known_site.ran:
             where = known_site.site.where("backward")
@@ -212,7 +208,7 @@ class Recorder:
         if forward.device != state.device or forward.dtype is None:
             return
         self.counts["Function ops"] += 1
-        if running.op is CAST.default and running.kwargs.get("dtype") is not None:
+        if running.event.op is CAST.default and running.event.kwargs.get("dtype") is not None:
             vars(node)[_CASTS] = True
         if state.dtype is None:
             casts = vars(node).get(_CASTS, False)
@@ -278,8 +274,8 @@ def _runs(running: _Running, dtype: torch.dtype) -> bool:
 
     try:
         with torch.no_grad():
-            args, kwargs = map_tensors(copied, (tuple(running.args), dict(running.kwargs)))
-            running.op(*args, **kwargs)
+            args, kwargs = map_tensors(copied, (running.event.args, running.event.kwargs))
+            running.event.op(*args, **kwargs)
     except Exception:  # noqa: BLE001  # whatever it raises, the dtypes were not all that was wrong
         return False
     return True
