@@ -41,7 +41,7 @@ class CheckSection:
     @property
     def worst(self) -> Verdict | None:
         """The worst verdict; None for evidence without a verdict."""
-        return next(iter(self.counts), None)
+        return min([finding.verdict for finding in self.findings], key=SEVERITY.index, default=None)
 
     @property
     def passes(self) -> tuple[Finding, ...]:

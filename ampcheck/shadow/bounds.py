@@ -200,7 +200,7 @@ def look(
     looks = [_norms(part, reference, away, dims) for part, reference, away in parts]
     sizes, spreads, errors = [torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3)]
     if dims is None:
-        sizes, spreads, errors = (torch.linalg.vector_norm(norms) for norms in (sizes, spreads, errors))
+        sizes, spreads, errors = map(torch.linalg.vector_norm, (sizes, spreads, errors))
     bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)
     within = math.isfinite(errors.sum().item()) and bool((errors <= bounds).all())  # the bound is infinite with moved
     size, bound = sizes.sum().item(), bounds.sum().item()

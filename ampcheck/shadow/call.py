@@ -32,11 +32,13 @@ class Call(OpCall):
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
     values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
-    inputs were rounded before, see `Companions.depth`.
+    inputs were rounded before, see `Companions.depth`. moves: whether its results are elements of its inputs: not where
+    the elements of one index are added up.
     """
 
     __slots__ = (
-        "before", "constants", "depths", "fresh", "index", "inherited", "inputs", "kept", "results", "where", "written",
+        "before", "constants", "depths", "fresh", "index", "inherited", "inputs", "kept", "moves", "results", "where",
+        "written",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -51,12 +53,8 @@ class Call(OpCall):
         self.written: list[torch.Tensor] = []
         self.constants: dict[float, float] = {}
         self.depths: tuple[int, ...] = ()
-
-    @property
-    def moves(self) -> bool:
-        """Whether its results are elements of its inputs: not where the elements of one index are added up."""
-        added = self.traits.accumulates and bool(self.argument("accumulate") or self.argument("reduce"))
-        return self.traits.moves and not added
+        added = traits.accumulates and (self.argument("accumulate") or self.argument("reduce"))
+        self.moves = traits.moves and not added
 
     @property
     def widens(self) -> bool:

@@ -20,7 +20,7 @@ def is_own_cast(call: Call) -> bool:
     where = call.where
     if not call.fresh or not where.file or where.phase == "backward":
         return False
-    widest = max((t.dtype.itemsize for t in call.inputs), default=0)
+    widest = max([t.dtype.itemsize for t in call.inputs], default=0)
     if not call.fresh[0].dtype.itemsize <= 2 < widest:
         return False
     with state_of_caller():  # the state with which the op was called

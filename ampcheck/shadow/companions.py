@@ -324,9 +324,10 @@ class CompanionStore:
         return Companions(Values(exact, moved), dtype, unit, written=not moves)
 
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> None:
-        companions.values.owners += 1
+        values = companions.values
+        values.owners += 1
         unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
-        self._keep(storage, Companions(companions.values, dtype, unit, whole=whole, written=True))
+        self._keep(storage, Companions(values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata

@@ -237,7 +237,7 @@ class Judge:
 
     def reach_values(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
-        for key in frozenset[Key]().union(*(c.faults for c in values)):
+        for key in frozenset[Key]().union(*[c.faults for c in values]):
             self._reached.note(key, name, reported=reported)
         for suspect in self._suspects.of(values, COLLIDED):
             self._accuse(suspect, name)
@@ -279,7 +279,7 @@ class Judge:
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         self.judged += 1
-        self._recurrence.count(where, tuple(tensor.shape))
+        self._recurrence.runs[where, tuple(tensor.shape)] += 1
         self.low += low
         self.whole += low and companions.whole
         if companions.whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any
 
@@ -58,6 +59,7 @@ from ampcheck.torchtools.storage import local, unwrapped
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """What companions are computed below of, together with autograd."""
 _NOTHING = nullcontext()
+_STORAGE, _NUMBER = methodcaller("untyped_storage"), attrgetter("_cdata")
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 
@@ -213,7 +215,7 @@ class Shadow(OpSubscriber):
 
     def see(self, event: OpEvent) -> Any:
         """Follow an op. A subclass unwraps itself first; its inner ops come here."""
-        if event.fake or _traces():
+        if event.fake or any(map(mode_of_kind, TRACERS)):
             return event.run()  # no values: a graph, or a DTensor that works out the shape of a result
         if perf_counter() > self.until:
             raise EnoughSteps
@@ -240,7 +242,7 @@ class Shadow(OpSubscriber):
         call.inputs = floating_values(event.tensors)
         for tensor in call.inputs:
             call.before.append(self.store.of(tensor))  # before the op, which may overwrite them
-        storages = [t.untyped_storage()._cdata for t in call.inputs]
+        storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         if op.keeps:
             call.kept = event.args[0].clone()
         rows = None
@@ -251,7 +253,7 @@ class Shadow(OpSubscriber):
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
-            storages = [t.untyped_storage()._cdata for t in call.inputs]
+            storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         self._find_results(call, storages)
         if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
@@ -407,5 +409,4 @@ def _aside() -> Iterator[None]:
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    mode, (fake, proxy, functional) = mode_of_kind, TRACERS  # asked for every op: no generator
-    return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None
+    return any(map(mode_of_kind, TRACERS))

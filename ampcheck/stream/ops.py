@@ -81,7 +81,7 @@ class OpEvent(OpCall):
         for kind in types:
             self.fake = self.fake or issubclass(kind, FakeTensor)
             self.wrapped = self.wrapped or kind.__torch_dispatch__ is not NO_DISPATCH
-        self._subscribers, self._left = subscribers, len(subscribers)
+        self._subscribers, self._left = subscribers, len(subscribers) - 1
         self._line: Line | None = None
 
     def line(self) -> Line:
@@ -98,7 +98,7 @@ class OpEvent(OpCall):
                 out = self.op(*self.args, **self.kwargs)
             else:
                 out = self._subscribers[self._left].see(self)
-                if out is NotImplemented and self._left + 1 < len(self._subscribers):
+                if out is NotImplemented:
                     with self.again():  # a subscriber further in wants the result of the subclass
                         out = self.op(*self.args, **self.kwargs)
         finally:
@@ -163,7 +163,9 @@ class _Ops(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return OpEvent(func, types or (), args, kwargs or {}, self.subscribers).run()
+        if not self.subscribers:  # another mode left in its place
+            return func(*args, **(kwargs or {}))
+        return self.subscribers[-1].see(OpEvent(func, types or (), args, kwargs or {}, self.subscribers))
 
 
 def _joined(subscriber: OpSubscriber) -> _Ops | None:

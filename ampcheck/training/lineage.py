@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from ampcheck.training.loop import Resident, Role
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
+
+_MASK, _LEARNS = attrgetter("mask"), attrgetter("requires_grad")
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
 _READS = frozenset(("other", "1/other", "weight"))
@@ -184,7 +187,7 @@ class Lineage(OpSubscriber):
             return event.run()
         backward = backward_task() != -1
         self._after_backward |= backward
-        recorded = backward or (torch.is_grad_enabled() and bool([t for t in event.tensors if t.requires_grad]))
+        recorded = backward or (torch.is_grad_enabled() and any(map(_LEARNS, event.tensors)))
         planned: tuple[list[_Note], list[Form]] | None = None
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
@@ -225,7 +228,7 @@ class Lineage(OpSubscriber):
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not [form for form in map(self._forms.get, call.tensors) if form is not None and form.mask]:
+        if not any(map(_MASK, filter(None, map(self._forms.get, call.tensors)))):
             return [_Note(tensor, Form()) for _, tensor in written] if written else [], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None
