@@ -126,12 +126,8 @@ class Judge:
             self.scale = self._reached.unscale(call)
         elif call.name == "_amp_update_scale_":
             self.scale = float(call.args[0])
-        if carried and (call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh)):
-            for suspect in self._suspects.of(carried, COLLIDED):
-                self._accuse(suspect, "a comparison or an index")
-        if carried and where.phase != "backward":
-            for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
-                self._accuse(suspect, "what is divided by it")
+        if carried:
+            self._suffer(call, carried)
         results = call.written + call.fresh
         if not results:
             return
@@ -161,6 +157,15 @@ class Judge:
         for tensor, companions in zip(results[:judged], after, strict=False):
             if tensor.numel():
                 self._result(call, tensor, companions)
+
+    def _suffer(self, call: Call, carried: Sequence[Companions]) -> None:
+        """Accuse the suspects that an op suffers from whatever it returns."""
+        if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
+            for suspect in self._suspects.of(carried, COLLIDED):
+                self._accuse(suspect, "a comparison or an index")
+        if call.where.phase != "backward":
+            for suspect in self._suspects.of(call.before[divisors(call)], BOUND):
+                self._accuse(suspect, "what is divided by it")
 
     def reach(
         self, outputs: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], weights: Collection[str] = ()
@@ -296,14 +301,7 @@ class Judge:
             seen_at_once = look(
                 tensor, exact, moved, unit, whole=whole, floor=floor, rounds=rounds, strict=bool(inherited)
             )
-        if low:
-            self._note_largest(call, tensor, seen_at_once.largest)
-        if tensor.itemsize == 1 and call.traits.copies is not None:
-            self._cut_off(call, tensor, exact)
-        if seen_at_once.emptier or single:
-            self._note_zeros(call, tensor, exact, companions)
-        elif companions.suspects:
-            drop(companions, VANISHED)
+        self._note_range(call, tensor, exact, companions, seen_at_once, single=single)
         if ERROR in companions.suspects and restarts(tensor, self._store, companions):
             companions.faults = inherited
             return
@@ -367,6 +365,19 @@ class Judge:
             self._reached.note(fault.key, "the accumulator", seen.impact)
         companions.faults = frozenset({fault.key})
         companions.trail = extended(where, torch.inf if seen.lost else seen.error, None)
+
+    def _note_range(
+        self, call: Call, tensor: torch.Tensor, exact: torch.Tensor, companions: Companions, seen: Look, *, single: bool
+    ) -> None:
+        """Record how large a value of 16 bits or fewer became, and its zeros."""
+        if tensor.itemsize <= 2:
+            self._note_largest(call, tensor, seen.largest)
+        if tensor.itemsize == 1 and call.traits.copies is not None:
+            self._cut_off(call, tensor, exact)
+        if seen.emptier or single:
+            self._note_zeros(call, tensor, exact, companions)
+        elif companions.suspects:
+            drop(companions, VANISHED)
 
     def _cut_off(self, call: Call, tensor: torch.Tensor, exact: torch.Tensor) -> None:
         """Record values of the run that a cast to 8 bits cuts off, though float64's fit: a scale is too small."""

@@ -231,9 +231,14 @@ class Shadow(OpSubscriber):
             return self._run(event)
         if op.namespace == "fsdp":
             return _composed(event, event.tensors[0].device.type.upper())
-        call = Call(event.op, op, event.args, event.kwargs)
         if op.namespace != "aten" and communicates(op):
-            return self._communicate(call, event)
+            return self._communicate(event)
+        return self._compute(event)
+
+    def _compute(self, event: OpEvent) -> Any:
+        """An op that computes with the values of this rank."""
+        op = event.traits
+        call = Call(event.op, op, event.args, event.kwargs)
         if self._exchange.settles and self._exchange.repeats(call):
             return self._run(event)
         if self._steps.due is not None and self._scopes.phase == "update" and backward_task() == -1:
@@ -327,8 +332,9 @@ class Shadow(OpSubscriber):
                     self.store.lift(tensor)
         return out
 
-    def _communicate(self, call: Call, event: OpEvent) -> Any:
+    def _communicate(self, event: OpEvent) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""
+        call = Call(event.op, event.traits, event.args, event.kwargs)
         if not floating_values(event.tensors):
             return self._run(event)
         with _aside():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections import Counter
@@ -65,12 +64,7 @@ def watched_threads(shadow: OpSubscriber, store: CompanionStore, counts: Counter
     ended = threading.Event()
 
     def followed(run: Function) -> Function:
-        @functools.wraps(run)
-        def follow(*args: object, **kwargs: object) -> object:
-            with subscribed_here(OtherThread(store, counts, ended)):
-                return run(*args, **kwargs)
-
-        return follow
+        return subscribed_here(OtherThread(store, counts, ended))(run)
 
     def follows() -> bool:
         return not ended.is_set() and any(s is shadow or isinstance(s, OtherThread) for s in subscribers_here())

@@ -188,7 +188,13 @@ class Lineage(OpSubscriber):
         backward = backward_task() != -1
         self._after_backward |= backward
         recorded = backward or (torch.is_grad_enabled() and any(map(_LEARNS, event.tensors)))
-        planned: tuple[list[_Note], list[Form]] | None = None
+        planned = self._before_op(event, recorded)
+        out = event.run()
+        if planned is not None:
+            self._after_op(event, *planned)
+        return out
+
+    def _before_op(self, event: OpEvent, recorded: bool) -> tuple[list[_Note], list[Form]] | None:
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
                 plan = self._plan(event, recorded)
@@ -196,16 +202,15 @@ class Lineage(OpSubscriber):
                     before(event, self)
                 for divided in self._divided if event.traits.divides else ():
                     divided(event, self)
-                planned = plan
+                return plan
             except OP_ERRORS as error:
                 self._miss(event, error)
-        out = event.run()
-        if planned is None:
-            return out
+        return None
+
+    def _after_op(self, event: OpEvent, notes: list[_Note], forms: list[Form]) -> None:
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:
-                notes, forms = planned
-                for number, tensor in enumerate(leaves(out) if forms else ()):
+                for number, tensor in enumerate(leaves(event.out) if forms else ()):
                     notes.append(_Note(tensor, forms[min(number, len(forms) - 1)]))
                 for note in notes:
                     self._note(event, *note)
@@ -213,7 +218,6 @@ class Lineage(OpSubscriber):
                     after(event, self)
             except OP_ERRORS as error:
                 self._miss(event, error)
-        return out
 
     def _miss(self, call: OpEvent, error: Exception) -> None:
         self.unfollowed[f"{call.traits.title} is not followed through sums: {brief(error)}"] += 1

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,6 @@ from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""
-
-_Args: TypeAlias = "tuple[Any, ...]"
 
 _SCALES = ("div", "mul")
 
@@ -178,29 +176,28 @@ class CollectiveWatch(OpSubscriber):
 
     def _follow_cast(self, event: OpEvent) -> None:
         """What reduces gradients casts, divides and packs before the collective: the values before are the addends."""
-        base, args, kwargs, out = event.name, event.args, event.kwargs, event.out
-        source = args[1] if base == "copy_" else args[0] if args else None
-        result = kwargs.get("out", args[0] if base.endswith("_") and args else out)
+        base, args, out = event.name, event.args, event.out
+        result = event.kwargs.get("out", args[0] if base.endswith("_") and args else out)
         if not isinstance(result, torch.Tensor) or isinstance(values_of(result), Unmeasured):
             return  # DTensor tries an op on fake tensors first
         cast: _Cast | None = None
         if result.is_floating_point() and result.element_size() <= 2:
             with without_modes(), torch.no_grad():
-                cast = self._cast_by(base, source, args, kwargs, result)
-        if cast is None and not base.endswith("_") and "out" not in kwargs:
+                cast = self._cast_by(event, result)
+        if cast is None and not base.endswith("_") and "out" not in event.kwargs:
             return
         self._casts.pop(result)  # its values are no longer the recorded ones
         if cast is not None:
             self._casts.put(result, cast)
 
-    def _cast_by(
-        self, base: str, source: object, args: _Args, kwargs: dict[str, Any], result: torch.Tensor
-    ) -> _Cast | None:
+    def _cast_by(self, event: OpEvent, result: torch.Tensor) -> _Cast | None:
         """The cast of the result of an op; None where the op does more than to cast, scale or pack."""
+        base, args = event.name, event.args
+        source = args[1] if base == "copy_" else args[0] if args else None
         if base in ("cat", "_chunk_cat"):
             wides = [wide for part in args[0] if (wide := self._wide(part)) is not None]
             pack: Any = torch.cat if base == "cat" else chunk_cat
-            numbers = {name: value for name, value in kwargs.items() if name != "out"}
+            numbers = {name: value for name, value in event.kwargs.items() if name != "out"}
             return _Cast.of(result, pack(wides, *args[1:], **numbers)) if len(wides) == len(args[0]) else None
         if not isinstance(source, torch.Tensor) or source.numel() != result.numel():
             return None
@@ -223,7 +220,7 @@ class CollectiveWatch(OpSubscriber):
         return None if cast is None else cast.values()
 
 
-def _reduction(args: _Args) -> tuple[str, float]:
+def _reduction(args: tuple[Any, ...]) -> tuple[str, float]:
     """The name of the reduction of a collective, empty where it cannot be read, and the factor of its addends."""
     names = [value for value in args if isinstance(value, str)]
     return (names[0].lower(), 1.0) if names else reduction_around(sys._getframe()) or ("", 1.0)
