@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -157,9 +159,10 @@ class TrainingLoop:
         """
         named: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for path, module in self.reached.modules.items():
+            prefix = self.path(path, "")
             for name, parameter in module.named_parameters():
-                named.setdefault(id(parameter), (self.path(path, name), parameter))
-        for path, optimizer in self.optimizers.items():
+                named.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
+        for path, optimizer in self.reached.optimizers.items():
             for number, parameter in enumerate(parameters_of(optimizer)):
                 named.setdefault(id(parameter), (f"{path}.params.{number}", parameter))
         return iter(named.values())
@@ -291,7 +294,7 @@ def inner_optimizer(value: object) -> Any:
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The parameters in the groups of an optimizer."""
-    return iter([parameter for group in optimizer.param_groups for parameter in group["params"]])
+    return chain.from_iterable(map(itemgetter("params"), optimizer.param_groups))
 
 
 def same_loss(first: float, second: float) -> bool:
