@@ -214,7 +214,6 @@ def op_name(op: OpOverload) -> str:
     return f"{name}.{overload}" if overload else name
 
 
-@cache
 def overload(name: str) -> OpOverload:
     """The overload that `op_name` names. Raises `AttributeError` where this PyTorch has none."""
     namespace, _, rest = name.partition("::")
