@@ -185,13 +185,14 @@ def look(
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
-        smallest, largest = (float(v.item()) for v in torch.aminmax(value.abs()))  # faster than counting zeros
+        smallest, largest = map(float, torch.aminmax(value.abs()))  # faster than counting zeros
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
         if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
             return Look(True, False, largest, False, smallest)
     if strict and _excuses(floor * unit):
         return Look(False, emptier, largest, False, smallest)
-    parts = list(_parts(value, exact, moved, dims))
+    whole_at_once = value.numel() < 2 * _PART or (dims is not None and 0 in dims)
+    parts = [(value, exact, moved)] if whole_at_once else list(_parts(value, exact, moved))
     for part, _, away in parts:
         if not _is_near(part, away, dims, SLACK * floor * unit):
             break
@@ -209,11 +210,9 @@ def look(
 
 
 def _parts(
-    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """A large value and its companions in parts that stay in the cache of a processor; they cut no group in two."""
-    if value.numel() < 2 * _PART or (dims is not None and 0 in dims):
-        return iter([(value, exact, moved)])
     rows = max(1, len(value) * _PART // value.numel())
     return zip(*(torch.split(tensor, rows) for tensor in (value, exact, moved)), strict=True)
 

@@ -339,7 +339,7 @@ class CompanionStore:
             if self._by_storage.get(number) is companions:
                 del self._by_storage[number]
                 companions.release()
-                if self.on_forget is not None:
+                if companions.faults and self.on_forget is not None:
                     self.on_forget(companions)
 
         companions.alive = weakref.ref(storage, forget)

@@ -10,7 +10,7 @@ from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules import rule_of
+from ampcheck.shadow.rules.registry import RULES, restart
 from ampcheck.torchtools.source import op_name
 
 
@@ -34,7 +34,7 @@ class Follower:
             companions.whole = companions.whole and whole
             note_write(call, tensor, companions, self._store)
             companions.consumed = False
-        rule = rule_of(op)
+        rule = RULES.get(op.name) or (restart if op.jumps else None)
         if op.unset or (op.random and rule is None):
             self._restart(call, moves=not op.unset)
             return False
@@ -58,11 +58,11 @@ class Follower:
         finally:
             for side in self._sides:
                 side.now = {}
-        sides = [results_of(result) for result in results]
+        sides, fresh = [results_of(result) for result in results], set(map(id, call.fresh))
         for tensor, exact, moved in zip(call.results, *sides, strict=True):
             if tensor is None:
                 continue
-            if not [t for t in call.fresh if t is tensor]:
+            if id(tensor) not in fresh:
                 if rule is not None and exact is not None and moved is not None:
                     self._store.write(tensor, exact, moved)
             elif exact is None or moved is None or exact.shape != tensor.shape:

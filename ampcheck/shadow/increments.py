@@ -113,4 +113,5 @@ def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
 
 def _values(call: Call, number: int) -> list[torch.Tensor]:
     """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
-    return list(filter(has_companions, [item_of(value, number) for value in call.args]))
+    values = [item_of(value, number) for value in call.args] if call.traits.foreach else call.args
+    return list(filter(has_companions, values))

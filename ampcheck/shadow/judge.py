@@ -327,7 +327,8 @@ class Judge:
         if ranks and hides_ranking(call, tensor, self._store, seen_at_once, accumulates=accumulates):
             fault = fault_at(faults.DECISION, call, tensor, Examination(tensor.numel()))
             self._suspects.add(companions, BLURRED, fault)
-        masked = any(MASKED in c.suspects for c in filter(_SUSPECTS, before))
+        carried = list(filter(_SUSPECTS, before))
+        masked = bool(carried) and any(MASKED in c.suspects for c in carried)
         if seen_at_once.within and not masked:
             if self._reached.lost:
                 self._reached.repeat(where, exact)
@@ -440,7 +441,7 @@ class Judge:
 
     def _dropped(self, companions: Companions) -> None:
         """Record which faults are in a value that is gone and that no op has used."""
-        if companions.faults and not companions.consumed:
+        if not companions.consumed:
             top, known = largest_number(torch.float32), companions.faults & self._faults.keys()
             large = [key for key in known if self._faults[key].exact_amax > top]
             self._reached.discard(companions.faults, scaled=self.scale != 1, large=large)

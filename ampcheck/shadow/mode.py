@@ -301,7 +301,7 @@ class Shadow(OpSubscriber):
             if companions.faults:
                 call.inherited |= companions.faults
         ruled = self._follower.follow(call) if call.fresh or call.written else True
-        if ruled and call.fresh:
+        if ruled and call.fresh and call.fresh[0].itemsize <= 2:
             follow_accumulators(call, self.store)
         if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1

@@ -52,10 +52,11 @@ class Origins:
 
     def current(self, line: Callable[[], Line] | None = None) -> Origin:
         """The origin of the op that runs; line: returns the user's line that runs it, where somebody has looked."""
+        here = self._scopes.here
         backward = backward_task() != -1
         running = backward_node() if backward else None
         node = None if running is None else running._sequence_nr()
-        if backward and not self._scopes.inside:  # inside: a checkpoint that recomputes its forward
+        if backward and not here.entered:  # else a checkpoint that recomputes its forward
             origin = self._by_node.get(node) if node is not None else None
             module = origin.module if origin is not None else ""
             called = users_line(sys._getframe(), inside=_ENGINE)
@@ -65,10 +66,10 @@ class Origins:
                 return _origin("backward", module, origin.file, origin.line)
             # The accumulation of a gradient belongs to no op: the line that calls backward.
         file, number = users_line(sys._getframe()) if line is None else line()
-        if backward and not self._scopes.inside:
+        if backward and not here.entered:
             return _origin("backward", "", file, number)
-        phase = "backward" if backward else self._scopes.phase
-        origin = _origin(phase, self._scopes.current, file, number)
+        phase = "backward" if backward else "update" if here.updates else "forward"
+        origin = _origin(phase, here.entered[-1] if here.entered else "", file, number)
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
         node = sequence_number() - 1

@@ -83,7 +83,8 @@ class Scopes:
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs.
     on_evaluation: called where an outermost module begins inside a step, as in a closure; on_output: with an outermost
-    module and its output. roots: the outermost modules that ran.
+    module and its output. roots: the outermost modules that ran. here: the modules and steps of
+    this thread.
     """
 
     def __init__(
@@ -99,31 +100,26 @@ class Scopes:
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self._stack = _Stack()
-
-    @property
-    def inside(self) -> bool:
-        """Whether a module of the model runs."""
-        return bool(self._stack.entered)
+        self.here = _Stack()
 
     @property
     def current(self) -> str:
         """The innermost module that runs; the root where none does."""
-        return self._stack.entered[-1] if self._stack.entered else ""
+        return self.here.entered[-1] if self.here.entered else ""
 
     @property
     def phase(self) -> str:
         """`update` inside the step of an optimizer, else `forward`."""
-        return "update" if self._stack.updates else "forward"
+        return "update" if self.here.updates else "forward"
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """The step of an optimizer."""
-        self._stack.updates += 1
+        self.here.updates += 1
         try:
             yield
         finally:
-            self._stack.updates -= 1
+            self.here.updates -= 1
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -139,30 +135,30 @@ class Scopes:
             try:
                 yield
             finally:
-                self._stack.entered.clear()
+                self.here.entered.clear()
 
     def _follow_everything(self) -> list[RemovableHandle]:
         def enter(module: torch.nn.Module, args: object) -> None:
-            if not self._stack.entered:
+            if not self.here.entered:
                 self.roots.add(module)
                 self._names.update({child: name for name, child in module.named_modules()})
-                if self._stack.updates and self._on_evaluation is not None:
+                if self.here.updates and self._on_evaluation is not None:
                     self._on_evaluation()
             self._enter(self._names.get(module, type(module).__name__), module, args)
 
         def leave(module: torch.nn.Module, args: object, output: object) -> None:
             self._leave(self._names.get(module, type(module).__name__), module, args, output)
-            if self._on_output is not None and not self._stack.entered:
+            if self._on_output is not None and not self.here.entered:
                 self._on_output(module, output)
 
         return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
-        self._stack.entered.append(name)
+        self.here.entered.append(name)
 
     def _leave(self, name: str, module: torch.nn.Module, args: object, output: object) -> None:
         # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-        while self._stack.entered and self._stack.entered.pop() != name:
+        while self.here.entered and self.here.entered.pop() != name:
             pass
 
 

@@ -198,7 +198,7 @@ class Lineage(OpSubscriber):
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
                 plan = self._plan(event, recorded)
-                for before in self._before:
+                for before in self._before if event.traits.writes or len(event.traits.linear) > 1 else ():
                     before(event, self)
                 for divided in self._divided if event.traits.divides else ():
                     divided(event, self)

@@ -147,19 +147,21 @@ class ScaleWindow:
             raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
         mantissa, exponent = math.frexp(scale)
         exponent = exponent if at_least and mantissa > 0.5 else exponent - 1  # of a power of two on this side of it
-        shares, lost, whole = dict[str, float](), 0, 0
+        shares, over, lost, whole = dict[str, float](), list[str](), 0, 0
         for name, histogram in self.histograms.items():
-            nonzero = histogram.nonzero
-            flushed = sum([count for b, count in histogram.counts.items() if b + exponent <= _FLUSH])
+            flushed, nonzero = 0, histogram.nonzero
+            for b, count in histogram.counts.items():
+                flushed += count if b + exponent <= _FLUSH else 0
             lost, whole = lost + flushed, whole + nonzero
             if nonzero >= FEW:
                 shares[name] = flushed / nonzero
+            if histogram.largest * scale >= _OVERFLOW:
+                over.append(name)
         pooled = lost / whole if lost else 0.0
         tensor = max(shares, key=shares.__getitem__, default=POOL)
         worst = shares.get(tensor, 0.0)
         if pooled > worst or not worst:
             worst, tensor = pooled, POOL
-        over = [name for name, histogram in self.histograms.items() if histogram.largest * scale >= _OVERFLOW]
         return AtScale(worst, tensor, pooled, tuple(over))
 
 

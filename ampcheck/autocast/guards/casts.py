@@ -61,29 +61,27 @@ class CachedCasts:
         self.stale: Counter[StaleCast] = Counter()
         self.cut: Counter[CutCast] = Counter()
         self.seen = 0
-        self._casts: dict[int, _CachedCast] = {}
+        self.known: dict[int, _CachedCast] = {}
         self._written: dict[int, tuple[int, str]] = {}
         self._clock = 0
-        self._off = False  # whether a cast is cached that was made while gradients were off
-        self._cuts = False  # whether a forward has used one while they were on
+        self.off = False  # whether a cast is cached that was made while gradients were off
+        self.cuts = False  # whether a forward has used one while they were on
         self._cut_off: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
         """An outermost region ended, in whichever thread: PyTorch has dropped the copies of the whole process."""
-        self._casts.clear()
+        self.known.clear()
         self._written.clear()
-        self._off = False
+        self.off = False
 
     def before(self, event: OpEvent, state: State, at: CallSite) -> None:
         """Judge the cached casts among the inputs of an op that is about to run; record what it writes to."""
-        if not self._casts:
-            return
         for tensor in event.tensors:
-            cached = self._casts.get(id(tensor))
+            cached = self.known.get(id(tensor))
             if cached is None or cached.cast() is not tensor or event.op is _CAST:
                 continue
             if not cached.used and python_call(sys._getframe()) != cached.call:
-                del self._casts[id(tensor)]  # the code's own: autocast casts within the call that needs it
+                del self.known[id(tensor)]  # the code's own: autocast casts within the call that needs it
                 continue
             cached.used = True
             self._judge(cached, tensor, state, at)
@@ -95,7 +93,7 @@ class CachedCasts:
 
     def after(self, event: OpEvent, out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
-        if self._cuts or (self._off and torch.is_grad_enabled()):
+        if self.cuts or (self.off and torch.is_grad_enabled()):
             self._follow(event, out, torch.is_grad_enabled())
         if event.op is not _CAST or state.dtype is None or not event.tensors:
             return
@@ -110,28 +108,28 @@ class CachedCasts:
             call = python_call(sys._getframe())
             references, version = (weakref.ref(out), weakref.ref(weight)), weight._version
             self.seen += 1
-            self._casts[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
-            self._off = self._off or bool(lines)
+            self.known[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
+            self.off = self.off or bool(lines)
 
     def differentiated(self, roots: object) -> None:
         """Backward starts at these tensors: count the weights that get no gradient from them."""
-        for _, root in tensors(roots) if self._cuts else ():
+        for _, root in tensors(roots) if self.cuts else ():
             self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
     def _follow(self, event: OpEvent, out: object, on: bool) -> None:
         """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
         cut: dict[CutCast, None] = {}
         for tensor in event.tensors:
-            if self._cuts:
+            if self.cuts:
                 cut.update(self._cut_off.get(tensor, {}))  # type: ignore[no-untyped-call]
-            cached = self._casts.get(id(tensor)) if on and not tensor.requires_grad else None
+            cached = self.known.get(id(tensor)) if on and not tensor.requires_grad else None
             if cached is None or not cached.lines or cached.cast() is not tensor or event.op is _CAST:
                 continue
             weight = cached.weight()
             if weight is not None and weight.requires_grad:
                 cached.cut = cached.cut or _cut(cached, weight)
                 cut[cached.cut] = None
-                self._cuts = True
+                self.cuts = True
         if cut and event.op is not _DETACH and (on or function_context(sys._getframe())):
             for _, tensor in tensors(out):
                 if tensor.is_floating_point():

@@ -109,7 +109,8 @@ class Recorder:
         if state.dtype is not None:
             self.counts["autocast ops"] += 1
             self.autocast_devices.add(device)
-        self.casts.before(event, state, site)
+        if self.casts.known:
+            self.casts.before(event, state, site)
         (self._in_backward if backward else self._in_forward)(running)
         parent = self.thread.parent.get(state.device)
         if parent is not None:
@@ -122,7 +123,8 @@ class Recorder:
 
     def after(self, running: _Running, out: object) -> None:
         """Record the result of an op."""
-        self.casts.after(running.event, out, running.state)
+        if running.event.op is CAST.default or self.casts.cuts or self.casts.off:
+            self.casts.after(running.event, out, running.state)
         if running.state.dtype is None or not plain_overload(running.event.op):
             return
         self.counts["in-place ops"] += 1

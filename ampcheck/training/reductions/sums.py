@@ -125,9 +125,8 @@ class ReductionWatch:
             self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: OpEvent, lineage: Lineage) -> None:
-        """Find the partial sums that an op is going to make, and end those that it overwrites."""
-        adds = len(call.traits.linear) > 1
-        self._pending = [self._extended(*parts, lineage) for parts in _additions(call)] if adds else []
+        """Find the partial sums that an op is going to make that adds or writes, and end those that it overwrites."""
+        self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
         for tensor in leaves(call.written_values()) if call.traits.writes else ():
             if not [p for p in self._pending if p is not None and p[0] is tensor]:
                 self._partial.pop(tensor)
@@ -137,11 +136,12 @@ class ReductionWatch:
         if self.norms.any or call.traits.base.endswith("norm"):
             self.norms.see(call)
         position = call.traits.copies
-        followed = self._pending or (position is not None and len(self._partial))
+        pending_sums = self._pending if len(call.traits.linear) > 1 else []  # else of an op that raised
+        followed = pending_sums or (position is not None and len(self._partial))
         results = leaves(call.out) if followed else []
-        if self._pending and not results:
+        if pending_sums and not results:
             results = leaves(call.args[0])
-        for pending, result in zip(self._pending, results, strict=False):
+        for pending, result in zip(pending_sums, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
                 kind = _kind(accumulator)
