@@ -179,7 +179,7 @@ def floating_values(value: object) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if has_companions(item):
-            tensors.append(item)  # type: ignore[arg-type]
+            tensors.append(item)
         elif isinstance(item, torch.Tensor):
             values = values_of(item) if item.is_floating_point() or item.is_complex() else None
             tensors += [] if values is None else [values]

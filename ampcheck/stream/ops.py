@@ -108,7 +108,7 @@ class OpEvent(OpCall):
 
     def again(self) -> AbstractContextManager[None]:
         """Let the subscriber that sees the op, and those that subscribed before it, see what runs inside as well."""
-        return in_this_thread(_Ops(self._subscribers[: self._left + 1]))
+        return in_this_thread(_mode_of(*self._subscribers[: self._left + 1]))
 
 
 class OpSubscriber:
@@ -132,7 +132,7 @@ class OpSubscriber:
     def __enter__(self) -> Any:
         self._mode = _joined(self)
         if self._mode is None:
-            self._mode = _Ops((self,))
+            self._mode = _mode_of(self)
             self._mode.__enter__()
         return self
 
@@ -145,10 +145,11 @@ class OpSubscriber:
 class _Ops(DispatchMode):
     """The dispatch mode in the path of the ops of a run. subscribers: in the order in which they subscribed."""
 
+    compiles = False
+
     def __init__(self, subscribers: tuple[OpSubscriber, ...]) -> None:
         super().__init__()
         self.subscribers = subscribers
-        self.compiles = all(subscriber.compiles for subscriber in subscribers)
 
     def drop(self, subscriber: OpSubscriber) -> bool:
         """Remove the last entry of a subscriber; whether nobody is left."""
@@ -156,16 +157,27 @@ class _Ops(DispatchMode):
         self.subscribers = self.subscribers[:number] + self.subscribers[number + 1 :]
         return not self.subscribers
 
-    def ignore_compile_internals(self) -> bool:
-        """Whether Dynamo compiles under this mode as usual."""
-        return self.compiles
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not self.subscribers:  # another mode left in its place
             return func(*args, **(kwargs or {}))
         return self.subscribers[-1].see(OpEvent(func, types or (), args, kwargs or {}, self.subscribers))
+
+
+class _CompilingOps(_Ops):
+    """The same, under which Dynamo compiles as usual."""
+
+    compiles = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """It does."""
+        return True
+
+
+def _mode_of(*subscribers: OpSubscriber) -> _Ops:
+    return (_CompilingOps if all(s.compiles for s in subscribers) else _Ops)(subscribers)
 
 
 def _joined(subscriber: OpSubscriber) -> _Ops | None:
@@ -181,7 +193,7 @@ def _joined(subscriber: OpSubscriber) -> _Ops | None:
 def subscribed_here(subscriber: OpSubscriber) -> Iterator[None]:
     """Subscribe in a thread that may outlive the block that started it, see `in_this_thread`."""
     if (mode := _joined(subscriber)) is None:
-        with in_this_thread(_Ops((subscriber,))):
+        with in_this_thread(_mode_of(subscriber)):
             yield
         return
     try:

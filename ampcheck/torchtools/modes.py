@@ -91,13 +91,15 @@ class DispatchMode(TorchDispatchMode):
         self._supported.__exit__(None, None, None)
         _flags.restore()
 
-    def ignore_compile_internals(self) -> bool:
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
         """Whether Dynamo compiles under this mode as usual; it skips code otherwise."""
         return False
 
-    def is_infra_mode(self) -> bool:
+    @classmethod
+    def is_infra_mode(cls) -> bool:
         """The name of `ignore_compile_internals` before 2.9."""
-        return not _ASKED and self.ignore_compile_internals()
+        return not _ASKED and cls.ignore_compile_internals()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
