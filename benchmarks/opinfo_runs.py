@@ -282,7 +282,8 @@ class Opened:
 
         class Noting(Shadow):
             def see(self, event: OpEvent) -> Any:
-                seen.add(event.name)
+                if not event.higher:
+                    seen.add(event.name)
                 return super().see(event)
 
         self.context = Noting(judge=False)
