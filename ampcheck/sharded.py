@@ -23,7 +23,7 @@ from ampcheck.core.run import Finding, Run, merge
 from ampcheck.outcome.raising import verify
 from ampcheck.shadow.companions import roundoff
 from ampcheck.torchtools.storage import local, placements
-from ampcheck.training.distributed.collectives import CollectiveMode
+from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.policies import FollowedPolicies
 from ampcheck.training.distributed.ranks import gather, gather_runs
 from ampcheck.training.distributed.sums import CollectiveStats, compare_sums
@@ -194,7 +194,7 @@ def _on_rank(
         if step.shard is not None and ranks > 1:
             model = step.shard(model)
         batch = step.batch(rank, ranks)
-        sums = CollectiveMode()
+        sums = CollectiveWatch()
         with FollowedPolicies(model, sums) as policies, sums, watched(name=subject, limits=limits) as seen:
             step.step(model, batch)
         gradients = _gradients(model, seen)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ampcheck.ops.traits import traits
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.rules.registry import RULES
+from ampcheck.stream.ops import OpEvent
 
 CASTS = {"half", "bfloat16", "float", "chalf", "cfloat"}  # a plain float64 run of these would round; casts are lifted
 # Floating results that are decisions: an integer, a step or a neighbour in the format.
@@ -281,10 +281,10 @@ class Opened:
         seen = self.seen = set[str]()
 
         class Noting(Shadow):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if hasattr(func, "_schema"):
-                    seen.add(traits(func).name)
-                return super().__torch_dispatch__(func, types, args, kwargs)
+            def see(self, event: OpEvent) -> Any:
+                if not event.higher:
+                    seen.add(event.name)
+                return super().see(event)
 
         self.context = Noting(judge=False)
 

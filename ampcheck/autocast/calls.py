@@ -26,9 +26,9 @@ from ampcheck.autocast.state import device_type, devices, registered, short
 from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
+from ampcheck.stream.trace import Trace
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.origin import Trace
 from ampcheck.torchtools.private import has_kernel_for, op_names
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
@@ -199,7 +199,7 @@ def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raise
     if banned is not None and recorder.policy.ops[banned.op].raises in message_of(error):
         return Raised(brief(error), banned.op, banned.where)
     through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    if trace.failed is not None and Trace.__torch_dispatch__.__code__ in through:  # not one that the model caught
+    if trace.failed is not None and Trace.see.__code__ in through:  # not one that the model caught
         return Raised(brief(error), trace.failed.where.op, trace.failed.where)
     return Raised(brief(error), "", Where(phase="forward", file=file, line=line))
 

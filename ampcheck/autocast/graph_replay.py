@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import tree_flatten
 
 
@@ -59,20 +59,16 @@ class graph:  # noqa: N801
         self.cuda_graph.capture_end()
 
 
-class _Recorder(DispatchMode):
+class _Recorder(OpSubscriber):
     """Records ops with their arguments and results."""
 
     def __init__(self, calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]]) -> None:
-        super().__init__()
         self._calls = calls
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self._calls.append((func, args, kwargs, result))
-        return result
+    def see(self, event: OpEvent) -> Any:
+        """Record an op."""
+        self._calls.append((event.op, event.args, event.kwargs, event.run()))
+        return event.out
 
 
 def _shares(old: torch.Tensor, new: object) -> bool:

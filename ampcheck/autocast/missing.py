@@ -18,9 +18,8 @@ from ampcheck.autocast.kernels import float32_of_16_bit, is_16_bit
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.errors import brief, message_of
 from ampcheck.core.run import Finding, Where
-from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import OpOverload
-from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.stream.ops import OpEvent, OpSubscriber
+from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import is_users, short_path, users_place
 from ampcheck.torchtools.unsupported import machine_error
 
@@ -52,32 +51,29 @@ def lacks_kernel(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _NO_KERNEL.search(message_of(error)) is not None
 
 
-class MissingKernels(DispatchMode):
+class MissingKernels(OpSubscriber):
     """Where the CPU has no 16-bit kernel, run the op in float32 and round its results, as the other device's would.
 
     `ran` counts these runs by op. Ops that write into their arguments raise as they do without.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.ran: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, event: OpEvent) -> Any:
+        """Run an op, which nobody who subscribed before sees where it runs in float32."""
         try:
-            return func(*args, **kwargs)
+            return event.run()
         except RuntimeError as error:
-            if not isinstance(func, OpOverload) or func._schema.is_mutable or not lacks_kernel(error):
+            if event.higher or event.op._schema.is_mutable or not lacks_kernel(error):
                 raise
-            name = func._schema.name
+            name = event.op._schema.name
             if _ON_NO_DEVICE.search(name):
                 raise
-        low = next((t.dtype for _, t in tensors((args, kwargs)) if is_16_bit(t)), torch.float16)
-        args, kwargs = map_tensors(float32_of_16_bit, (args, kwargs))
+        low = next((t.dtype for t in event.tensors if is_16_bit(t)), torch.float16)
+        args, kwargs = map_tensors(float32_of_16_bit, (event.args, event.kwargs))
         kwargs = {key: torch.float32 if value is low else value for key, value in kwargs.items()}
-        out = func(*args, **kwargs)
+        out = event.op(*args, **kwargs)
         self.ran[name] += 1
         return map_tensors(lambda t: t.to(low) if t.dtype is torch.float32 else t, out)
 

@@ -117,10 +117,6 @@ class _Passed:
     dtypes: tuple[torch.dtype, ...]
     returned: torch.dtype | None = None
 
-    @property
-    def floats(self) -> set[torch.dtype]:
-        return {dtype for dtype in self.tensors if dtype.is_floating_point}
-
 
 class _DeviceTensor(torch.Tensor):
     """A two-by-two tensor without data that claims to be on a device: it has the dispatch keys, autocast's among them.
@@ -174,11 +170,6 @@ class _Probe:
         self._key: DispatchKey = DispatchKey.__members__[f"Autograd{KEYS[device]}"]
         self._thread = threading.get_ident()
 
-    def take(self) -> _Passed | None:
-        """What was passed on since the last call."""
-        passed, self.passed = self.passed, None
-        return passed
-
     @contextmanager
     def recording(self, op: OpOverload) -> Iterator[None]:
         """Recorders on every overload of the op's packet, any of which autocast may call instead."""
@@ -214,10 +205,16 @@ class _Probe:
         def record(*args: object, **kwargs: object) -> Any:
             if threading.get_ident() != self._thread:  # another thread that is inside the Python dispatcher, as Dynamo
                 return own(*args, **kwargs)
-            leaves = tree_leaves((args, kwargs))
-            tensors = tuple([leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)])
-            self.passed = _Passed(name, tensors, tuple([leaf for leaf in leaves if isinstance(leaf, torch.dtype)]))
+            tensors, dtypes = list[torch.dtype](), list[torch.dtype]()
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor):
+                    tensors.append(leaf.dtype)
+                elif isinstance(leaf, torch.dtype):
+                    dtypes.append(leaf)
+            self.passed = _Passed(name, tuple(tensors), tuple(dtypes))
             result = self.tensors[tensors[0]]
+            if kinds == ["Tensor"]:
+                return result
             results = [[result] if kind.startswith("List") else result if "Tensor" in kind else 1 for kind in kinds]
             return results[0] if len(results) == 1 else tuple(results) or None
 
@@ -245,7 +242,7 @@ def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
         rule=_rule(name, passed, low),
         facts={pattern: _fact(result, low) for pattern, result in passed.items()},
         redispatch=first.op if isinstance(first, _Passed) and first.op != name else "",
-        restores=any(isinstance(result, _Passed) and result.returned is not None for result in passed.values()),
+        restores=bool([p for p in passed.values() if isinstance(p, _Passed) and p.returned is not None]),
         raises=first if isinstance(first, str) else "",
         source=_source(name, probe.device),
     )
@@ -254,17 +251,19 @@ def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
 def _ask(probe: _Probe, op: OpOverload, dtypes: Sequence[torch.dtype]) -> _Passed | str:
     """What autocast passes on, or the message of what it raises."""
     args, kwargs = _arguments(op, map(probe.tensors.__getitem__, dtypes), probe.tensors[torch.int64])
-    probe.take()
+    probe.passed = None
     out, message = None, "its kernel calls no overload of the op"
     try:
         out = op(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  # whatever an autocast kernel raises is its policy, or our bad argument
         message = str(error).strip() or type(error).__name__
-    passed = probe.take()
+    passed: _Passed | None = probe.passed
     if passed is None:
         return message  # else an error is a wrapper's that the dummy result broke: what it passed on is known
-    returned = [leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    passed.returned = returned[0] if returned and returned[0] is not passed.tensors[0] else None
+    for leaf in tree_leaves(out):
+        if isinstance(leaf, torch.Tensor):
+            passed.returned = leaf.dtype if leaf.dtype is not passed.tensors[0] else None
+            break
     return passed
 
 
@@ -287,7 +286,7 @@ def _arguments(
         elif argument.name == "weight_stride0":  # aten::_cudnn_rnn of CUDA builds accepts the count of weights
             value = 3
         else:
-            value = _plainest(kind, op)
+            value = _plainest(kind, bool(re.search("[dD]imname|names", op._schema.overload_name)))
         if argument.kwarg_only or len(args) < number:  # after a default that was left out
             kwargs[argument.name] = value
         else:
@@ -295,13 +294,15 @@ def _arguments(
     return args, kwargs
 
 
-def _plainest(kind: str, op: OpOverload) -> Any:
-    name = "dimname::a" if re.search("[dD]imname|names", op._schema.overload_name) else "a"
+@cache
+def _plainest(kind: str, named: bool) -> Any:
+    """named: a text is the name of a dimension."""
+    name = "dimname::a" if named else "a"
     plain = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": False, "str": name, "List[str]": [name]}
     if kind in plain:
         return plain[kind]
     inside = re.fullmatch(r"List\[(.*)\]", kind)
-    return [_plainest(inside[1], op)] if inside else None
+    return [_plainest(inside[1], named)] if inside else None
 
 
 def _rule(name: str, passed: dict[str, _Passed | str], low: torch.dtype) -> str:
@@ -311,26 +312,31 @@ def _rule(name: str, passed: dict[str, _Passed | str], low: torch.dtype) -> str:
         return BANNED
     if isinstance(narrow, str):
         return OTHER
-    if torch.float32 in narrow.dtypes and narrow.floats == {low}:
+    wides, narrows = _floats(wide), _floats(narrow)
+    if torch.float32 in narrow.dtypes and narrows == {low}:
         return SET_DTYPE if narrow.op == name else APPEND_DTYPE
-    mixed = {d for key, result in passed.items() if "+" in key and isinstance(result, _Passed) for d in result.floats}
-    results = wide.floats, narrow.floats, mixed or wide.floats
+    mixed = _floats(*[result for key, result in passed.items() if "+" in key and isinstance(result, _Passed)])
+    results = wides, narrows, mixed or wides
     if results == ({torch.float32}, {low}, {torch.float32}):
         return PROMOTE if mixed else OTHER
-    if len(set(map(frozenset, results))) > 1 or len(wide.floats) != 1:
+    if len(set(map(frozenset, results))) > 1 or len(wides) != 1:
         return OTHER
-    (target,) = wide.floats
+    (target,) = wides
     if target == torch.float32:
         return FP32
     # A custom op may be registered with one dtype for good; then the other 16-bit dtype of autocast shows it.
     return LOWER if target == low else FIXED + short(target)
 
 
+def _floats(*passed: _Passed) -> set[torch.dtype]:
+    return {dtype for one in passed for dtype in one.tensors if dtype.is_floating_point}
+
+
 def _fact(passed: _Passed | str, low: torch.dtype) -> str:
     if isinstance(passed, str):
         return "raises"
     names_of = _names(low)
-    names = [names_of[dtype] for dtype in passed.tensors]
+    names = list(map(names_of.__getitem__, passed.tensors))
     names = names[:1] if len(set(names)) == 1 else names
     if passed.dtypes:
         names += [f"dtype={names_of[dtype]}" for dtype in passed.dtypes]

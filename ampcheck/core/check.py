@@ -101,9 +101,8 @@ class Check:
         self, verdict: Verdict, subject: str, message: str, seen: int | None, **evidence: Unpack[Evidence]
     ) -> Finding:
         where, hint = evidence.get("where", _NOWHERE), evidence.get("hint", "")
-        observed, limit = (
-            None if value is None else float(value) for value in (evidence.get("observed"), evidence.get("limit"))
-        )
+        observed, limit = evidence.get("observed"), evidence.get("limit")
+        observed, limit = None if observed is None else float(observed), None if limit is None else float(limit)
         unit = "" if observed is None and limit is None else evidence.get("unit", self.unit)
         code = code_at(where) if verdict in PROBLEMS else ""
         measured = observed, limit, unit

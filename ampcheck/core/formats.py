@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -31,7 +32,7 @@ class Fields(NamedTuple):
     mantissa: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FloatFormat:
     """A binary floating-point format.
 
@@ -66,7 +67,7 @@ class FloatFormat:
         if self.mantissa_bits > 52 or self.min_exponent - self.mantissa_bits < -1074 or largest > 1023:
             raise UsageError(f"{self.name}: every value must fit in a float64.")
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Width of a code in bits: 19 for TF32, though it is stored in 32."""
         return int(self.signed) + self.exponent_bits + self.mantissa_bits
@@ -81,20 +82,20 @@ class FloatFormat:
         """Whether any code is NaN."""
         return self.nan != "none"
 
-    @property
+    @cached_property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal value: ``smallest_normal == 2**min_exponent``."""
         return (1 if self.has_subnormals else 0) - self.bias
 
-    @property
+    @cached_property
     def _sign_bit(self) -> int:
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
-    @property
+    @cached_property
     def _inf_code(self) -> int:
         return self._sign_bit - (1 << self.mantissa_bits)
 
-    @property
+    @cached_property
     def _max_code(self) -> int:
         if self.has_inf:
             return self._inf_code - 1
@@ -106,27 +107,27 @@ class FloatFormat:
             return self._inf_code | 1 << (self.mantissa_bits - 1)  # quiet, no payload: IEEE 754-2019, 6.2.1
         return self._sign_bit if self.nan == "negative-zero" else self._sign_bit - 1
 
-    @property
+    @cached_property
     def max(self) -> float:
         """Largest finite value."""
         return self.decode(self._max_code)
 
-    @property
+    @cached_property
     def smallest_normal(self) -> float:
         """Smallest positive value with full precision (``torch.finfo.tiny``)."""
         return math.ldexp(1.0, self.min_exponent)
 
-    @property
+    @cached_property
     def smallest_subnormal(self) -> float:
         """Smallest positive value; equal to ``smallest_normal`` where there are no subnormals."""
         return math.ldexp(1.0, self.min_exponent - self.mantissa_bits)
 
-    @property
+    @cached_property
     def eps(self) -> float:
         """Distance from 1 to the next larger value: the ULP at 1."""
         return self.ulp(1.0)
 
-    @property
+    @cached_property
     def unit_roundoff(self) -> float:
         """Bound on the relative error of rounding to nearest in the normal range: ``eps / 2`` (Higham 2002, 2.2)."""
         return self.eps / 2
@@ -143,7 +144,7 @@ class FloatFormat:
 
     # Rounding to nearest is monotone, so the result of a cast is decided by thresholds on the wide value's magnitude.
 
-    @property
+    @cached_property
     def flushes_at(self) -> float:
         """Largest magnitude that rounds to zero; 0.0 where no other value does (float64, and a format without zero)."""
         return self.smallest_subnormal / 2 if self.has_subnormals else 0.0
@@ -156,7 +157,7 @@ class FloatFormat:
         """
         return self.smallest_normal - self.smallest_subnormal / 2 if self.has_subnormals else 0.0
 
-    @property
+    @cached_property
     def overflows_at(self) -> float:
         """Smallest float64 magnitude that rounds beyond ``max``; infinity for float64.
 

@@ -224,7 +224,7 @@ class Run:
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in order."""
-        return tuple(finding for finding in self.findings if finding.verdict is verdict)
+        return tuple([finding for finding in self.findings if finding.verdict is verdict])
 
     @property
     def failed(self) -> bool:
@@ -275,8 +275,8 @@ class Run:
 
 def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
     """How many findings have each verdict, worst first, without the zeros."""
-    count = Counter(finding.verdict for finding in findings)
-    return {verdict: count[verdict] for verdict in SEVERITY if count[verdict]}
+    count = Counter([finding.verdict for finding in findings])
+    return {verdict: count[verdict] for verdict in SEVERITY if verdict in count}
 
 
 _PHASES = ("forward", "backward", "update")
@@ -438,7 +438,7 @@ def merge(runs: Iterable[Run]) -> Run:
     runs = tuple(runs)
     return Run(
         {key: value for run in runs for key, value in run.environment.items()},
-        tuple(finding for run in runs for finding in run.findings),
+        tuple([finding for run in runs for finding in run.findings]),
         sum((run.coverage for run in runs), Coverage()),
         tuple(table for run in runs for table in run.tables),
         tuple(chart for run in runs for chart in run.charts),

@@ -91,7 +91,7 @@ def repository_of(folder: Path) -> Path:
 def with_excerpts(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings; failures and warnings with the line and the excerpt of the source at their location, where it can
     be read. Nothing else reads it: a run that is read from a file may name any file of this machine."""
-    return tuple(_with_excerpt(finding) if finding.verdict in PROBLEMS else finding for finding in findings)
+    return tuple([_with_excerpt(finding) if finding.verdict in PROBLEMS else finding for finding in findings])
 
 
 def _with_excerpt(finding: Finding) -> Finding:

@@ -20,7 +20,7 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table
 from ampcheck.core.subject import Call
 from ampcheck.lab.lab import Expectations, lacks, run_of
-from ampcheck.torchtools.origin import Trace
+from ampcheck.stream.trace import Trace
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
 

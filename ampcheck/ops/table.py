@@ -7,11 +7,9 @@ from typing import Any
 
 
 def _value(trait: str, text: str) -> Any:
-    """The value of a word such as `linear=1,alpha`; a word without one is a fact."""
-    if not text:
-        return True
+    """The value of a word such as `linear=1,alpha`."""
     kind = {"copies": int, "factors": int, "degree": float}.get(trait, str)
-    values = tuple(kind(part) for part in text.split(","))
+    values = tuple(map(kind, text.split(",")))
     return values if trait in ("divides", "factors", "linear", "updates") else values[0]
 
 
@@ -129,8 +127,18 @@ _fused_adagrad                 | divides=state_sums
 """
 """Names of ops without `_foreach_` and `_`, and the traits of all their overloads, which `Traits` explains."""
 
-ROWS: Mapping[str, Mapping[str, Any]] = {
-    name: {trait: _value(trait, text) for trait, _, text in (word.partition("=") for word in words.split())}
-    for names, _, words in (line.partition("|") for line in TABLE.splitlines() if "|" in line)
-    for name in names.split()
-}
+
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    """The rows by the names of the ops; a word without a value is a fact."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for line in TABLE.splitlines():
+        names, _, words = line.partition("|")
+        row: dict[str, Any] = {}
+        for word in words.split():
+            trait, _, text = word.partition("=")
+            row[trait] = _value(trait, text) if text else True
+        rows |= dict.fromkeys(names.split() if row else (), row)
+    return rows
+
+
+ROWS = _rows()

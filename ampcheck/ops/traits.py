@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 
 import torch
 
@@ -94,17 +95,18 @@ def traits(op: OpOverload) -> Traits:
         row["keeps"] = False
     unsaid = row.pop("updates", ())  # although the schema does not say so
     written = [bool(a.alias_info and a.alias_info.is_write) or a.name in unsaid for a in schema.arguments]
-    view = torch.Tag.inplace_view in tags or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+    shared = [r.alias_info for r in schema.returns if r.alias_info]
+    view = torch.Tag.inplace_view in tags or not all(map(attrgetter("is_write"), shared))
     overload: str = op.name()  # type: ignore[no-untyped-call]
     kernels = has_kernel(overload)  # an op of TorchScript alone, on numbers, has none
     composite = kernels and has_kernel_for(overload, "CompositeExplicitAutograd")
     return Traits(
         namespace, name, base, op_name(op), foreach,
-        writes=tuple((i, a.name) for i, a in enumerate(schema.arguments) if written[i]),
+        writes=tuple([(i, a.name) for i, a in enumerate(schema.arguments) if written[i]]),
         view=view,
         random=torch.Tag.nondeterministic_seeded in tags,
         shaped=base.endswith("_like") or base.startswith("new_"),
-        accumulates=any(a.name in ("accumulate", "reduce") for a in schema.arguments),
+        accumulates=bool({"accumulate", "reduce"}.intersection([a.name for a in schema.arguments])),
         checks=(namespace != "aten" and len(schema.returns) > 1) or short.lstrip("_").startswith("linalg_"),
         composed=bool(composite) and not (view or row["moves"] or row.get("unset")),
         **row,

@@ -41,7 +41,7 @@ class CheckSection:
     @property
     def worst(self) -> Verdict | None:
         """The worst verdict; None for evidence without a verdict."""
-        return next(iter(self.counts), None)
+        return min([finding.verdict for finding in self.findings], key=SEVERITY.index, default=None)
 
     @property
     def passes(self) -> tuple[Finding, ...]:
@@ -102,7 +102,7 @@ class Sections:
 def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
-    named = [*(finding.check for finding in run.findings), *(item.check for item in evidence if item.check)]
+    named = [item.check for item in (*run.findings, *evidence) if item.check]
     checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
     problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
@@ -110,7 +110,7 @@ def arrange(run: Run) -> Sections:
         headline=headline(run),
         verdict=_verdict(run),
         counts=run.counts(),
-        subjects=tuple(dict.fromkeys(finding.subject for finding in run.findings)),
+        subjects=tuple(dict.fromkeys([finding.subject for finding in run.findings])),
         problems=tuple(cause.finding for cause in problems),
         twins=tuple(cause.twins for cause in problems),
         following=tuple(cause.following for cause in problems),
@@ -166,8 +166,8 @@ def _check_section(run: Run, slug: str) -> CheckSection:
     return CheckSection(
         check=slug,
         findings=tuple(sorted(findings, key=lambda finding: SEVERITY.index(finding.verdict))),
-        tables=tuple(table for table in run.tables if table.check == slug),
-        charts=tuple(chart for chart in run.charts if chart.check == slug),
+        tables=tuple([table for table in run.tables if table.check == slug]),
+        charts=tuple([chart for chart in run.charts if chart.check == slug]),
     )
 
 

@@ -57,16 +57,17 @@ def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
 
 
 def follow_accumulators(call: Call, store: CompanionStore) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x` built on its own result.
+    """Count how often a statement such as `total = total * 0.9 + x`, in 16 bits, built on its own result.
 
     Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
     """
     result = call.fresh[0]
-    if result.dtype.itemsize > 2:
-        return
     where, line = call.where, (call.where.file, call.where.line)
-    pasts = [_past(c, t) for t, c in zip(call.inputs, call.before, strict=True) if t.shape == result.shape]
-    sources = [past for past in pasts if any(line == (site.file, site.line) for site in past[1])]
+    sources: list[Past] = []
+    for tensor, known in zip(call.inputs, call.before, strict=True):
+        if (known.sites or known.parts) and tensor.shape == result.shape:
+            past = _past(known, tensor)
+            sources += [past] if any(line == (site.file, site.line) for site in past[1]) else []
     companions = store.of(result)
     if not sources:
         companions.sites = frozenset([where])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -106,11 +107,13 @@ def is_chance(share: float, numbers: int) -> bool:
     return share**numbers > _CHANCE
 
 
+@cache
 def floor_of(depth: int) -> float:
     """The honest error, in unit roundoffs, of a value after so many roundings in a row: they add like a random walk."""
     return min(FLOOR, max(_LEAST, 0.5 * math.sqrt(depth)))
 
 
+@lru_cache(maxsize=1 << 12)
 def group_dims(shape: torch.Size) -> tuple[int, ...]:
     """The dimensions that a group spans: columns of narrow tensors (boxes, coordinates), rows of others."""
     dims = len(shape)
@@ -182,19 +185,23 @@ def look(
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
-        smallest, largest = (float(v.item()) for v in torch.aminmax(value.abs()))  # faster than counting zeros
+        smallest, largest = map(float, torch.aminmax(value.abs()))  # faster than counting zeros
         emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
         if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
             return Look(True, False, largest, False, smallest)
     if strict and _excuses(floor * unit):
         return Look(False, emptier, largest, False, smallest)
-    parts = list(_parts(value, exact, moved, dims))
-    if all(_is_near(part, away, dims, SLACK * floor * unit) for part, _, away in parts):
+    whole_at_once = value.numel() < 2 * _PART or (dims is not None and 0 in dims)
+    parts = [(value, exact, moved)] if whole_at_once else list(_parts(value, exact, moved))
+    for part, _, away in parts:
+        if not _is_near(part, away, dims, SLACK * floor * unit):
+            break
+    else:
         return Look(True, emptier, largest, False, smallest)
     looks = [_norms(part, reference, away, dims) for part, reference, away in parts]
-    sizes, spreads, errors = (torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3))
+    sizes, spreads, errors = [torch.cat([norms[i].reshape(-1) for norms in looks]) for i in range(3)]
     if dims is None:
-        sizes, spreads, errors = (torch.linalg.vector_norm(norms) for norms in (sizes, spreads, errors))
+        sizes, spreads, errors = map(torch.linalg.vector_norm, (sizes, spreads, errors))
     bounds = spreads.mul_(SLACK * unit / MOVE).add_(sizes, alpha=SLACK * floor * unit)
     within = math.isfinite(errors.sum().item()) and bool((errors <= bounds).all())  # the bound is infinite with moved
     size, bound = sizes.sum().item(), bounds.sum().item()
@@ -203,11 +210,9 @@ def look(
 
 
 def _parts(
-    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None
+    value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """A large value and its companions in parts that stay in the cache of a processor; they cut no group in two."""
-    if value.numel() < 2 * _PART or (dims is not None and 0 in dims):
-        return iter([(value, exact, moved)])
     rows = max(1, len(value) * _PART // value.numel())
     return zip(*(torch.split(tensor, rows) for tensor in (value, exact, moved)), strict=True)
 

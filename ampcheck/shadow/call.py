@@ -1,9 +1,8 @@
-"""One op of the run: its traits, its tensors, and the same call on companions."""
+"""One op of the run with its companions, and the same call on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,8 @@ from ampcheck.ops.traits import Traits
 from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
 from ampcheck.shadow.memory import values_of, with_values
+from ampcheck.stream.ops import OpCall
+from ampcheck.stream.ops import leaves as leaves
 from ampcheck.torchtools.private import OpOverload, efficient_zeros
 from ampcheck.torchtools.pytree import map_tensors
 
@@ -23,44 +24,37 @@ _MASKS = frozenset(("condition", "mask"))
 _NOWHERE = Where()
 
 
-@dataclass(slots=True)
-class Call:
-    """An op with its arguments, and its results once it ran.
+class Call(OpCall):
+    """An op of the run with what its companions need.
 
     inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
     faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
     argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
     values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
-    inputs were rounded before, see `Companions.depth`. name: short for an ATen op (`topk`), else with its namespace.
+    inputs were rounded before, see `Companions.depth`. moves: whether its results are elements of its inputs: not where
+    the elements of one index are added up.
     """
 
-    op: OpOverload
-    traits: Traits
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any = None
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    before: list[Companions] = field(default_factory=list)
-    inherited: frozenset[Key] = frozenset()
-    where: Where = _NOWHERE
-    index: int = 0
-    results: list[torch.Tensor | None] = field(default_factory=list)
-    kept: torch.Tensor | None = None
-    fresh: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)
-    constants: dict[float, float] = field(default_factory=dict)
-    depths: tuple[int, ...] = ()
-    name: str = field(init=False)
+    __slots__ = (
+        "before", "constants", "depths", "fresh", "index", "inherited", "inputs", "kept", "moves", "results", "where",
+        "written",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self.name = self.traits.name
-
-    @property
-    def moves(self) -> bool:
-        """Whether its results are elements of its inputs: not where the elements of one index are added up."""
-        added = self.traits.accumulates and bool(self.argument("accumulate") or self.argument("reduce"))
-        return self.traits.moves and not added
+    def __init__(self, op: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.op, self.traits, self.args, self.kwargs, self.name, self.out = op, traits, args, kwargs, traits.name, None
+        self.inputs: list[torch.Tensor] = []
+        self.before: list[Companions] = []
+        self.inherited: frozenset[Key] = frozenset()
+        self.where, self.index = _NOWHERE, 0
+        self.results: list[torch.Tensor | None] = []
+        self.kept: torch.Tensor | None = None
+        self.fresh: list[torch.Tensor] = []
+        self.written: list[torch.Tensor] = []
+        self.constants: dict[float, float] = {}
+        self.depths: tuple[int, ...] = ()
+        added = traits.accumulates and (self.argument("accumulate") or self.argument("reduce"))
+        self.moves = traits.moves and not added
 
     @property
     def widens(self) -> bool:
@@ -71,25 +65,6 @@ class Call:
         return source is result or (
             1 < source.itemsize < result.itemsize and torch.promote_types(source, result) is result
         )
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The factors of the two terms of a sum or a difference; empty for other ops."""
-        alpha = self.argument("alpha", 1)
-        known = {"1": 1, "alpha": alpha, "-alpha": -alpha}
-        factors = [known[factor] for factor in self.traits.linear if factor in known]
-        return tuple(factors) if len(factors) == 2 else ()
-
-    def argument(self, name: str, default: Any = None) -> Any:
-        """An argument by its name in the schema."""
-        if name in self.kwargs:
-            return self.kwargs[name]
-        for position, argument in enumerate(self.op._schema.arguments):
-            if argument.name == name:
-                if position < len(self.args):
-                    return self.args[position]
-                return argument.default_value if argument.has_default_value() else default
-        return default
 
 
 class Side:
@@ -108,7 +83,8 @@ class Side:
             if not has_companions(tensor):
                 return self._of_layout(tensor)
             companions = self.store.of(tensor)
-        return view_of(tensor, companions.values.exact if self.name == "exact" else companions.values.moved)
+        values = companions.held or companions.values
+        return view_of(tensor, values.exact if self.name == "exact" else values.moved)
 
     def _of_layout(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor._is_zerotensor():
@@ -144,10 +120,8 @@ class Side:
             return type(value)(self.lift(item) for item in value)
         return value
 
-    def _argument(self, call: Call, value: Any) -> Any:
-        """An argument of the call as this side has it: a constant of a 16-bit format is that of float32."""
-        if type(value) is not float:
-            return self.lift(value)
+    def _constant(self, call: Call, value: float) -> float:
+        """A number as this side has it: a constant of a 16-bit format is that of float32."""
         wide = wide_constant(value)
         if wide != value:
             call.constants[value] = wide
@@ -155,8 +129,10 @@ class Side:
 
     def run(self, call: Call, op: Callable[..., Any] | None = None) -> Any:
         """The call, or another op with its arguments, on the companions of this side."""
-        args: list[Any] = [self._argument(call, value) for value in call.args]
-        kwargs = {name: self._argument(call, value) for name, value in call.kwargs.items()}
+        args = [self._constant(call, v) if type(v) is float else self.lift(v) for v in call.args]
+        kwargs = dict(call.kwargs)
+        for name, value in kwargs.items():
+            kwargs[name] = self._constant(call, value) if type(value) is float else self.lift(value)
         for position, name in call.traits.writes:
             if position < len(args):
                 args[position] = map_tensors(_scratch, args[position])
@@ -200,27 +176,21 @@ def _scratch(tensor: torch.Tensor) -> torch.Tensor:
 
 def floating_values(value: object) -> list[torch.Tensor]:
     """The floating tensors among the arguments or results of an op; of sparse and nested ones those of the values."""
-    if isinstance(value, torch.Tensor):
-        if has_companions(value):
-            return [value]
-        values = values_of(value) if value.is_floating_point() or value.is_complex() else None
-        return [] if values is None else [values]
     tensors: list[torch.Tensor] = []
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            if isinstance(item, (torch.Tensor, list, tuple)):
-                tensors += floating_values(item)
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if has_companions(item):
+            tensors.append(item)
+        elif isinstance(item, torch.Tensor):
+            values = values_of(item) if item.is_floating_point() or item.is_complex() else None
+            tensors += [] if values is None else [values]
+        elif isinstance(item, (list, tuple)):
+            tensors += floating_values(item)
     return tensors
 
 
 def item_of(value: Any, number: int) -> Any:
     """The argument that belongs to one result of an op, which may take lists."""
     return value[number] if isinstance(value, (list, tuple)) and number < len(value) else value
-
-
-def written_by(op: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that an op writes: tensors, lists of them, or None."""
-    return [args[position] if position < len(args) else kwargs.get(name) for position, name in op.writes]
 
 
 def results_of(value: Any) -> list[torch.Tensor | None]:
@@ -230,19 +200,6 @@ def results_of(value: Any) -> list[torch.Tensor | None]:
     if has_companions(value):
         return [value]
     return [next(iter(floating_values(value)), None)]
-
-
-def leaves(value: object) -> list[torch.Tensor]:
-    """The tensors among the arguments or results of an op, which nest lists and tuples only."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    tensors: list[torch.Tensor] = []
-    for item in value if isinstance(value, (list, tuple)) else ():
-        if isinstance(item, torch.Tensor):
-            tensors.append(item)
-        elif isinstance(item, (list, tuple)):
-            tensors += leaves(item)
-    return tensors
 
 
 def decides_otherwise(out: Any, result: Any) -> bool:

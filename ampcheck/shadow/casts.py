@@ -16,11 +16,11 @@ _WRITTEN = re.compile(r"\.\s*(half|bfloat16|to|type|type_as)\s*\(")
 
 
 def is_own_cast(call: Call) -> bool:
-    """Whether an op that ran in forward or in an update is such a cast. Under autocast the source line decides."""
+    """Whether a `_to_copy` of forward or of an update is such a cast. Under autocast the source line decides."""
     where = call.where
-    if call.name != "_to_copy" or not call.fresh or not where.file or where.phase == "backward":
+    if not call.fresh or not where.file or where.phase == "backward":
         return False
-    widest = max((t.dtype.itemsize for t in call.inputs), default=0)
+    widest = max([t.dtype.itemsize for t in call.inputs], default=0)
     if not call.fresh[0].dtype.itemsize <= 2 < widest:
         return False
     with state_of_caller():  # the state with which the op was called

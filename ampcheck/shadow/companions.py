@@ -51,12 +51,12 @@ class Companions:
     the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
     see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
     collective wrote the values. gradient: a backward pass made them, or they are multiples or averages of such.
-    lineage: of what they are a sum. alive: the storage; None for companions of one use, of
-    memory read in another format.
+    lineage: of what they are a sum. held: the values, None while a large matrix is followed by rows. alive: the
+    storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (
-        "_values", "alive", "bytes", "consumed", "depth", "dtype", "faults", "gradient", "lineage", "numel", "parts",
+        "alive", "bytes", "consumed", "depth", "dtype", "faults", "gradient", "held", "lineage", "numel", "parts",
         "rows", "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
     )  # fmt: skip
 
@@ -70,8 +70,8 @@ class Companions:
         written: bool = False,
         rows: Rows | None = None,
     ) -> None:
-        self._values, self.dtype, self.rows = values, dtype, rows
-        self.numel = rows.numel if rows is not None else self.values.exact.numel()
+        self.held, self.dtype, self.rows = values, dtype, rows
+        self.numel = rows.numel if rows is not None else (values or self.values).exact.numel()
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: Step | None = None
@@ -88,10 +88,10 @@ class Companions:
     @property
     def values(self) -> Values:
         """The companions of all elements."""
-        if self._values is None:
+        if self.held is None:
             self.fill()
-        assert self._values is not None
-        return self._values
+        assert self.held is not None
+        return self.held
 
     def fill(self) -> None:
         """Let all rows of a large matrix have companions: they enter with their present values."""
@@ -104,7 +104,7 @@ class Companions:
         sides = sides if rows.move is None else (sides[0], rows.move(sides[1]))
         for side, known in zip(sides, (rows.exact, rows.moved), strict=True):
             side.view(rows.shape)[rows.index] = known
-        self._values = Values(*sides)
+        self.held = Values(*sides)
 
     def known_values(self) -> torch.Tensor:
         """The exact companions, of a large matrix those of the rows that have any."""
@@ -120,12 +120,12 @@ class Companions:
         values = self.values
         if values.owners > 1:
             values.owners -= 1
-            self._values = Values(values.exact.clone(), values.moved.clone())
+            self.held = Values(values.exact.clone(), values.moved.clone())
 
     def release(self) -> None:
         """Forget the values."""
-        if self._values is not None:
-            self._values.owners -= 1
+        if self.held is not None:
+            self.held.owners -= 1
 
 
 _HISTORY = (
@@ -173,10 +173,12 @@ class CompanionStore:
 
         moves: the values are data, whose conditioning is measured, and no result of the run.
         """
-        companions = self.known(tensor)
-        if companions is not None:
-            return companions
         storage = tensor.untyped_storage()
+        companions = self._by_storage.get(storage._cdata)
+        if companions is not None:
+            plain = companions.bytes is None and companions.dtype is tensor.dtype
+            same = plain and storage.nbytes() == companions.numel * companions.dtype.itemsize
+            return companions if same else self.known(tensor) or companions
         with torch.inference_mode(False):  # else what enters inside it could not be written outside
             if is_large(tensor):
                 return self.enter_rows(tensor, moves=moves)
@@ -207,11 +209,13 @@ class CompanionStore:
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
-        return view_of(tensor, self.of(tensor).values.exact)
+        companions = self.of(tensor)
+        return view_of(tensor, (companions.held or companions.values).exact)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The moved companion of a tensor: float32, same shape."""
-        return view_of(tensor, self.of(tensor).values.moved)
+        companions = self.of(tensor)
+        return view_of(tensor, (companions.held or companions.values).moved)
 
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""
@@ -320,9 +324,10 @@ class CompanionStore:
         return Companions(Values(exact, moved), dtype, unit, written=not moves)
 
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> None:
-        companions.values.owners += 1
+        values = companions.values
+        values.owners += 1
         unit, whole = max(companions.unit, roundoff(dtype)), companions.whole
-        self._keep(storage, Companions(companions.values, dtype, unit, whole=whole, written=True))
+        self._keep(storage, Companions(values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
         number = storage._cdata
@@ -334,7 +339,7 @@ class CompanionStore:
             if self._by_storage.get(number) is companions:
                 del self._by_storage[number]
                 companions.release()
-                if self.on_forget is not None:
+                if companions.faults and self.on_forget is not None:
                     self.on_forget(companions)
 
         companions.alive = weakref.ref(storage, forget)

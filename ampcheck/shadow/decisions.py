@@ -76,7 +76,7 @@ def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -
     honest error may turn. blurred: what rounded away the differences between the values before, and is at fault where
     many decisions turn by it; the note then says which op decides.
     """
-    unit = max((store.of(t).unit for t in call.inputs), default=0.0)
+    unit = max([store.of(t).unit for t in call.inputs], default=0.0)
     if unit < JUDGED_UNIT:
         return None
     margins = _MARGINS[call.traits.decides](call, store)

@@ -55,7 +55,7 @@ class Exchange:
 
     def __init__(self, store: CompanionStore) -> None:
         self._companions = store
-        self._settles = False
+        self.settles = False
         self._posted: defaultdict[str, list[tuple[int, list[str]]]] = defaultdict(list)
 
     def begin(self, call: Call) -> tuple[Collective, str] | None:
@@ -98,14 +98,14 @@ class Exchange:
             companions.depth = max(post.depth for post in posts)
             companions.written, companions.whole, companions.updates = True, False, 0
             companions.consumed = False
-            companions.settled = self._settles = True
+            companions.settled = self.settles = True
         call.written = results
         return frozenset[Key]().union(*(post.faults for post in posts))
 
     def repeats(self, call: Call) -> bool:
         """Whether an op copies the result of a collective once more, from memory that only the collective has: gloo
         does so for `reduce_scatter_tensor` whenever it is waited for."""
-        if not self._settles or call.name != "copy_" or not has_companions(call.args[1]):
+        if call.name != "copy_" or not has_companions(call.args[1]):
             return False
         target, source = call.args[:2]
         companions = self._companions.known(target)

@@ -10,7 +10,7 @@ from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules import rule_of
+from ampcheck.shadow.rules.registry import RULES, restart
 from ampcheck.torchtools.source import op_name
 
 
@@ -27,24 +27,24 @@ class Follower:
         for companions in call.before:
             unit = max(unit, companions.unit)
             whole = whole and companions.whole
-        whole = whole and not any(isinstance(v, float) and not v.is_integer() for v in call.args)
+        whole = whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
         for tensor in call.written:
             companions = self._store.to_write(tensor)
             companions.unit = max(unit, roundoff(tensor.dtype))
             companions.whole = companions.whole and whole
             note_write(call, tensor, companions, self._store)
             companions.consumed = False
-        now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
-        rule = rule_of(op)
+        rule = RULES.get(op.name) or (restart if op.jumps else None)
         if op.unset or (op.random and rule is None):
             self._restart(call, moves=not op.unset)
             return False
-        if is_constant(op, call.results):
+        if op.fills == "units" and is_constant(op, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
             return True
         copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
         if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
+        now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         for side in self._sides:
             side.now = now
         try:
@@ -58,11 +58,11 @@ class Follower:
         finally:
             for side in self._sides:
                 side.now = {}
-        sides = [results_of(result) for result in results]
+        sides, fresh = [results_of(result) for result in results], set(map(id, call.fresh))
         for tensor, exact, moved in zip(call.results, *sides, strict=True):
             if tensor is None:
                 continue
-            if not any(tensor is t for t in call.fresh):
+            if id(tensor) not in fresh:
                 if rule is not None and exact is not None and moved is not None:
                     self._store.write(tensor, exact, moved)
             elif exact is None or moved is None or exact.shape != tensor.shape:

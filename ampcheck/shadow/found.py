@@ -63,7 +63,7 @@ class Found:
 
     def reach_values(self, values: Sequence[Companions], name: str, *, reported: bool = False) -> None:
         """Record what is left in values that leave the run: faults, and whole numbers that collided."""
-        for key in frozenset[Key]().union(*(c.faults for c in values)):
+        for key in frozenset[Key]().union(*[c.faults for c in values]):
             self.reached.note(key, name, reported=reported)
         for suspect in self.suspects.of(values, COLLIDED):
             self.accuse(suspect, name)

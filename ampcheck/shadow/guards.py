@@ -31,13 +31,11 @@ def divisors(call: Call) -> slice:
 
 
 def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] | None:
-    """A bound of `clamp` that most values of the run do not keep, and whether it is the end of a format; None without.
+    """A bound of a `clamp` that most values of the run do not keep, and whether it is the end of a format, or None.
 
     Zeros are what a floor is for.
     """
-    if not call.traits.base.startswith("clamp") or not call.inputs:
-        return None
-    value = call.kept if call.written else call.inputs[0].detach()
+    value = call.kept if call.written else next((t.detach() for t in call.inputs), None)
     if value is None:
         return None
     low, high = _bounds(call)

@@ -57,7 +57,7 @@ def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
     Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
     """
     number = next((i for i, result in enumerate(call.written or call.fresh) if result is tensor), 0)
-    values = list(_values(call, number))
+    values = _values(call, number)
     if len(values) != 2 or sorted(call.weights) != [-1, 1]:
         return False
     if call.weights[0] < 0:
@@ -92,7 +92,7 @@ def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store:
 
 def _terms(call: Call, number: int, result: torch.Tensor, store: CompanionStore) -> Iterator[int]:
     """The names of the terms that a sum adds without a factor."""
-    weights, values = call.weights, list(_values(call, number))
+    weights, values = call.weights, _values(call, number)
     if weights and weights[0] != 1:
         values.reverse()
     for value in values if weights == (1, 1) else values[:1]:
@@ -111,8 +111,7 @@ def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
     return hash((name, tensor.storage_offset(), tensor.shape, tensor.stride()))
 
 
-def _values(call: Call, number: int) -> Iterator[torch.Tensor]:
+def _values(call: Call, number: int) -> list[torch.Tensor]:
     """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
-    for value in call.args:
-        if has_companions(item := item_of(value, number)):
-            yield item
+    values = [item_of(value, number) for value in call.args] if call.traits.foreach else call.args
+    return list(filter(has_companions, values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 
@@ -23,6 +24,8 @@ from ampcheck.shadow.norms import error_square, exact_square, honest_share
 from ampcheck.shadow.reached import LEFT, UNSCALES
 from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, ILL, MASKED, TAKEN, drop, pass_on
 from ampcheck.shadow.updates import UpdateJudge
+
+_SUSPECTS, _DEPTH, _GRADIENT = attrgetter("suspects"), attrgetter("depth"), attrgetter("gradient")
 
 
 class Judge:
@@ -54,14 +57,16 @@ class Judge:
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         self._note(call)
-        self._use_suspects(call)
+        if carried := list(filter(_SUSPECTS, call.before)):
+            self._suffer(call, carried)
         results = call.written + call.fresh
         if not results:
             return
-        if is_own_cast(call):
+        if call.name == "_to_copy" and is_own_cast(call):
             self.casts[call.where.file, call.where.line, dtype_name(call.fresh[0].dtype)] += 1
-        self._updates.judge(call)
-        after = [self._store.of(tensor) for tensor in results]
+        if carried or call.written:
+            self._updates.judge(call)
+        after = list(map(self._store.of, results))
         self._pass_on(call, results, after)
         if not ruled:
             for companions in after if call.inherited else ():  # nothing is known of it but what it was made of
@@ -115,9 +120,9 @@ class Judge:
 
     def _note(self, call: Call) -> None:
         """Judge a decision; record tests, numbers that leave the run, and what a scaler does."""
-        if tests_finiteness(call):
+        if call.traits.decides and tests_finiteness(call):
             self._found.reached.test(call.inherited)
-        elif decides(call, faulty=bool(call.inherited)):
+        elif call.traits.decides and decides(call, faulty=bool(call.inherited)):
             self._decision(call)
         elif call.name == "_local_scalar_dense":
             place = LEFT.format(f"{call.where.file}:{call.where.line}")
@@ -127,18 +132,20 @@ class Judge:
         elif call.name == "_amp_update_scale_":
             self._found.scale = float(call.args[0])
 
-    def _use_suspects(self, call: Call) -> None:
-        """Accuse what takes whole numbers that collided for ids, and bounds that decide what is divided by."""
+    def _suffer(self, call: Call, carried: Sequence[Companions]) -> None:
+        """Accuse the suspects that an op suffers from whatever it returns: whole numbers that collided and are taken
+        for ids, bounds that decide what is divided by."""
         found = self._found
         if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
-            for suspect in found.suspects.of(call.before, COLLIDED):
+            for suspect in found.suspects.of(carried, COLLIDED):
                 found.accuse(suspect, "a comparison or an index")
-        for suspect in found.suspects.of(call.before[divisors(call)], BOUND) if call.where.phase != "backward" else ():
-            found.accuse(suspect, "what is divided by it")
+        if call.where.phase != "backward":
+            for suspect in found.suspects.of(call.before[divisors(call)], BOUND):
+                found.accuse(suspect, "what is divided by it")
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor], after: Sequence[Companions]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
-        call.depths = tuple(c.depth for c in call.before)
+        call.depths = tuple(map(_DEPTH, call.before))
         depth = max(call.depths, default=0)
         pass_on(call.before if not call.traits.shaped else (), after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
@@ -146,8 +153,9 @@ class Judge:
             companions.gradient = gradient
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
-            self._drop(call, companions)
-            if bound := bound_that_decides(call, tensor):
+            if companions.suspects:
+                self._drop(call, companions)
+            if call.traits.base.startswith("clamp") and (bound := bound_that_decides(call, tensor)):
                 fault, is_end = bound
                 self._found.suspects.add(companions, BOUND, fault)
                 if is_end:
@@ -155,9 +163,10 @@ class Judge:
 
     def _drop(self, call: Call, companions: Companions) -> None:
         """Drop the suspects that the op makes harmless."""
-        summed = call.traits.sums and all(c.whole for c in call.before)
-        kept = companions.whole or call.moves or self._is_position(companions)
-        if COLLIDED in companions.suspects and (summed or not kept):
+        if COLLIDED in companions.suspects and (
+            (call.traits.sums and all(c.whole for c in call.before))
+            or not (companions.whole or call.moves or self._is_position(companions))
+        ):
             drop(companions, COLLIDED)  # a measurement
         if call.traits.contracts:
             drop(companions, BLURRED)
@@ -188,6 +197,8 @@ def _takes_gradients(call: Call) -> bool:
 
     Gradients are judged as a whole, so their small rows may have any error, which the result has then too.
     """
+    if True not in map(_GRADIENT, call.before):
+        return False
     op, written = call.traits, {id(tensor) for tensor in call.written}
     averages = "other" in op.linear or (op.adds and not op.divides)
     averages = averages and all(t.itemsize > 2 and not t.requires_grad for t in call.written)

@@ -80,7 +80,8 @@ class _Result:
     @property
     def masked(self) -> bool:
         """Whether an input carries a mask whose infinities exact does not have."""
-        return any(MASKED in c.suspects for c in self.call.before)
+        carried = [c.suspects for c in self.call.before if c.suspects]
+        return bool(carried) and any(MASKED in suspects for suspects in carried)
 
     def look(self, *, rounds: bool = False, strict: bool = False) -> None:
         """Look at the whole, fast."""
@@ -130,8 +131,10 @@ class ResultJudge:
             return
         self._suspect(result)
         if result.glance.within and not result.masked:
-            self._found.reached.repeat(call.where, result.exact)
-            drop(companions, MASKED)
+            if self._found.reached.lost:
+                self._found.reached.repeat(call.where, result.exact)
+            if companions.suspects:
+                drop(companions, MASKED)
             return
         seen = result.examined()
         if makes_nonfinite(call, seen, self._store):
@@ -149,14 +152,15 @@ class ResultJudge:
         self.judged += 1
         self.low += low
         self.whole += low and companions.whole
-        self._found.recurrence.count(call.where, tuple(tensor.shape))
+        self._found.recurrence.runs[call.where, tuple(tensor.shape)] += 1
         if companions.whole:
             self._collide(call, tensor, companions)
         if tensor.numel() * (2 if tensor.is_complex() else 1) == companions.numel:
             companions.faults, companions.trail = frozenset(), None  # else faults of other parts of the storage stay
         if ERROR in companions.suspects and determine(call, tensor, self._store, companions):
             drop(companions, ERROR)
-        exact, moved = view_of(tensor, companions.values.exact), view_of(tensor, companions.values.moved)
+        values = companions.held or companions.values
+        exact, moved = view_of(tensor, values.exact), view_of(tensor, values.moved)
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         single = bool(call.inherited) and tensor.numel() <= _FEW
@@ -174,13 +178,13 @@ class ResultJudge:
             self._cut_off(result)
         if result.glance.emptier or result.single:
             self._note_zeros(result)
-        else:
+        elif result.companions.suspects:
             drop(result.companions, VANISHED)
 
     def _explained_by_own_error(self, result: _Result) -> bool:
         """Whether a result that seems wrong is an error that the code itself measures, or what a sum has taken up."""
         call, tensor, companions = result.call, result.tensor, result.companions
-        if result.glance.within and not (result.glance.ill or result.single):
+        if companions.suspects and result.glance.within and not (result.glance.ill or result.single):
             drop(companions, ERROR, TAKEN)
         widens = not (result.glance.within or result.single or call.inherited)
         if widens and widened(call, tensor, self._store):

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from ampcheck.core.formats import format_of
-from ampcheck.torchtools.private import is_transformed_tensor, negative_view, nested_view
+from ampcheck.torchtools.private import NO_DISPATCH, is_transformed_tensor, negative_view, nested_view
 from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.storage import has_memory
 
@@ -52,7 +52,7 @@ def has_companions(value: object) -> bool:
         return False
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():
         return False
-    if is_transformed_tensor(value) or not has_memory(value):
+    if is_transformed_tensor(value) or not (type(value).__torch_dispatch__ is NO_DISPATCH or has_memory(value)):
         return False  # the tensor inside has
     return value.untyped_storage().nbytes() > 0 or value.numel() == 0
 

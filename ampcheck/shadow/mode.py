@@ -1,11 +1,11 @@
-"""`Shadow`: the dispatch mode that carries companions along with every tensor of the run."""
+"""`Shadow`: carries companions along with every tensor of the run."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any
 
@@ -13,10 +13,9 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
-from ampcheck.ops.traits import traits
 from ampcheck.shadow.accumulators import follow_accumulators
-from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of, written_by
-from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
+from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of
+from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.escapes import (
     eager_cond,
     eager_flex_attention,
@@ -37,16 +36,14 @@ from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.stream.calls import subscribed
+from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.torchtools.modes import AUTOCAST, DispatchMode, autocast_of_caller, in_this_thread
+from ampcheck.torchtools.modes import AUTOCAST, autocast_of_caller
 from ampcheck.torchtools.origin import Origin, Origins
 from ampcheck.torchtools.private import (
-    NO_DISPATCH,
     TRACERS,
     DispatchKey,
     DispatchKeySet,
-    FakeTensor,
-    OpOverload,
     backward_task,
     below_autograd,
     excluding_keys,
@@ -62,12 +59,12 @@ from ampcheck.torchtools.storage import local, unwrapped
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """What companions are computed below of, together with autograd."""
 _NOTHING = nullcontext()
-_NO_FAULTS: frozenset[Key] = frozenset()
+_STORAGE, _NUMBER = methodcaller("untyped_storage"), attrgetter("_cdata")
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 
 
-class Shadow(DispatchMode):
+class Shadow(OpSubscriber):
     """Carry float64 companions along with every floating tensor of the run, and record the ops that are at fault.
 
     model: the module whose paths faults have; without it, every module is followed by its path in the outermost one.
@@ -98,7 +95,6 @@ class Shadow(DispatchMode):
         freedom: bool = False,
         renews: bool = True,
     ) -> None:
-        super().__init__()
         self.store = CompanionStore(process_rank())  # other data on other ranks move otherwise
         self.freedom = Freedom() if freedom else None
         self.in_16_bits: dict[Where, bool] = {}
@@ -217,58 +213,61 @@ class Shadow(DispatchMode):
             step = step.before
         return tuple(reversed(steps))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if _traces() or (types and any(issubclass(t, FakeTensor) for t in types)):
-            return func(*args, **kwargs)  # no values: a graph, or a DTensor that works out the shape of a result
+    def see(self, event: OpEvent) -> Any:
+        """Follow an op. A subclass unwraps itself first; its inner ops come here."""
+        if event.fake or any(map(mode_of_kind, TRACERS)):
+            return event.run()  # no values: a graph, or a DTensor that works out the shape of a result
         if perf_counter() > self.until:
             raise EnoughSteps
-        if not isinstance(func, OpOverload):
-            return self._inside(func, args, kwargs)
-        if types and any(t.__torch_dispatch__ is not NO_DISPATCH for t in types):
-            return NotImplemented  # a subclass unwraps itself first; its inner ops come here
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        if event.higher:
+            return self._inside(event)
+        if event.wrapped:
+            return NotImplemented
+        op = event.traits
+        if torch.is_inference_mode_enabled() and has_kernel_for(event.op._name, "CompositeImplicitAutograd"):
             # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
-            return self._composed(func, "CompositeImplicitAutograd", args, kwargs)
-        op = traits(func)
+            return _composed(event, "CompositeImplicitAutograd")
         if op.view:
-            return self._call(func, args, kwargs)
+            return self._run(event)
         if op.namespace == "fsdp":
-            device = leaves((*args, *kwargs.values()))[0].device.type
-            return self._composed(func, device.upper(), args, kwargs)
-        call = Call(func, op, args, kwargs)
-        if communicates(op):
-            return self._communicate(call)
-        if self._exchange.repeats(call):
-            return self._call(func, args, kwargs)
+            return _composed(event, event.tensors[0].device.type.upper())
+        if op.namespace != "aten" and communicates(op):
+            return self._communicate(event)
+        return self._compute(event)
+
+    def _compute(self, event: OpEvent) -> Any:
+        """An op that computes with the values of this rank."""
+        op = event.traits
+        call = Call(event.op, op, event.args, event.kwargs)
+        if self._exchange.settles and self._exchange.repeats(call):
+            return self._run(event)
         if self._steps.due is not None and self._scopes.phase == "update" and backward_task() == -1:
             with _aside():
                 self._steps.meet_gradients()
-        call.inputs = floating_values((*args, *kwargs.values()) if kwargs else args)
-        call.before = [self.store.of(t) for t in call.inputs]  # before the op, which may overwrite them
-        storages = {t.untyped_storage()._cdata for t in call.inputs}
+        call.inputs = floating_values(event.tensors)
+        for tensor in call.inputs:
+            call.before.append(self.store.of(tensor))  # before the op, which may overwrite them
+        storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         if op.keeps:
-            call.kept = args[0].clone()
+            call.kept = event.args[0].clone()
         rows = None
         if self.store.by_rows or op.name == "embedding_dense_backward":
             with _aside():
                 rows = row_call(call, self.store)
-        out = call.out = self._call(func, args, kwargs)
+        out = call.out = self._run(event)
         if rows is not None:
             with _aside():
                 call = rows.ran(out)
-            storages = {t.untyped_storage()._cdata for t in call.inputs}
+            storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         self._find_results(call, storages)
-        if not self._concerns(call):
+        if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
             return out
         self.ops += 1
         # What inference mode makes could not be written outside of it.
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, below_autograd(), excluding_keys(_ABOVE):
-            self._follow(call, self._origins.current(sys._getframe(1)))
+            self._follow(call, self._origins.current(event.line))
             if rows is not None:
                 self.partly[op.title] += rows.write_back(out)
         return out
@@ -279,18 +278,17 @@ class Shadow(DispatchMode):
             for tensor, companions in zip(call.inputs, call.before, strict=True):
                 if companions.bytes is not None:  # the op itself may have written
                     self.store.watch_memory(tensor, companions)
-        written = written_by(call.traits, call.args, call.kwargs) if call.traits.writes else []
-        call.written = floating_values(written)
-        for tensor in leaves(written):
-            if not tensor.is_floating_point() and not tensor.is_complex():
-                self._write_integers(call, tensor)
+        written = call.written_values() if call.traits.writes else []
+        if written:
+            call.written = floating_values(written)
+            for tensor in leaves(written):
+                if not tensor.is_floating_point() and not tensor.is_complex():
+                    self._write_integers(call, tensor)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
 
-    def _concerns(self, call: Call) -> bool:
-        """Whether an op has floating results, decides upon floating values, or lets them leave the run."""
-        if call.fresh or call.written or not call.before:
-            return bool(call.fresh or call.written)
+    def _reads(self, call: Call) -> bool:
+        """Whether an op without floating results decides upon floating values, or lets them leave the run."""
         return call.traits.leaves or (self.judge is not None and bool(call.traits.decides))
 
     def _follow(self, call: Call, origin: Origin) -> None:
@@ -299,10 +297,11 @@ class Shadow(DispatchMode):
         if origin.phase == "backward":
             self._steps.due = self._steps.stepping
         for companions in call.before:
-            companions.consumed |= bool(call.fresh or call.written)
-        call.inherited = _NO_FAULTS.union(*(c.faults for c in call.before if c.faults))
+            companions.consumed = companions.consumed or bool(call.fresh or call.written)
+            if companions.faults:
+                call.inherited |= companions.faults
         ruled = self._follower.follow(call) if call.fresh or call.written else True
-        if ruled and call.fresh:
+        if ruled and call.fresh and call.fresh[0].itemsize <= 2:
             follow_accumulators(call, self.store)
         if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1
@@ -315,38 +314,35 @@ class Shadow(DispatchMode):
                 self._note_precision(call)
         except OP_ERRORS as error:  # what we cannot judge must not pose as a failure of the run
             self.unruled[f"{op_name(call.op)} is not judged: {brief(error)}"] += 1
-        follow_lineage(call, self.store)
+        if call.written or call.traits.adds or call.traits.copies is not None:
+            follow_lineage(call, self.store)
 
-    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inside(self, event: OpEvent) -> Any:
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
-        run = HIGHER.get(str(func))
+        run = HIGHER.get(str(event.op))
         if run is not None:
-            with in_this_thread(self):
-                return run(*args, **kwargs)
-        self.unruled[f"what runs inside {func}"] += 1
-        tensors = [(t, t._version) for t in floating_values((args, tuple(kwargs.values()))) if not t.is_inference()]
-        out = func(*args, **kwargs)
+            with event.again():
+                return run(*event.args, **event.kwargs)
+        self.unruled[f"what runs inside {event.op}"] += 1
+        tensors = [(t, t._version) for t in floating_values(event.tensors) if not t.is_inference()]
+        out = event.run()
         with _aside():
             for tensor, version in tensors:
                 if tensor._version != version:
                     self.store.lift(tensor)
         return out
 
-    def _composed(self, func: OpOverload, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
-        with in_this_thread(self):
-            return func._op_dk(getattr(DispatchKey, key), *args, **kwargs)
-
-    def _communicate(self, call: Call) -> Any:
+    def _communicate(self, event: OpEvent) -> Any:
         """A collective: the companions of all ranks that have a shadow travel with it."""
-        if not floating_values((*call.args, *call.kwargs.values())):
-            return self._call(call.op, call.args, call.kwargs)
+        call = Call(event.op, event.traits, event.args, event.kwargs)
+        if not floating_values(event.tensors):
+            return self._run(event)
         with _aside():
             begun = self._exchange.begin(call)
             call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
             for companions in call.before:
                 companions.consumed = True
-        call.out = self._call(call.op, call.args, call.kwargs)
+        call.out = self._run(event)
         with _aside():
             inherited = self._exchange.end(call, begun)
             if inherited is None:
@@ -354,7 +350,7 @@ class Shadow(DispatchMode):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                call.where, call.index = self._origins.current(sys._getframe(1)).where(call.traits.title), self.ops
+                call.where, call.index = self._origins.current(event.line).where(call.traits.title), self.ops
                 call.inherited = inherited
                 self.judge.judge(call, True)
         return call.out
@@ -380,7 +376,7 @@ class Shadow(DispatchMode):
             for values in floating_values(tensor):
                 if shared:
                     self.store.watch_memory(values, self.store.of(values))
-                origin = self._origins.current(sys._getframe(1))
+                origin = self._origins.current()
                 self.escapes[place := f"{origin.file}:{origin.line}"] += 1
                 if self.judge is not None:
                     self.judge.reach_values([self.store.of(values)], LEFT.format(place), reported=True)
@@ -394,19 +390,20 @@ class Shadow(DispatchMode):
             with _aside():
                 self.store.watch_memory(tensor, self.store.of(tensor))
 
-    def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, event: OpEvent) -> Any:
         self.failed = None
         try:
-            with autocast_of_caller() if traits(func).composed else _NOTHING:
-                return func(*args, **kwargs)
+            with autocast_of_caller() if event.traits.composed else _NOTHING:
+                return event.run()
         except BaseException:
-            self.failed = self._origins.current(sys._getframe(2)).where(op_name(func))
+            self.failed = self._origins.current(event.line).where(event.traits.title)
             raise
 
 
-def _is_composite(func: OpOverload) -> bool:
-    """Whether an op is nothing but calls of others."""
-    return bool(has_kernel_for(func._name, "CompositeImplicitAutograd"))
+def _composed(event: OpEvent, key: str) -> Any:
+    """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
+    with event.again():
+        return event.op._op_dk(getattr(DispatchKey, key), *event.args, **event.kwargs)
 
 
 @contextmanager
@@ -418,5 +415,4 @@ def _aside() -> Iterator[None]:
 
 def _traces() -> bool:
     """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
-    mode, (fake, proxy, functional) = mode_of_kind, TRACERS  # asked for every op: no generator
-    return mode(fake) is not None or mode(proxy) is not None or mode(functional) is not None
+    return any(map(mode_of_kind, TRACERS))

@@ -40,7 +40,7 @@ class Reached:
         self._by_key: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._unused: defaultdict[Key, dict[str, float]] = defaultdict(dict)
         self._tested: set[Key] = set()
-        self._lost: defaultdict[tuple[str, torch.Size], dict[tuple[float, float], Key]] = defaultdict(dict)
+        self.lost: defaultdict[tuple[str, torch.Size], dict[tuple[float, float], Key]] = defaultdict(dict)
         self._missing = Counter[Key]()
         self._skipped: dict[Gradients, dict[Key, dict[str, float]]] = {}
         self._made: set[Gradients] = set()
@@ -107,13 +107,13 @@ class Reached:
         seen = fault.examination
         if seen.saturated and seen.error > 2 * format_of(fault.dtype).unit_roundoff:
             self.note(fault.key, "the value that was cast", seen.error)  # the bounds of 8 bits excuse it further on
-        lost, sums = self._lost[fault.where.op, exact.shape], _sums(exact)
+        lost, sums = self.lost[fault.where.op, exact.shape], _sums(exact)
         self._missing[fault.key] += sums not in lost
         lost.setdefault(sums, fault.key)
 
     def repeat(self, where: Where, exact: torch.Tensor) -> None:
         """Note a result that is within its bound: what an op lost elsewhere if it is the same in float64."""
-        lost = self._lost.get((where.op, exact.shape)) if self._lost else None
+        lost = self.lost.get((where.op, exact.shape))
         key = lost.get(_sums(exact)) if lost else None
         if lost and key is not None and key[1] != where:
             del lost[_sums(exact)]

@@ -6,6 +6,7 @@ now and then far too small: of thousands of executions of one sound op a few exc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from ampcheck.core.run import Where
@@ -29,21 +30,18 @@ _BY_CHANCE = frozenset((ROUNDING, CANCELLATION, DRIFT))
 
 
 class Recurrence:
-    """Counts executions by place, and errors among them."""
+    """Counts executions by place, and errors among them. runs: of ops by their place, and the shape of the result: the
+    parameters of an optimizer share one place."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Where, tuple[int, ...]], int] = {}
+        self.runs: Counter[tuple[Where, tuple[int, ...]]] = Counter()
         self._rates: dict[Key, tuple[float, int]] = {}  # errors, earlier ones with less weight, and the latest of them
         self._recurrent: set[Key] = set()
         self._overflows: dict[Key, tuple[int, int]] = {}
 
-    def count(self, where: Where, shape: tuple[int, ...]) -> None:
-        """An op ran at this place, with a result of this shape: the parameters of an optimizer share one place."""
-        self._runs[where, shape] = self._runs.get((where, shape), 0) + 1
-
     def note(self, fault: Fault, *, accumulates: bool) -> None:
         """An error at a place that was counted. accumulates: of a tensor that adds up, whose error stays."""
-        runs = self._runs.get((fault.where, fault.shape), 0)
+        runs = self.runs.get((fault.where, fault.shape), 0)
         seen = fault.examination
         if fault.kind == OVERFLOW:
             self._overflows[fault.key] = self._overflows.get(fault.key, (0, 0))[0] + 1, self._executions(fault.key)
@@ -57,7 +55,7 @@ class Recurrence:
         """An op at this place met errors: its own earlier ones are in a value that lives on, and are no accident."""
         for key in inherited:
             if key[1] == where and key in self._rates:
-                self._count(key, self._runs.get((where, shape), 0))
+                self._count(key, self.runs.get((where, shape), 0))
 
     def _count(self, key: Key, runs: int) -> None:
         weight, last = self._rates.get(key, (0.0, 0))
@@ -77,4 +75,4 @@ class Recurrence:
         return runs > latest or runs > 2 * times
 
     def _executions(self, key: Key) -> int:
-        return sum(runs for (where, _), runs in self._runs.items() if where == key[1])
+        return sum(runs for (where, _), runs in self.runs.items() if where == key[1])

@@ -129,9 +129,8 @@ class RowCall:
 
 
 def is_constant(op: Traits, results: Sequence[torch.Tensor | None]) -> bool:
-    """Whether an op makes a large matrix of zeros or ones."""
-    makes = op.fills == "units" and not op.writes
-    return makes and len(results) == 1 and results[0] is not None and is_large(results[0])
+    """Whether an op that makes zeros or ones makes a large matrix."""
+    return not op.writes and len(results) == 1 and results[0] is not None and is_large(results[0])
 
 
 def _reading(call: Call, store: CompanionStore) -> RowCall | None:

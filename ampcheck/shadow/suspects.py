@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import torch
 
@@ -54,8 +55,9 @@ class Suspects:
 
     def of(self, before: Sequence[Companions], *sorts: str) -> Iterator[Fault]:
         """The suspects of these sorts that inputs of an op carry."""
-        for sort in sorts:
-            for key in dict.fromkeys(c.suspects[sort] for c in before if sort in c.suspects):
+        carried = list(filter(attrgetter("suspects"), before))
+        for sort in sorts if carried else ():
+            for key in dict.fromkeys([c.suspects[sort] for c in carried if sort in c.suspects]):
                 yield self._by_key[key]
 
     def origin_of(self, fault: Fault, call: Call, tensor: torch.Tensor, store: CompanionStore) -> Fault:
@@ -73,7 +75,9 @@ class Suspects:
 
 def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None:
     """Let results carry the suspects of the inputs."""
-    carried = {sort: key for c in before if c.suspects for sort, key in c.suspects.items()}
+    carried: dict[str, Key] = {}
+    for companions in before:
+        carried |= companions.suspects
     if ERROR in carried:  # of which nothing is determined anyway
         carried.pop(ILL, None)
     for companions in results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections import Counter
@@ -12,47 +11,41 @@ from typing import Any
 
 import torch
 
-from ampcheck.ops.traits import traits
-from ampcheck.shadow.call import floating_values, written_by
+from ampcheck.shadow.call import floating_values
 from ampcheck.shadow.companions import CompanionStore
-from ampcheck.torchtools.modes import DispatchMode, in_this_thread
-from ampcheck.torchtools.private import NO_DISPATCH, OpOverload, mode_stack, without_modes
+from ampcheck.stream.ops import OpEvent, OpSubscriber, subscribed_here, subscribers_here
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
 OTHER_THREADS = "ops of other threads"
 OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
 
 
-class OtherThread(DispatchMode):
+class OtherThread(OpSubscriber):
     """Counts the ops of another thread until `ended` is set, and forgets the companions of what they write."""
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """A thread may outlive the block, and compiles then as without the mode."""
-        return True
+    compiles = True  # a thread may outlive the block, and compiles then as without it
 
     def __init__(self, store: CompanionStore, counts: Counter[str], ended: threading.Event) -> None:
-        super().__init__()
         self._store, self._counts, self._ended = store, counts, ended
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(t.__torch_dispatch__ is not NO_DISPATCH for t in types or ()):
+    def see(self, event: OpEvent) -> Any:
+        """Count an op."""
+        if event.wrapped:
             return NotImplemented
-        if self._ended.is_set() or not isinstance(func, OpOverload) or traits(func).view:
-            return func(*args, **kwargs)
-        inputs = floating_values((args, tuple(kwargs.values())))
-        infinite = any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
+        if self._ended.is_set() or event.higher or event.traits.view:
+            return event.run()
+        inputs = floating_values(event.tensors)
+        numbers = (*event.args, *event.kwargs.values())
+        infinite = any(isinstance(value, float) and not math.isfinite(value) for value in numbers)
         finite = not infinite and all(map(_is_finite, inputs))  # before the op, which may overwrite them
-        out = func(*args, **kwargs)
+        out = event.run()
         values = [*inputs, *floating_values(out)]
         if values and not self._ended.is_set():
             self._counts[OTHER_THREADS] += 1
             if finite and not all(map(_is_finite, values)):
                 self._counts[OTHER_INFINITIES] += 1
-            for tensor in floating_values(written_by(traits(func), args, kwargs)):
+            for tensor in floating_values(event.written_values()):
                 self._store.forget(tensor)
         return out
 
@@ -66,21 +59,15 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def watched_threads(shadow: DispatchMode, store: CompanionStore, counts: Counter[str]) -> Iterator[None]:
+def watched_threads(shadow: OpSubscriber, store: CompanionStore, counts: Counter[str]) -> Iterator[None]:
     """Count the ops of threads that are started inside, also by such threads, into `counts`."""
     ended = threading.Event()
 
     def followed(run: Function) -> Function:
-        @functools.wraps(run)
-        def follow(*args: object, **kwargs: object) -> object:
-            with in_this_thread(OtherThread(store, counts, ended)):
-                return run(*args, **kwargs)
-
-        return follow
+        return subscribed_here(OtherThread(store, counts, ended))(run)
 
     def follows() -> bool:
-        stack = mode_stack()
-        return not ended.is_set() and any(mode is shadow or isinstance(mode, OtherThread) for mode in stack)
+        return not ended.is_set() and any(s is shadow or isinstance(s, OtherThread) for s in subscribers_here())
 
     try:
         with wrapped_threads(followed, follows):

@@ -64,13 +64,14 @@ class _Kind:
         observed = observing(lambda: self._subscribers, original)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if args and any(first is args[0] for first in self._running):
+            running = self._running
+            if args and any(first is args[0] for first in running):
                 return original(*args, **kwargs)  # a method that calls the one that it overrides
-            self._running.append(args[0] if args else None)
+            running.append(args[0] if args else None)
             try:
                 return observed(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
             finally:
-                self._running.pop()
+                running.pop()
 
         return run
 

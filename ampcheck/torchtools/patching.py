@@ -48,7 +48,10 @@ class _Patch:
             setattr(self._owner, self._name, self._stored)
 
     def compose(self) -> None:
-        self.call = functools.reduce(lambda call, make: make(call), self.listeners, self.original)
+        call = self.original
+        for make in self.listeners:
+            call = make(call)
+        self.call = call
 
 
 class _Equal:

@@ -9,9 +9,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from types import CodeType, FrameType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,6 +22,9 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.patching import around_exports
 from ampcheck.torchtools.private import OpOverload
+
+Line: TypeAlias = "tuple[str, int | None]"
+"""A file, as findings name it, and the number of a line."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -80,7 +83,8 @@ class Scopes:
 
     everywhere: follow the modules of any model instead, by their paths in the outermost module that runs.
     on_evaluation: called where an outermost module begins inside a step, as in a closure; on_output: with an outermost
-    module and its output. roots: the outermost modules that ran.
+    module and its output. roots: the outermost modules that ran. here: the modules and steps of
+    this thread.
     """
 
     def __init__(
@@ -96,31 +100,26 @@ class Scopes:
         self._model = model
         self._everywhere = everywhere
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self._stack = _Stack()
-
-    @property
-    def inside(self) -> bool:
-        """Whether a module of the model runs."""
-        return bool(self._stack.entered)
+        self.here = _Stack()
 
     @property
     def current(self) -> str:
         """The innermost module that runs; the root where none does."""
-        return self._stack.entered[-1] if self._stack.entered else ""
+        return self.here.entered[-1] if self.here.entered else ""
 
     @property
     def phase(self) -> str:
         """`update` inside the step of an optimizer, else `forward`."""
-        return "update" if self._stack.updates else "forward"
+        return "update" if self.here.updates else "forward"
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """The step of an optimizer."""
-        self._stack.updates += 1
+        self.here.updates += 1
         try:
             yield
         finally:
-            self._stack.updates -= 1
+            self.here.updates -= 1
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -136,30 +135,30 @@ class Scopes:
             try:
                 yield
             finally:
-                self._stack.entered.clear()
+                self.here.entered.clear()
 
     def _follow_everything(self) -> list[RemovableHandle]:
         def enter(module: torch.nn.Module, args: object) -> None:
-            if not self._stack.entered:
+            if not self.here.entered:
                 self.roots.add(module)
                 self._names.update({child: name for name, child in module.named_modules()})
-                if self._stack.updates and self._on_evaluation is not None:
+                if self.here.updates and self._on_evaluation is not None:
                     self._on_evaluation()
             self._enter(self._names.get(module, type(module).__name__), module, args)
 
         def leave(module: torch.nn.Module, args: object, output: object) -> None:
             self._leave(self._names.get(module, type(module).__name__), module, args, output)
-            if self._on_output is not None and not self._stack.entered:
+            if self._on_output is not None and not self.here.entered:
                 self._on_output(module, output)
 
         return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
 
     def _enter(self, name: str, module: torch.nn.Module, args: object) -> None:
-        self._stack.entered.append(name)
+        self.here.entered.append(name)
 
     def _leave(self, name: str, module: torch.nn.Module, args: object, output: object) -> None:
         # When a forward raises, torch runs this hook on the way out and some modules may have been left already.
-        while self._stack.entered and self._stack.entered.pop() != name:
+        while self.here.entered and self.here.entered.pop() != name:
             pass
 
 
@@ -204,6 +203,7 @@ def hookable(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Modu
             yield name, module
 
 
+@cache
 def op_name(op: OpOverload) -> str:
     """`aten::addmm` for the default overload, `aten::sum.dim_IntList` otherwise."""
     name, overload = op._schema.name, op._schema.overload_name
@@ -233,8 +233,13 @@ def drives(path: str) -> bool:
 
 def short_path(path: str) -> str:
     """Relative to the working directory or to the site-packages around it: `transformers/activations.py`."""
+    return _relative(path, os.getcwd())
+
+
+@lru_cache(maxsize=1 << 12)
+def _relative(path: str, directory: str) -> str:
     _, installed, inside = path.rpartition(f"site-packages{os.sep}")
-    return inside if installed else path.removeprefix(os.getcwd() + os.sep)
+    return inside if installed else path.removeprefix(directory + os.sep)
 
 
 def users_place(error: BaseException) -> tuple[str, int | None]:
@@ -295,18 +300,18 @@ def _is_the_users(error: BaseException) -> bool:
     return bool(users) and users[-1]
 
 
-def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:
     """The innermost frame of the user's code; of a library that runs a training, only where no other frame is.
 
     inside: only frames that this function calls.
     """
     path, line = users_frame(frame, inside=inside)
-    return short_path(path), line
+    return _relative(path, os.getcwd()), line
 
 
-def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> tuple[str, int | None]:
+def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:
     """The same, with the path as Python has it."""
-    driver: tuple[str, int | None] = "", None
+    driver: Line = "", None
     while frame is not None and frame.f_code is not inside:
         path = frame.f_code.co_filename
         if is_users(path):

@@ -89,8 +89,13 @@ class StorageMap(Generic[Value]):
 
     def get(self, key: object) -> Value | None:
         """The value of a storage; None without one, and for what has no storage."""
-        storage = _storage(key)
-        entry = None if storage is None else self._values.get(storage._cdata)
+        if not self._values:
+            return None
+        try:
+            storage = key.untyped_storage() if isinstance(key, torch.Tensor) else key
+        except (RuntimeError, NotImplementedError):
+            return None
+        entry = self._values.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
         return None if entry is None else entry[1]
 
     def put(self, key: object, value: Value) -> None:

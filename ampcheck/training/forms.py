@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def itself(bit: int) -> Form:
 
 def mixed(forms: Sequence[Form]) -> Form:
     """The form of any other function of values."""
-    return Form(reduce(or_, (form.mask for form in forms), 0))
+    return Form(reduce(or_, map(attrgetter("mask"), forms), 0))
 
 
 class Operand(NamedTuple):

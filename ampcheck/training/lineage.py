@@ -6,22 +6,19 @@ its old value was kept whole (a sum), in part (a moving average), or multiplied 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
-from ampcheck.ops.traits import traits
-from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.memory import dtype_name
-from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, OpOverload, backward_task, without_modes
-from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
+from ampcheck.torchtools.private import backward_task, without_modes
 from ampcheck.torchtools.storage import StorageMap, storage_number
 from ampcheck.training.forms import Form, Operand, combined, itself, mixed
 from ampcheck.training.loop import Resident, Role
@@ -29,6 +26,8 @@ from ampcheck.training.loop import Resident, Role
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))
 """Floating dtypes narrower than float32 in which values are added up (block scales and packed formats are not)."""
+
+_MASK, _LEARNS = attrgetter("mask"), attrgetter("requires_grad")
 
 _OTHERWISE = frozenset(("alpha", "beta", "rounding_mode", "out", "accumulate"))
 _READS = frozenset(("other", "1/other", "weight"))
@@ -87,7 +86,7 @@ class VanishedConstant:
     option: str = ""
 
 
-class Lineage(DispatchMode):
+class Lineage(OpSubscriber):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
     written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
@@ -103,7 +102,6 @@ class Lineage(DispatchMode):
     """
 
     def __init__(self, *additions: Any) -> None:
-        super().__init__()
         self.ops = 0
         self.active = True
         self.overwritten: Callable[[torch.Tensor], None] | None = None
@@ -111,6 +109,10 @@ class Lineage(DispatchMode):
         self.unfollowed = Counter[str]()
         self.iterates: set[str] = set()
         self._additions = additions
+        self._before, self._after, self._divided = (
+            [getattr(addition, name) for addition in additions if hasattr(addition, name)]
+            for name in ("before", "after", "divided")
+        )
         self._origins: dict[int, Resident] = {}
         self.begin(())
 
@@ -174,75 +176,71 @@ class Lineage(DispatchMode):
         form = self.form(key)
         self._forms.put(key, Form(form.mask | mask, form.gains, form.pure))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if (
-            not self.active
-            or not isinstance(func, OpOverload)
-            or (types and any(issubclass(k, FakeTensor) for k in types))
-        ):
-            return func(*args, **kwargs)
-        if types and any(kind.__torch_dispatch__ is not NO_DISPATCH for kind in types):
-            return NotImplemented  # a DTensor runs its ops on the local shard, and those come here
+    def see(self, event: OpEvent) -> Any:
+        """Follow the values of an op. Within a subclass a DTensor runs its ops on the local shard, and those count."""
+        if not self.active or event.higher or event.fake:
+            return event.run()
+        if event.wrapped:
+            return NotImplemented
         self.ops += 1
-        call = Call(func, traits(func), args, kwargs)
-        if call.traits.view:
-            return func(*args, **kwargs)
-        learned = [t for t in leaves((*args, *kwargs.values())) if t.requires_grad]
-        recorded = torch.is_grad_enabled() and bool(learned)
-        backward = backward_task() != -1  # private: whether autograd's engine runs
+        if event.traits.view:
+            return event.run()
+        backward = backward_task() != -1
         self._after_backward |= backward
-        recorded = recorded or backward
-        planned: tuple[list[_Note], list[Form]] | None = None
+        recorded = backward or (torch.is_grad_enabled() and any(map(_LEARNS, event.tensors)))
+        planned = self._before_op(event, recorded)
+        out = event.run()
+        if planned is not None:
+            self._after_op(event, *planned)
+        return out
+
+    def _before_op(self, event: OpEvent, recorded: bool) -> tuple[list[_Note], list[Form]] | None:
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:  # what cannot be followed must not pose as a failure of the run
-                plan = self._plan(call, recorded)
-                for watch in self._additions:
-                    watch.before(call, self)
-                planned = plan
+                plan = self._plan(event, recorded)
+                for before in self._before if event.traits.writes or len(event.traits.linear) > 1 else ():
+                    before(event, self)
+                for divided in self._divided if event.traits.divides else ():
+                    divided(event, self)
+                return plan
             except OP_ERRORS as error:
-                self._miss(call, error)
-        call.out = func(*args, **kwargs)
-        if planned is None:
-            return call.out
+                self._miss(event, error)
+        return None
+
+    def _after_op(self, event: OpEvent, notes: list[_Note], forms: list[Form]) -> None:
         with without_modes(), torch.inference_mode(False), torch.no_grad():
             try:
-                notes, forms = planned
-                results = enumerate(leaves(call.out) if forms else ())
-                for note in (*notes, *(_Note(t, forms[min(n, len(forms) - 1)]) for n, t in results)):
-                    self._note(call, *note)
-                for watch in self._additions:
-                    watch.after(call, self, users_line(sys._getframe()))
+                for number, tensor in enumerate(leaves(event.out) if forms else ()):
+                    notes.append(_Note(tensor, forms[min(number, len(forms) - 1)]))
+                for note in notes:
+                    self._note(event, *note)
+                for after in self._after:
+                    after(event, self)
             except OP_ERRORS as error:
-                self._miss(call, error)
-        return call.out
+                self._miss(event, error)
 
-    def _miss(self, call: Call, error: Exception) -> None:
+    def _miss(self, call: OpEvent, error: Exception) -> None:
         self.unfollowed[f"{call.traits.title} is not followed through sums: {brief(error)}"] += 1
 
-    def _plan(self, call: Call, recorded: bool) -> tuple[list[_Note], list[Form]]:
+    def _plan(self, call: OpEvent, recorded: bool) -> tuple[list[_Note], list[Form]]:
         """What to note of the tensors that an op writes, and the forms of those that it will return.
 
         Forms follow from what the arguments hold before it; the last one is that of all further results.
         """
-        written = [
-            (number, tensor)
-            for number, value in enumerate(written_by(call.traits, call.args, call.kwargs))
-            for tensor in leaves(value)
-        ]
+        values = enumerate(call.written_values()) if call.traits.writes else ()
+        written = [(number, tensor) for number, value in values for tensor in leaves(value)] if values else []
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not [t for t in leaves((*call.args, *call.kwargs.values())) if self.form(t).mask]:
-            return [_Note(tensor, Form()) for _, tensor in written], []
+        if not any(map(_MASK, filter(None, map(self._forms.get, call.tensors)))):
+            return [_Note(tensor, Form()) for _, tensor in written] if written else [], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None
         followed = (followed or (op.foreach and not op.reduces)) and op.namespace == "aten"
         # Bits that are read or written as integers are no values.
-        floats = all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
-        followed = followed and (op.copies is None or op.moves or floats)
+        followed = followed and (
+            op.copies is None or op.moves or all(tensor.is_floating_point() for tensor in leaves(call.args[:2]))
+        )
         hidden = (0 if followed else self._residents) | (self.weights if recorded else 0)
         notes, counts = [], Counter[int]()
         for position, tensor in written:
@@ -257,7 +255,7 @@ class Lineage(DispatchMode):
         numbers = range(len(call.args[0])) if op.foreach else (0,)
         return [], [self._result(call, self._operands(call, n), None).without(hidden) for n in numbers]
 
-    def _operands(self, call: Call, index: int) -> list[Operand]:
+    def _operands(self, call: OpEvent, index: int) -> list[Operand]:
         """The operands in the order of the schema; of lists (foreach) the element `index`."""
         operands, reads = [], not _READS.isdisjoint(call.traits.linear)
         for position, argument in enumerate(call.op._schema.arguments):
@@ -274,7 +272,7 @@ class Lineage(DispatchMode):
                 operands.append(Operand(Form(), float(value)))
         return operands
 
-    def _result(self, call: Call, operands: list[Operand], target: torch.Tensor | None) -> Form:
+    def _result(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None) -> Form:
         op = call.traits
         selects = op.accumulates and not call.argument("accumulate")
         if selects or call.argument("rounding_mode") is not None:
@@ -289,7 +287,7 @@ class Lineage(DispatchMode):
             return Form(self.form(target).mask)
         return combined(op, operands, _number(call, "alpha"), _number(call, "beta"))
 
-    def _bare(self, call: Call, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
+    def _bare(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
         bit, op = self.bit_of(target) if target is not None else 0, call.traits
         if not bit or target is None or not operands or "batch_norm" in op.base or op.base.startswith("_fused_"):
@@ -300,7 +298,7 @@ class Lineage(DispatchMode):
         relative = self._result(call, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
-    def _note(self, call: Call, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
+    def _note(self, call: OpEvent, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
         number, bit = storage_number(result), self.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
@@ -311,14 +309,14 @@ class Lineage(DispatchMode):
             self.overwritten(result)
         written = self.written.setdefault(number, Written())
         if not written.op or call.traits.copies == 1:  # which replaces what was written before
-            written.file, written.line = users_line(sys._getframe())
-        written.op = op_name(call.op)
+            written.file, written.line = call.line()
+        written.op = call.traits.title
         if old is not None:
             moves = old.float() * scaled != old.float()  # what float32 leaves as well, no format of 16 bits lost
             stuck = int((moves & (result == old)).sum())
-            written.decay += Decay(scaled, int(moves.sum()), stuck, op_name(call.op))
+            written.decay += Decay(scaled, int(moves.sum()), stuck, call.traits.title)
 
-    def _constant(self, call: Call, result: torch.Tensor, form: Form, bit: int) -> None:
+    def _constant(self, call: OpEvent, result: torch.Tensor, form: Form, bit: int) -> None:
         """Note a constant that guards (an eps) and is zero in the format of what it is added to."""
         guards = call.traits.rescues and not bit and result.dtype in NARROW
         if not guards or not form.mask & self._residents & ~self.drawn:
@@ -329,7 +327,7 @@ class Lineage(DispatchMode):
             return
         dtype = dtype_name(result.dtype)
         names = [r.name for b, r in self._origins.items() if form.mask & b]
-        new = VanishedConstant(constant, dtype, op_name(call.op), *users_line(sys._getframe()))
+        new = VanishedConstant(constant, dtype, call.traits.title, *call.line())
         seen = self.vanished.setdefault((constant, dtype), new)
         seen.of = tuple(dict.fromkeys((*seen.of, *sorted(names))))
         seen.zeros += int((result == 0).sum())
@@ -344,6 +342,6 @@ class _Note(NamedTuple):
     old: torch.Tensor | None = None
 
 
-def _number(call: Call, name: str) -> float:
+def _number(call: OpEvent, name: str) -> float:
     value = call.argument(name)
     return float(value) if isinstance(value, (int, float)) else 1.0

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +21,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.companions import has_companions
+from ampcheck.stream.ops import OpEvent
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.private import READ_NUMBER, without_modes
 from ampcheck.torchtools.reachable import Reached, own_tensors, reach
@@ -160,12 +163,13 @@ class TrainingLoop:
         """
         named: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for path, module in self.reached.modules.items():
+            prefix = self.path(path, "")
             for name, parameter in module.named_parameters():
-                named.setdefault(id(parameter), (self.path(path, name), parameter))
-        for path, optimizer in self.optimizers.items():
+                named.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
+        for path, optimizer in self.reached.optimizers.items():
             for number, parameter in enumerate(parameters_of(optimizer)):
                 named.setdefault(id(parameter), (f"{path}.params.{number}", parameter))
-        yield from named.values()
+        return iter(named.values())
 
     def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Every module by its path, each once."""
@@ -305,7 +309,7 @@ def inner_optimizer(value: object) -> Any:
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The parameters in the groups of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return chain.from_iterable(map(itemgetter("params"), optimizer.param_groups))
 
 
 def same_loss(first: float, second: float) -> bool:
@@ -328,20 +332,20 @@ class LoopShadow(Shadow):
         self._exactly = exactly
         self.degrees: Any = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+    def see(self, event: OpEvent) -> Any:
+        """Follow an op, and keep the exact value of a number that leaves the run."""
+        out = super().see(event)
+        func, args, kwargs = event.op, event.args, event.kwargs
         if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self.degrees.see(func, args, kwargs or {}, out)
+                self.degrees.see(func, args, kwargs, out)
         if func is READ_NUMBER and has_companions(args[0]) and type(out) is float:
             exact = float(self.exact(args[0]))
             self.numbers.append((out, exact))
             return exact if self._exactly else out
         if self._exactly and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self._compare_exactly(func, args, kwargs or {}, out)
+                self._compare_exactly(func, args, kwargs, out)
         return out
 
     def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -33,7 +34,7 @@ _FLUSH = math.frexp(format_of("float16").flushes_at)[1] - 1
 _OVERFLOW = format_of("float16").overflows_at
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GradientHistogram:
     """The magnitudes of the elements of one gradient, unscaled.
 
@@ -51,7 +52,7 @@ class GradientHistogram:
         counts = dict(sorted((Counter(self.counts) + Counter(other.counts)).items()))
         return GradientHistogram(counts, max(self.largest, other.largest), self.nonfinite + other.nonfinite)
 
-    @property
+    @cached_property
     def nonzero(self) -> int:
         """Elements that are finite and not zero."""
         return sum(self.counts.values())
@@ -128,7 +129,7 @@ class ScaleWindow:
     @property
     def nonzero(self) -> int:
         """Finite, nonzero elements of all tensors; without any the window has no meaning."""
-        return sum(histogram.nonzero for histogram in self.histograms.values())
+        return sum([histogram.nonzero for histogram in self.histograms.values()])
 
     @property
     def nonfinite(self) -> dict[str, int]:
@@ -137,7 +138,7 @@ class ScaleWindow:
 
     def contains(self, scale: float) -> bool:
         """Whether a scale, any number, is inside; the bounds at the ends are also true between them."""
-        return self.low is not None and self.high is not None and self.low <= scale <= self.high
+        return self.needed <= self.allowed and math.ldexp(1.0, self.needed) <= scale <= math.ldexp(1.0, self.allowed)
 
     def at(self, scale: float, *, at_least: bool = False) -> AtScale:
         """The effects of a scale. Overflow is exact at any scale, and what is lost at a power of two; between two it is
@@ -146,13 +147,21 @@ class ScaleWindow:
             raise UsageError(f"a loss scale must be a positive number; found {scale!r}")
         mantissa, exponent = math.frexp(scale)
         exponent = exponent if at_least and mantissa > 0.5 else exponent - 1  # of a power of two on this side of it
-        pooled = _pool(self.histograms).lost(exponent)
-        shares = {name: h.lost(exponent) for name, h in self.histograms.items() if h.nonzero >= FEW}
+        shares, over, lost, whole = dict[str, float](), list[str](), 0, 0
+        for name, histogram in self.histograms.items():
+            flushed, nonzero = 0, histogram.nonzero
+            for b, count in histogram.counts.items():
+                flushed += count if b + exponent <= _FLUSH else 0
+            lost, whole = lost + flushed, whole + nonzero
+            if nonzero >= FEW:
+                shares[name] = flushed / nonzero
+            if histogram.largest * scale >= _OVERFLOW:
+                over.append(name)
+        pooled = lost / whole if lost else 0.0
         tensor = max(shares, key=shares.__getitem__, default=POOL)
         worst = shares.get(tensor, 0.0)
         if pooled > worst or not worst:
             worst, tensor = pooled, POOL
-        over = (name for name, histogram in self.histograms.items() if histogram.largest * scale >= _OVERFLOW)
         return AtScale(worst, tensor, pooled, tuple(over))
 
 

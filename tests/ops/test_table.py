@@ -9,7 +9,6 @@ from dataclasses import fields
 import pytest
 import torch
 
-from ampcheck.ops import table
 from ampcheck.ops.table import ROWS, TABLE
 from ampcheck.ops.traits import Traits, traits
 
@@ -41,12 +40,12 @@ def test_each_row_is_of_an_op() -> None:
 
 
 def test_the_values_of_words() -> None:
-    assert table._value("whole", "") is True
-    assert table._value("copies", "1") == 1
-    assert table._value("factors", "1,2") == (1, 2)
-    assert table._value("linear", "1,-alpha") == ("1", "-alpha")
-    assert table._value("divides", "self") == ("self",)
-    assert table._value("terms", "last") == "last"
+    assert ROWS["mul"]["whole"] is True
+    assert ROWS["copy"]["copies"] == 1
+    assert ROWS["addmm"]["factors"] == (1, 2)
+    assert ROWS["sub"]["linear"] == ("1", "-alpha")
+    assert ROWS["reciprocal"]["divides"] == ("self",)
+    assert ROWS["mm"]["terms"] == "last"
 
 
 def test_every_overload_has_traits() -> None:

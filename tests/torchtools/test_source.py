@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import audit
-from ampcheck.torchtools.origin import Trace
+from ampcheck.stream.trace import Trace
 from ampcheck.torchtools.source import Scopes, is_users, users_place
 
 

@@ -125,8 +125,9 @@ def function_context(frame: FrameType | None) -> Any:
     Where no forward takes one (`setup_context`): the code of those forwards that are no module's. PyTorch calls
     them from C or from Python, depending on the release; the arguments are the same.
     """
-    forwards = []
-    for outer in frames(frame):
+    forwards, inner = [], frame
+    while inner is not None:  # of each op: no generator
+        outer, inner = inner, inner.f_back
         code = outer.f_code
         names = code.co_varnames[:1]
         if (code.co_name == "forward" or names == ("ctx",)) and _classify(code.co_filename, code.co_name)[0] == _USER:

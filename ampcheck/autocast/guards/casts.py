@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,8 @@ from ampcheck.autocast.guards.call_sites import (
 )
 from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
 from ampcheck.core.run import Where
-from ampcheck.torchtools.private import CAST, OpOverload
+from ampcheck.stream.ops import OpEvent, leaves
+from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.storage import storage_number
 
@@ -61,52 +61,43 @@ class CachedCasts:
         self.stale: Counter[StaleCast] = Counter()
         self.cut: Counter[CutCast] = Counter()
         self.seen = 0
-        self._casts: dict[int, _CachedCast] = {}
+        self.known: dict[int, _CachedCast] = {}
         self._written: dict[int, tuple[int, str]] = {}
         self._clock = 0
-        self._off = False  # whether a cast is cached that was made while gradients were off
-        self._cuts = False  # whether a forward has used one while they were on
+        self.off = False  # whether a cast is cached that was made while gradients were off
+        self.cuts = False  # whether a forward has used one while they were on
         self._cut_off: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
         """An outermost region ended, in whichever thread: PyTorch has dropped the copies of the whole process."""
-        self._casts.clear()
+        self.known.clear()
         self._written.clear()
-        self._off = False
+        self.off = False
 
-    def before(
-        self,
-        op: OpOverload,
-        args: Sequence[object],
-        inputs: Sequence[torch.Tensor],
-        state: State,
-        at: CallSite,
-    ) -> None:
+    def before(self, event: OpEvent, state: State, at: CallSite) -> None:
         """Judge the cached casts among the inputs of an op that is about to run; record what it writes to."""
-        if not self._casts:
-            return
-        for tensor in inputs:
-            cached = self._casts.get(id(tensor))
-            if cached is None or cached.cast() is not tensor or op is _CAST:
+        for tensor in event.tensors:
+            cached = self.known.get(id(tensor))
+            if cached is None or cached.cast() is not tensor or event.op is _CAST:
                 continue
             if not cached.used and python_call(sys._getframe()) != cached.call:
-                del self._casts[id(tensor)]  # the code's own: autocast casts within the call that needs it
+                del self.known[id(tensor)]  # the code's own: autocast casts within the call that needs it
                 continue
             cached.used = True
             self._judge(cached, tensor, state, at)
-        if op._schema.is_mutable:
+        if event.op._schema.is_mutable:
             self._clock += 1
-            for tensor in _written(op, args):
+            for tensor in leaves(event.written_values()):
                 if (storage := storage_number(tensor)) is not None:
                     self._written[storage] = (self._clock, f"{at.file}:{at.line}")
 
-    def after(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: Any, state: State) -> None:
+    def after(self, event: OpEvent, out: Any, state: State) -> None:
         """Record the result of an op where it is a cast that autocast caches, and where a gradient is lost in it."""
-        if self._cuts or (self._off and torch.is_grad_enabled()):
-            self._follow(op, inputs, out, torch.is_grad_enabled())
-        if op is not _CAST or state.dtype is None or not inputs:
+        if self.cuts or (self.off and torch.is_grad_enabled()):
+            self._follow(event, out, torch.is_grad_enabled())
+        if event.op is not _CAST or state.dtype is None or not event.tensors:
             return
-        weight = inputs[0]
+        weight = event.tensors[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
         if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled():
@@ -117,29 +108,29 @@ class CachedCasts:
             call = python_call(sys._getframe())
             references, version = (weakref.ref(out), weakref.ref(weight)), weight._version
             self.seen += 1
-            self._casts[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
-            self._off = self._off or bool(lines)
+            self.known[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
+            self.off = self.off or bool(lines)
 
     def differentiated(self, roots: object) -> None:
         """Backward starts at these tensors: count the weights that get no gradient from them."""
-        for _, root in tensors(roots) if self._cuts else ():
+        for _, root in tensors(roots) if self.cuts else ():
             self.cut.update(tuple(self._cut_off.get(root, ())))  # type: ignore[no-untyped-call]
 
-    def _follow(self, op: OpOverload, inputs: Sequence[torch.Tensor], out: object, on: bool) -> None:
+    def _follow(self, event: OpEvent, out: object, on: bool) -> None:
         """Mark a result that depends on a weight whose cast has no history. on: gradients are."""
         cut: dict[CutCast, None] = {}
-        for tensor in inputs:
-            if self._cuts:
+        for tensor in event.tensors:
+            if self.cuts:
                 cut.update(self._cut_off.get(tensor, {}))  # type: ignore[no-untyped-call]
-            cached = self._casts.get(id(tensor)) if on and not tensor.requires_grad else None
-            if cached is None or not cached.lines or cached.cast() is not tensor or op is _CAST:
+            cached = self.known.get(id(tensor)) if on and not tensor.requires_grad else None
+            if cached is None or not cached.lines or cached.cast() is not tensor or event.op is _CAST:
                 continue
             weight = cached.weight()
             if weight is not None and weight.requires_grad:
                 cached.cut = cached.cut or _cut(cached, weight)
                 cut[cached.cut] = None
-                self._cuts = True
-        if cut and op is not _DETACH and (on or function_context(sys._getframe())):
+                self.cuts = True
+        if cut and event.op is not _DETACH and (on or function_context(sys._getframe())):
             for _, tensor in tensors(out):
                 if tensor.is_floating_point():
                     self._cut_off[tensor] = cut
@@ -166,14 +157,6 @@ def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
     (made_in, made_at), (file, line) = fork(cached.lines, users_lines(sys._getframe()))
     where = Where("forward", module=name.rpartition(".")[0], file=file, line=line)
     return CutCast(name, tuple(weight.shape), cached.dtype, f"{made_in}:{made_at}", where)
-
-
-def _written(op: OpOverload, args: Sequence[object]) -> Iterator[torch.Tensor]:
-    for argument, value in zip(op._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    yield tensor
 
 
 def _same(weight: torch.Tensor, cast: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 from ampcheck.autocast.emulate import emulated_policy
 from ampcheck.autocast.guards.checks import GUARD_CHECKS, banned_by, check_guard
 from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
-from ampcheck.autocast.guards.recorder import OpsMode, Recorder
+from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder
 from ampcheck.autocast.guards.stats import Call, GuardStats, Raised, Recompute
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
@@ -54,7 +54,7 @@ class AutocastObservation:
         with ExitStack() as opening:
             if self.hooked:
                 recorder.thread.followed = True
-                for hooks in (regions, backward_and_steps, threads, OpsMode):
+                for hooks in (regions, backward_and_steps, threads, OpsRecorder):
                     opening.enter_context(hooks(recorder))
             opening.enter_context(abandoned_regions())
             self._open = opening.pop_all()

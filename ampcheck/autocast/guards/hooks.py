@@ -13,13 +13,13 @@ import torch
 
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
-from ampcheck.autocast.guards.recorder import OpsMode, Recorder, autocast_devices, current_state
+from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder, autocast_devices, current_state
 from ampcheck.autocast.guards.region_source import switches_on
 from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
 from ampcheck.stream.calls import subscribed
-from ampcheck.torchtools.modes import in_this_thread
+from ampcheck.stream.ops import subscribed_here
 from ampcheck.torchtools.private import backward_task
 from ampcheck.torchtools.threads import wrapped_threads
 
@@ -107,7 +107,7 @@ def _followed(recorder: Recorder, run: Function) -> Function:
         before = thread.followed, thread.parent, thread.regions
         thread.followed, thread.parent, thread.regions = True, parent, []
         try:
-            with in_this_thread(OpsMode(recorder)):
+            with subscribed_here(OpsRecorder(recorder)):
                 return run(*args, **kwargs)
         finally:
             thread.followed, thread.parent, thread.regions = before

@@ -1,4 +1,4 @@
-"""A dispatch mode that records each op together with the autocast state of its caller."""
+"""Records each op together with the autocast state of its caller."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ampcheck.autocast.policy import BANNED, Policy, nearest
 from ampcheck.autocast.state import devices
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
-from ampcheck.torchtools.modes import DispatchMode
+from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import CAST, OpOverload, backward_node, backward_task, renamed_backend, state_of_caller
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.source import op_name
@@ -53,26 +54,20 @@ class _ForwardOp:
 
 
 class _Running(NamedTuple):
-    op: Op
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    inputs: list[torch.Tensor]
+    event: OpEvent
     state: State
     site: CallSite
-
-    @property
-    def dtypes(self) -> Dtypes:
-        return tuple([t.dtype for t in self.inputs if t.is_floating_point()])
+    dtypes: Dtypes
 
     @property
     def castable(self) -> Dtypes:
         """The dtypes of the inputs that autocast may cast; no rule is made for 8-bit floats."""
         wide = (torch.float16, torch.bfloat16, torch.float32)
-        return tuple([t.dtype for t in self.inputs if t.device.type == self.state.device and t.dtype in wide])
+        return tuple([t.dtype for t in self.event.tensors if t.device.type == self.state.device and t.dtype in wide])
 
 
 class Recorder:
-    """Records while `active`. Shared by the modes of all threads."""
+    """Records while `active`. Shared by the subscribers of all threads."""
 
     def __init__(self) -> None:
         self.active = True
@@ -92,11 +87,11 @@ class Recorder:
         self._forward: dict[tuple[str, Hashable], _ForwardOp] = {}
         self._function_states: dict[CodeType | None, set[State]] = {}
 
-    def before(self, op: Op, args: Sequence[object], kwargs: Mapping[str, object]) -> _Running | None:
+    def before(self, event: OpEvent) -> _Running | None:
         """Record an op that is about to run; None where it does not count."""
-        inputs = _tensors(args, kwargs)
-        devices = [t.device.type for t in inputs if t.is_floating_point()] or [t.device.type for t in inputs] or [""]
-        device = devices[0]
+        floating = list(filter(torch.is_floating_point, event.tensors))
+        first = next(iter(floating or event.tensors), None)
+        device = "" if first is None else first.device.type
         if device not in autocast_devices():
             return None
         backward = backward_task() != -1
@@ -109,12 +104,13 @@ class Recorder:
         # Below autocast its key is excluded. The caller's state is the one with which the dispatcher was first entered.
         with state_of_caller():
             state = current_state(device)
-        running = _Running(op, args, kwargs, inputs, state, site)
+        running = _Running(event, state, site, tuple(map(_dtype_of, floating)))
         self.counts["ops"] += 1
         if state.dtype is not None:
             self.counts["autocast ops"] += 1
             self.autocast_devices.add(device)
-        self.casts.before(op, args, inputs, state, site)
+        if self.casts.known:
+            self.casts.before(event, state, site)
         (self._in_backward if backward else self._in_forward)(running)
         parent = self.thread.parent.get(state.device)
         if parent is not None:
@@ -127,8 +123,9 @@ class Recorder:
 
     def after(self, running: _Running, out: object) -> None:
         """Record the result of an op."""
-        self.casts.after(running.op, running.inputs, out, running.state)
-        if running.state.dtype is None or not plain_overload(running.op):
+        if running.event.op is CAST.default or self.casts.cuts or self.casts.off:
+            self.casts.after(running.event, out, running.state)
+        if running.state.dtype is None or not plain_overload(running.event.op):
             return
         self.counts["in-place ops"] += 1
         if running.site.direct:
@@ -146,7 +143,7 @@ class Recorder:
         if dtype is None or in_optimizer(sys._getframe()):
             return
         text = brief(error).removeprefix(f"{type(error).__name__}: ")
-        how = "bypass" if plain_overload(running.op) else "mixed"
+        how = "bypass" if plain_overload(running.event.op) else "mixed"
         self.raising.append((self._call(how, running, raised=text, runs_in=dtype), error))
 
     def _call(self, how: str, running: _Running, **values: Any) -> Call:
@@ -154,8 +151,8 @@ class Recorder:
         if (emulation := emulate.active()) is not None and device == "cpu":
             policy = f"{emulation.policy.device} {emulation.policy.torch}, emulated on the CPU"
             self.policies[policy] = emulation.policy
-        name = op_name(running.op)
-        plain, has_dtype = plain_overload(running.op) or name, running.kwargs.get("dtype") is not None
+        name = running.event.traits.title
+        plain, has_dtype = plain_overload(running.event.op) or name, running.event.kwargs.get("dtype") is not None
         where = running.site.where("backward" if how == "function" else "forward", name)
         call = Call(how, name, plain, policy, running.state, running.castable, has_dtype, where)
         return replace(call, **values)
@@ -170,7 +167,7 @@ class Recorder:
 
     def _in_forward(self, running: _Running) -> None:
         site, state = running.site, running.state
-        for name in ("", op_name(running.op)):
+        for name in ("", running.event.traits.title):
             ran = self._forward.setdefault((name, site.key), _ForwardOp(site)).ran
             ran.setdefault(state, set()).add(running.dtypes)
         if not torch.is_grad_enabled():
@@ -183,7 +180,7 @@ class Recorder:
 
     def _in_backward(self, running: _Running) -> None:
         """Python code that the engine runs: a forward that is computed again, or the backward of a Function."""
-        name, site, state = op_name(running.op), running.site, running.state
+        name, site, state = running.event.traits.title, running.site, running.state
         known_site = self._forward.get(("", site.key))
         if known_site is not None and state not in known_site.ran:
             where = known_site.site.where("backward")
@@ -220,42 +217,36 @@ class Recorder:
         if forward.device != state.device or forward.dtype is None:
             return
         self.counts["Function ops"] += 1
-        if running.op is CAST.default and running.kwargs.get("dtype") is not None:
+        if running.event.op is CAST.default and running.event.kwargs.get("dtype") is not None:
             vars(node)[_CASTS] = True
         if state.dtype is None:
             casts = vars(node).get(_CASTS, False)
             self.calls[self._call("function", running, state=forward, now=state, casts=casts)] += 1
 
 
-class OpsMode(DispatchMode):
+class OpsRecorder(OpSubscriber):
     """Records ops of the thread that enters it. Compiled code runs compiled under it, and is seen only in part."""
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as usual."""
-        return True
+    compiles = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs, running = kwargs or {}, None
-        if self._recorder.active:
-            if isinstance(func, OpOverload):
-                running = self._recorder.before(func, args, kwargs)
-            else:
-                self._recorder.unseen["higher-order ops"] += 1
+    def see(self, event: OpEvent) -> Any:
+        """Record an op with the state of autocast in which it was called."""
+        recorder, running = self._recorder, None
+        if recorder.active and event.higher:
+            recorder.unseen["higher-order ops"] += 1
+        elif recorder.active:
+            running = recorder.before(event)
         if running is None:
-            return func(*args, **kwargs)
+            return event.run()
         try:
-            out = func(*args, **kwargs)
+            out = event.run()
         except Exception as error:
-            self._recorder.failed(running, error)
+            recorder.failed(running, error)
             raise
-        self._recorder.after(running, out)
+        recorder.after(running, out)
         return out
 
 
@@ -267,6 +258,7 @@ def current_state(device: str) -> State:
     return _state(device, torch.get_autocast_dtype(device), emulation.policy.device if emulation is not None else "")
 
 
+_dtype_of = attrgetter("dtype")
 _state = cache(State)  # made once, for it is a key of every op
 
 
@@ -291,8 +283,8 @@ def _runs(running: _Running, dtype: torch.dtype) -> bool:
 
     try:
         with torch.no_grad():
-            args, kwargs = map_tensors(copied, (tuple(running.args), dict(running.kwargs)))
-            running.op(*args, **kwargs)
+            args, kwargs = map_tensors(copied, (running.event.args, running.event.kwargs))
+            running.event.op(*args, **kwargs)
     except Exception:  # noqa: BLE001  # whatever it raises, the dtypes were not all that was wrong
         return False
     return True
@@ -314,9 +306,3 @@ def plain_overload(op: Op) -> str:
         if not candidate.is_mutable and [(a.name, str(a.type)) for a in candidate.arguments] == wanted:
             return op_name(getattr(packet, name))
     return ""
-
-
-def _tensors(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
-    values = (*args, *kwargs.values())
-    items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-    return [item for item in items if isinstance(item, torch.Tensor)]

@@ -18,4 +18,3 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     recurrent,
 )
 from ampcheck.shadow.rules.higher import HIGHER as HIGHER
-from ampcheck.shadow.rules.registry import rule_of as rule_of

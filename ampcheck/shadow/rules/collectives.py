@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.shadow.call import Call, floating_values
+from ampcheck.shadow.call import floating_values
 from ampcheck.shadow.norms import difference
+from ampcheck.stream.ops import OpCall
 from ampcheck.torchtools.process_groups import reduction_around
 
 _FITS, _MISFITS = 0.02, 0.1
@@ -36,7 +37,7 @@ class Collective:
     full: bool = True
 
 
-def _reduced(call: Call, addends: Parts, real: torch.Tensor) -> torch.Tensor:
+def _reduced(call: OpCall, addends: Parts, real: torch.Tensor) -> torch.Tensor:
     """The reduction of a call; where it cannot be read a sum, or the one that gave the real result."""
     name = call.argument("reduce_op")
     if isinstance(name, str):
@@ -77,21 +78,21 @@ def _plan(group: Any, gives: Any, gets: Any, combine: Combine, **more: Any) -> C
     return Collective(group, floating_values(gives), gets, sources, combine, group.rank(), **more)
 
 
-def _all_reduce(call: Call, group: Any) -> Collective:
+def _all_reduce(call: OpCall, group: Any) -> Collective:
     tensors = call.args[0]
     return _plan(group, tensors, tensors if _is_in_place(call) else None, _reducing(call))
 
 
-def _is_in_place(call: Call) -> bool:
+def _is_in_place(call: OpCall) -> bool:
     return call.op.namespace == "c10d" or call.name.endswith("_")
 
 
-def _reducing(call: Call) -> Combine:
+def _reducing(call: OpCall) -> Combine:
     """Each result is the reduction of what the ranks give for it."""
     return lambda parts, real: [_reduced(call, [p[i] for p in parts], t) for i, t in enumerate(real)]
 
 
-def _all_gather(call: Call, group: Any) -> Collective:
+def _all_gather(call: OpCall, group: Any) -> Collective:
     """`allgather_`: lists of outputs, one list for each input."""
 
     def combine(parts: Sequence[Parts], real: Parts) -> Parts:
@@ -100,12 +101,12 @@ def _all_gather(call: Call, group: Any) -> Collective:
     return _plan(group, call.args[1], call.args[0], combine)
 
 
-def _all_gather_by_rank(call: Call, group: Any) -> Collective:
+def _all_gather_by_rank(call: OpCall, group: Any) -> Collective:
     """`allgather_coalesced_`: lists of outputs, one list for each rank."""
     return _plan(group, call.args[1], call.args[0], lambda parts, real: [part for p in parts for part in p])
 
 
-def _all_gather_flat(call: Call, group: Any) -> Collective:
+def _all_gather_flat(call: OpCall, group: Any) -> Collective:
     """Outputs that hold the inputs of all ranks one after the other."""
 
     def combine(parts: Sequence[Parts], real: Parts) -> Parts:
@@ -114,7 +115,7 @@ def _all_gather_flat(call: Call, group: Any) -> Collective:
     return _plan(group, *_sides_of(call), combine)
 
 
-def _reduce_scatter_flat(call: Call, group: Any) -> Collective:
+def _reduce_scatter_flat(call: OpCall, group: Any) -> Collective:
     """Inputs that hold the addends for all ranks one after the other."""
     rank, size = group.rank(), group.size()
 
@@ -125,7 +126,7 @@ def _reduce_scatter_flat(call: Call, group: Any) -> Collective:
     return _plan(group, *_sides_of(call), combine)
 
 
-def _reduce_scatter(call: Call, group: Any) -> Collective:
+def _reduce_scatter(call: OpCall, group: Any) -> Collective:
     """`reduce_scatter_`: a list of addends, one for each rank."""
     rank = group.rank()
 
@@ -135,12 +136,12 @@ def _reduce_scatter(call: Call, group: Any) -> Collective:
     return _plan(group, call.args[1], call.args[0], combine)
 
 
-def _all_to_all(call: Call, group: Any) -> Collective:
+def _all_to_all(call: OpCall, group: Any) -> Collective:
     rank = group.rank()
     return _plan(group, call.args[1], call.args[0], lambda parts, real: [p[rank] for p in parts])
 
 
-def _all_to_all_flat(call: Call, group: Any) -> Collective | None:
+def _all_to_all_flat(call: OpCall, group: Any) -> Collective | None:
     """One input whose parts go to the ranks, in equal numbers of rows."""
     rank, size = group.rank(), group.size()
     if len({*call.argument("output_split_sizes"), *call.argument("input_split_sizes")}) > 1:
@@ -153,37 +154,37 @@ def _all_to_all_flat(call: Call, group: Any) -> Collective | None:
     return _plan(group, *_sides_of(call), combine)
 
 
-def _broadcast(call: Call, group: Any) -> Collective:
+def _broadcast(call: OpCall, group: Any) -> Collective:
     root = call.argument("root_rank") if call.op.namespace == "c10d" else call.argument("src")
     mine = call.args[0] if group.rank() == root else ()
     gets = call.args[0] if _is_in_place(call) else None
     return _plan(group, mine, gets, lambda parts, real: parts[0], sources=[root], full=False)
 
 
-def _reduce(call: Call, group: Any) -> Collective:
+def _reduce(call: OpCall, group: Any) -> Collective:
     gets = call.args[0] if group.rank() == call.argument("root_rank") else ()
     return _plan(group, call.args[0], gets, _reducing(call), full=False)
 
 
-def _gather(call: Call, group: Any) -> Collective:
+def _gather(call: OpCall, group: Any) -> Collective:
     gets = call.args[0] if group.rank() == call.argument("root_rank") else ()
     return _plan(group, call.args[1], gets, lambda parts, real: [p[0] for p in parts], full=False)
 
 
-def _scatter(call: Call, group: Any) -> Collective:
+def _scatter(call: OpCall, group: Any) -> Collective:
     root, rank = call.argument("root_rank"), group.rank()
     gives = call.args[1] if rank == root else ()
     return _plan(group, gives, call.args[0], lambda parts, real: [parts[0][rank]], sources=[root], full=False)
 
 
-def _sides_of(call: Call) -> tuple[Any, Any]:
+def _sides_of(call: OpCall) -> tuple[Any, Any]:
     """Inputs and outputs of a collective that writes its first argument, or returns its result."""
     if call.op.namespace == "c10d":
         return call.args[1], call.args[0]
     return call.args[0], call.kwargs.get("out")
 
 
-COLLECTIVES: dict[str, Callable[[Call, Any], Collective | None]] = {
+COLLECTIVES: dict[str, Callable[[OpCall, Any], Collective | None]] = {
     **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_"), _all_reduce),
     **dict.fromkeys(("all_reduce_coalesced", "all_reduce_coalesced_"), _all_reduce),
     "allgather_": _all_gather,

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.ops.traits import Traits
 from ampcheck.shadow.call import Call, Side, results_of
 from ampcheck.shadow.memory import finite
 from ampcheck.torchtools.pytree import map_tensors
@@ -28,11 +27,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
-
-
-def rule_of(op: Traits) -> Rule | None:
-    """The rule of an op; None where the op itself runs on companions."""
-    return RULES.get(op.name) or (restart if op.jumps else None)
 
 
 def restart(call: Call, side: Side) -> Any:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,21 +15,15 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
-from ampcheck.ops.traits import traits
-from ampcheck.shadow.call import Call as OpCall
 from ampcheck.shadow.call import floating_values
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective
-from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import OpOverload, backward_task, chunk_cat, without_modes
+from ampcheck.stream.ops import OpEvent, OpSubscriber
+from ampcheck.torchtools.private import backward_task, chunk_cat, without_modes
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
-from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import Region, StorageMap, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""
-
-_Args: TypeAlias = "tuple[Any, ...]"
 
 _SCALES = ("div", "mul")
 
@@ -91,17 +85,16 @@ class _Reduction(NamedTuple):
     result: torch.Tensor | tuple[()] | None
 
 
-class CollectiveMode(DispatchMode):
+class CollectiveWatch(OpSubscriber):
     """Records every sum over processes inside: `all_reduce`, `reduce_scatter`, `reduce`, however it is called.
 
     DDP's reducer and its communication hooks, FSDP2, functional collectives and those inside DTensor's own ops are all
-    seen. Of each call up to 256 elements are recorded; the mode waits for its result, so that communication no longer
-    overlaps with computation. Enter it outside of other dispatch modes of ampcheck. `others` counts collectives that
+    seen. Of each call up to 256 elements are recorded; it waits for the result, so that communication no longer
+    overlaps with computation. `others` counts collectives that
     add nothing up; `inside` is set by the caller: how many modules' forwards are running.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.calls: list[Call] = []
         self.others: Counter[str] = Counter()
         self.inside = 0
@@ -109,34 +102,31 @@ class CollectiveMode(DispatchMode):
         self._followed: Counter[object] = Counter()
         self._casts = StorageMap[_Cast]()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
-            return func(*args, **kwargs)
-        given = [tensor for _, tensor in tensors((args, kwargs))]
-        if any(map(placements, given)):
-            return NotImplemented  # DTensor decomposes it into ops on shards and collectives, which are dispatched here
-        space, _, name = func._schema.name.partition("::")
+    def see(self, event: OpEvent) -> Any:
+        """Record a sum over processes, and what casts lead to one."""
+        if event.higher:
+            return event.run()
+        if any(map(placements, event.tensors)):
+            return NotImplemented  # DTensor decomposes it into ops on shards and collectives, which come here
+        space, _, name = event.op._schema.name.partition("::")
         if space not in ("c10d", "_c10d_functional"):
-            out = func(*args, **kwargs)
+            out = event.run()
             if space == "aten":
-                self._follow_cast(name, args, kwargs, out)
+                self._follow_cast(event)
             return out
         base = name.strip("_")
-        plan, kind = COLLECTIVES.get(name) if "reduce" in name else None, _reduction(args)
-        strided = all(tensor.layout is torch.strided for tensor in given)
+        plan, kind = COLLECTIVES.get(name) if "reduce" in name else None, _reduction(event.args)
+        strided = all(tensor.layout is torch.strided for tensor in event.tensors)
         if plan is None or not strided or kind[0] not in ("", "sum", "avg"):
             self.others.update(() if base in ("wait_tensor", "wrap_tensor_autograd") else (base,))
-            return func(*args, **kwargs)
-        collective = plan(OpCall(func, traits(func), args, kwargs), group_among((*args, *kwargs.values())))
+            return event.run()
+        collective = plan(event, group_among((*event.args, *event.kwargs.values())))
         assert collective is not None  # that of a reduction is always known
         reductions = list(_reductions(name, collective))
-        line = users_line(sys._getframe())
+        line = event.line()
         with without_modes(), torch.no_grad():
             calls = [self._begin(base, line, reduction, collective.group, kind) for reduction in reductions]
-        out = func(*args, **kwargs)
+        out = event.run()
         with without_modes(), torch.no_grad():
             wait_for(out)
             results = floating_values(out)
@@ -184,30 +174,30 @@ class CollectiveMode(DispatchMode):
         cast = self._casts.get(tensor)
         return cast if cast is not None and cast.region == region(tensor) else None
 
-    def _follow_cast(self, base: str, args: _Args, kwargs: dict[str, Any], out: object) -> None:
+    def _follow_cast(self, event: OpEvent) -> None:
         """What reduces gradients casts, divides and packs before the collective: the values before are the addends."""
-        source = args[1] if base == "copy_" else args[0] if args else None
-        result = kwargs.get("out", args[0] if base.endswith("_") and args else out)
+        base, args, out = event.name, event.args, event.out
+        result = event.kwargs.get("out", args[0] if base.endswith("_") and args else out)
         if not isinstance(result, torch.Tensor) or isinstance(values_of(result), Unmeasured):
             return  # DTensor tries an op on fake tensors first
         cast: _Cast | None = None
         if result.is_floating_point() and result.element_size() <= 2:
             with without_modes(), torch.no_grad():
-                cast = self._cast_by(base, source, args, kwargs, result)
-        if cast is None and not base.endswith("_") and "out" not in kwargs:
+                cast = self._cast_by(event, result)
+        if cast is None and not base.endswith("_") and "out" not in event.kwargs:
             return
         self._casts.pop(result)  # its values are no longer the recorded ones
         if cast is not None:
             self._casts.put(result, cast)
 
-    def _cast_by(
-        self, base: str, source: object, args: _Args, kwargs: dict[str, Any], result: torch.Tensor
-    ) -> _Cast | None:
+    def _cast_by(self, event: OpEvent, result: torch.Tensor) -> _Cast | None:
         """The cast of the result of an op; None where the op does more than to cast, scale or pack."""
+        base, args = event.name, event.args
+        source = args[1] if base == "copy_" else args[0] if args else None
         if base in ("cat", "_chunk_cat"):
             wides = [wide for part in args[0] if (wide := self._wide(part)) is not None]
             pack: Any = torch.cat if base == "cat" else chunk_cat
-            numbers = {name: value for name, value in kwargs.items() if name != "out"}
+            numbers = {name: value for name, value in event.kwargs.items() if name != "out"}
             return _Cast.of(result, pack(wides, *args[1:], **numbers)) if len(wides) == len(args[0]) else None
         if not isinstance(source, torch.Tensor) or source.numel() != result.numel():
             return None
@@ -230,7 +220,7 @@ class CollectiveMode(DispatchMode):
         return None if cast is None else cast.values()
 
 
-def _reduction(args: _Args) -> tuple[str, float]:
+def _reduction(args: tuple[Any, ...]) -> tuple[str, float]:
     """The name of the reduction of a collective, empty where it cannot be read, and the factor of its addends."""
     names = [value for value in args if isinstance(value, str)]
     return (names[0].lower(), 1.0) if names else reduction_around(sys._getframe()) or ("", 1.0)

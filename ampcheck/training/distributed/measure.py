@@ -14,7 +14,7 @@ from ampcheck.core.arguments import parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.run import Coverage
 from ampcheck.torchtools.source import hookable
-from ampcheck.training.distributed.collectives import CollectiveMode
+from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.ranks import gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
 from ampcheck.training.distributed.sums import DistributedStats, compare_sums
@@ -59,7 +59,7 @@ def measure_distributed(loop: TrainingLoop, steps: int = 2, *, world_size: int |
         return DistributedStats(loop.name, skipped="one process alone: start it with torchrun, and set up its group")
     mine = _RankRecord(settings={name: str(v) for name, v in environment("cpu").items() if name in _SETTINGS})
     states: dict[str, set[str]] = defaultdict(set)
-    collectives, shadow = CollectiveMode(), LoopShadow(judge=False)
+    collectives, shadow = CollectiveWatch(), LoopShadow(judge=False)
     reductions = ReductionWatch(shadow)
     lineage = Lineage(reductions)
     lineage.begin(())
@@ -126,7 +126,7 @@ def _merged_norms(ranks: list[list[NormStats]]) -> tuple[NormStats, ...]:
 
 
 @contextmanager
-def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collectives: CollectiveMode) -> Iterator[None]:
+def _recorded_forwards(loop: TrainingLoop, states: dict[str, set[str]], collectives: CollectiveWatch) -> Iterator[None]:
     """Record the autocast state of each module at its forward, and count the forwards that run."""
     device = loop.device_type
 

@@ -12,7 +12,7 @@ from torch import nn
 from ampcheck.catalog.training import REDUCE_PRECISION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Finding
-from ampcheck.training.distributed.collectives import CollectiveMode
+from ampcheck.training.distributed.collectives import CollectiveWatch
 
 _HINT = (
     "pass the policy to fully_shard of every module that owns parameters; a policy has no effect on parameters of a "
@@ -23,7 +23,7 @@ _HINT = (
 class FollowedPolicies(ExitStack):
     """Records, inside, the dtypes of parameters in each forward. sums: of gradients, recorded around it."""
 
-    def __init__(self, model: nn.Module, sums: CollectiveMode) -> None:
+    def __init__(self, model: nn.Module, sums: CollectiveWatch) -> None:
         super().__init__()
         self._modules = dict(model.named_modules())
         policies = {name: _policy(part) for name, part in self._modules.items()}

@@ -87,7 +87,8 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
         return findings
     if not any(e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled for e in stats.events):
         return [SCALER_PROTOCOL.absent(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
-    counts = {act: sum(e.act is act for e in stats.events) for act in (Act.BACKWARD, Act.SCALER_STEP, Act.UPDATE)}
+    acts = [event.act for event in stats.events]
+    counts = {act: acts.count(act) for act in (Act.BACKWARD, Act.SCALER_STEP, Act.UPDATE)}
     if not counts[Act.SCALER_STEP]:
         text = f"a GradScaler scaled losses, but no optimizer was stepped through it in {stats.steps} steps"
         return [SCALER_PROTOCOL.skip(stats.subject, text)]

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.shadow.call import Call, leaves
+from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.storage import StorageMap
 
 
@@ -72,24 +72,26 @@ class _Norm:
 
 class NormWatch:
     """Follows norms from op to op. Of a sharded tensor that of the local part is followed, and the sums over processes
-    of its powers."""
+    of its powers. any: whether there are norms in this step."""
 
     def __init__(self) -> None:
         self.totals: list[NormStats] = []
+        self.any = False
         self._norms = StorageMap[dict[int, tuple[_Norm, ...]]]()  # by offset
 
     def forget(self) -> None:
         """Drop the norms of the step before."""
         self._norms.clear()
+        self.any = False
 
-    def see(self, call: Call, place: tuple[str, int | None]) -> None:
+    def see(self, call: OpEvent) -> None:
         """Look at an op that ran. What is no norm, and was not computed from one, is left alone."""
         base = call.name.rpartition("::")[2].removesuffix("_")
         if base in ("linalg_vector_norm", "norm", "_foreach_norm"):
             order = call.argument("ord", call.argument("p", 2))
             tensors = call.args[0] if base == "_foreach_norm" else [call.args[0]]
             for tensor, result in zip(tensors, leaves(call.out), strict=False):
-                self._norm_of(tensor, order, result, place)
+                self._norm_of(tensor, order, result, call)
         elif not len(self._norms):
             return
         elif base in ("stack", "cat"):
@@ -97,9 +99,9 @@ class NormWatch:
             if all(parts):
                 self._keep(call.out, tuple(norm for part in parts for norm in part))
         elif call.args:
-            self._power(base, call, place)
+            self._power(base, call)
 
-    def _norm_of(self, tensor: torch.Tensor, order: Any, out: torch.Tensor, place: tuple[str, int | None]) -> None:
+    def _norm_of(self, tensor: torch.Tensor, order: Any, out: torch.Tensor, call: OpEvent) -> None:
         order = 2.0 if order is None else order
         if out.numel() != 1 or not isinstance(order, (int, float)) or not 0 < order < math.inf:
             return  # the largest magnitude is exact in every format
@@ -107,14 +109,14 @@ class NormWatch:
         if norms and not any(norm.power or norm.order != order for norm in norms):
             total = _together(norms, out)
             if len(norms) > 1:
-                total = replace(total, noted=self._total(total, out, place, len(norms)))
+                total = replace(total, noted=self._total(total, out, call, len(norms)))
             self._keep(out, (total,))
         elif tensor.is_floating_point():  # a shard without elements, too: the other ranks have their parts
             wide = torch.float64 if tensor.device.type != "mps" else torch.float32
             exact = float(torch.linalg.vector_norm(tensor.detach(), order, dtype=wide))
             self._keep(out, (_Norm(exact, float(order)),))
 
-    def _power(self, base: str, call: Call, place: tuple[str, int | None]) -> None:
+    def _power(self, base: str, call: OpEvent) -> None:
         first = next(iter(leaves(call.args[0])), None)
         norms = self._of(first)
         other = call.args[1] if len(call.args) > 1 else None
@@ -136,13 +138,13 @@ class NormWatch:
         ):
             followed = tuple(replace(norm, power=True) for norm in norms)
             if len(norms) == 1 and result.numel() == 1 and low and not bool(result.isfinite()):
-                self._total(followed[0], result, place, norms[0].terms)
+                self._total(followed[0], result, call, norms[0].terms)
         elif base in ("sum", "add") and power and result.numel() == 1:
             followed = (_together(norms, result),)
         elif power and ((base == "sqrt" and order == 2) or (base == "pow" and other == 1 / order)):
             followed = tuple(replace(norm, power=False, done=True) for norm in norms)
             if len(norms) == 1 and norms[0].terms > 1:
-                self._total(followed[0], result, place, norms[0].terms)
+                self._total(followed[0], result, call, norms[0].terms)
         elif base in ("allreduce", "all_reduce") and power:
             followed = tuple(
                 replace(n, terms=n.terms + 1, low=n.low or low, grouped=n.grouped or n.low or low, sharded=True)
@@ -151,11 +153,11 @@ class NormWatch:
         if followed:
             self._keep(result, followed)
 
-    def _total(self, norm: _Norm, out: torch.Tensor, place: tuple[str, int | None], terms: int) -> NormStats:
+    def _total(self, norm: _Norm, out: torch.Tensor, call: OpEvent, terms: int) -> NormStats:
         if norm.noted is not None and norm.sharded:
             self.totals = [total for total in self.totals if total is not norm.noted]
         name, value = format_of(out.dtype).name, float(out.detach())
-        where = Where("update", "", "aten::linalg_vector_norm", *place)
+        where = Where("update", "", "aten::linalg_vector_norm", *call.line())
         total = NormStats(name, terms, norm.grouped, value, norm.exact, norm.order, norm.sharded, where)
         self.totals.append(total)
         return total
@@ -165,6 +167,7 @@ class NormWatch:
         return norms.get(int(tensor.storage_offset()), ()) if norms and isinstance(tensor, torch.Tensor) else ()
 
     def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
+        self.any = True
         self._norms.put(tensor, {**(self._norms.get(tensor) or {}), int(tensor.storage_offset()): norms})
 
 

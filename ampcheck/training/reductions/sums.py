@@ -11,8 +11,8 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import Call, leaves, written_by
 from ampcheck.shadow.companions import MOVE, has_companions
+from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import backward_node, backward_task
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import StorageMap
@@ -124,31 +124,36 @@ class ReductionWatch:
             lineage.depend(storage, mask)
             self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
-    def before(self, call: Call, lineage: Lineage) -> None:
-        """Find the partial sums that an op is going to make, and end those that it overwrites."""
+    def before(self, call: OpEvent, lineage: Lineage) -> None:
+        """Find the partial sums that an op is going to make that adds or writes, and end those that it overwrites."""
         self._pending = [self._extended(*parts, lineage) for parts in _additions(call)]
-        for tensor in leaves(written_by(call.traits, call.args, call.kwargs)):
-            if not any(p is not None and p[0] is tensor for p in self._pending):
+        for tensor in leaves(call.written_values()) if call.traits.writes else ():
+            if not [p for p in self._pending if p is not None and p[0] is tensor]:
                 self._partial.pop(tensor)
 
-    def after(self, call: Call, lineage: Lineage, place: tuple[str, int | None]) -> None:
+    def after(self, call: OpEvent, lineage: Lineage) -> None:
         """Note the partial sums that an op has made."""
-        self.norms.see(call, place)
-        results = leaves(call.out) or (leaves(call.args[0]) if self._pending else [])
-        for pending, result in zip(self._pending, results, strict=False):
+        if self.norms.any or call.traits.base.endswith("norm"):
+            self.norms.see(call)
+        position = call.traits.copies
+        pending_sums = self._pending if len(call.traits.linear) > 1 else []  # else of an op that raised
+        followed = pending_sums or (position is not None and len(self._partial))
+        results = leaves(call.out) if followed else []
+        if pending_sums and not results:
+            results = leaves(call.args[0])
+        for pending, result in zip(pending_sums, results, strict=False):
             if pending is not None:
                 accumulator, total = pending
                 kind = _kind(accumulator)
-                total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *place))
+                total = replace(total, kind=kind, where=Where(_PHASES[kind], "", "aten::add", *call.line()))
                 self._keep(total, result, accumulator, lineage, rounded=True)
-        position = call.traits.copies
         if position is not None and results and not call.traits.foreach:
             source, copied = call.args[position], results[0]
             copy = self._of(source)
             if copy is not None:
                 self._keep(copy, copied, source, lineage, rounded=copied.dtype != source.dtype)
         if call.name == "sum":
-            self._summed(call.args[0], call.out, place)
+            self._summed(call)
 
     def _extended(
         self, accumulator: torch.Tensor, addend: Any, sign: float, lineage: Lineage
@@ -227,8 +232,9 @@ class ReductionWatch:
         known = total.kind, total.format, total.addends, total.roundings
         return SumStats(*known, error, once, overflowed, total.where, vanished)
 
-    def _summed(self, values: Any, out: Any, place: tuple[str, int | None]) -> None:
+    def _summed(self, call: OpEvent) -> None:
         """One op that adds up: inside it adds in float32, but its result may not fit into 16 bits."""
+        values, out = call.args[0], call.out
         if not has_companions(out) or out.dtype.itemsize > 2 or _kind(values) != "sum":
             return  # what overflows under a loss scale is the scaler's to see
         bad = int((~out.isfinite()).sum())
@@ -236,11 +242,11 @@ class ReductionWatch:
             many = values.numel() // max(out.numel(), 1)
             name = format_of(out.dtype).name
             self._count += 1
-            where = Where(_PHASES["sum"], "", "aten::add", *place)
+            where = Where(_PHASES["sum"], "", "aten::add", *call.line())
             self.sums[self._count] = SumStats("sum", name, many, 1, 0.0, 0.0, bad, where)
 
 
-def _additions(call: Call) -> Iterator[tuple[torch.Tensor, Any, float]]:
+def _additions(call: OpEvent) -> Iterator[tuple[torch.Tensor, Any, float]]:
     """Accumulator, addend and sign of what an op adds up."""
     if call.weights[:1] != (1,) or len(call.args) < 2:
         return

@@ -33,7 +33,7 @@ _SAMPLE = 256
 
 def _parse_names(value: object, name: str) -> tuple[str, ...]:
     values = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-    names = tuple(str(dtype).removeprefix("torch.") for dtype in values)
+    names = tuple([str(dtype).removeprefix("torch.") for dtype in values])
     for dtype in names:
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise UsageError(f"a policy allows the dtype {dtype!r} for {name}; PyTorch has none of that name")

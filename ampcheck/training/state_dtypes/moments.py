@@ -11,8 +11,8 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.companions import has_companions
+from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.lineage import NARROW, Lineage
@@ -89,14 +89,11 @@ class MomentWatch:
         """A step begins, with origins of its own."""
         self._lineage, self._divisors = lineage, 0
 
-    def before(self, call: Call, lineage: Lineage) -> None:
+    def divided(self, call: OpEvent, lineage: Lineage) -> None:
         """Note the origins of what an op divides by."""
         for name in call.traits.divides:
             for tensor in leaves(call.argument(name)):
                 self._divisors |= lineage.form(tensor).mask
-
-    def after(self, call: Call, lineage: Lineage, place: Any) -> None:
-        """Nothing is noted after an op."""
 
     def start(self, residents: Sequence[Resident]) -> None:
         """Copy the values of the narrow parameters, before a step."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,11 +15,9 @@ from ampcheck.core.check import LISTED
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
-from ampcheck.ops.traits import traits
-from ampcheck.torchtools.modes import DispatchMode
-from ampcheck.torchtools.private import CAST, OpOverload
-from ampcheck.torchtools.pytree import map_tensors, tensors
-from ampcheck.torchtools.source import op_name, users_line
+from ampcheck.stream.ops import OpEvent, OpSubscriber
+from ampcheck.torchtools.private import CAST
+from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
 
@@ -82,20 +79,16 @@ class _Origin:
         return self.values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-class OperandMode(DispatchMode):
+class OperandWatch(OpSubscriber):
     """Follows float32 tensors through views of their bits into products.
 
     Only integer views are followed: values that were in a 16-bit dtype have it as their dtype. Ops inside compiled code
     are not seen.
     """
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Dynamo compiles as without the mode."""
-        return True
+    compiles = True
 
     def __init__(self) -> None:
-        super().__init__()
         self._origins = StorageMap[_Origin]()
         self._products = 0
         self._measured = 0
@@ -114,23 +107,21 @@ class OperandMode(DispatchMode):
         reduced = tuple(replace(max(same, key=error), calls=len(same)) for same in lines.values())
         return OperandStats(subject, self._products, reduced, raised)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
-            return func(*args, **kwargs)
-        name = op_name(func)
-        whole = args[0] if name == "aten::view.dtype" and args[0].dtype is torch.float32 else None
+    def see(self, event: OpEvent) -> Any:
+        """Follow an op."""
+        if event.higher:
+            return event.run()
+        args, op = event.args, event.traits
+        whole = args[0] if op.title == "aten::view.dtype" and args[0].dtype is torch.float32 else None
         if whole is not None and whole.layout is torch.strided and self._origin(whole) is None:
             storage = whole.untyped_storage()
             flat = torch.empty(0, device=whole.device).set_(storage, 0, (storage.nbytes() // 4,), (1,))
             self._origins.put(whole, _Origin(flat.clone(), [False]))  # a copy: the bits may be changed in place
-        out = func(*args, **kwargs)
-        if traits(func).contracts and traits(func).factors:
-            self._multiply(name, func, args, kwargs, out)
+        out = event.run()
+        if op.contracts and op.factors:
+            self._multiply(event)
         elif len(self._origins) and isinstance(out, torch.Tensor):
-            self._follow(name, func, args, kwargs, out)
+            self._follow(event)
         return out
 
     def _origin(self, tensor: object) -> _Origin | None:
@@ -138,10 +129,9 @@ class OperandMode(DispatchMode):
         fits = origin is not None and isinstance(tensor, torch.Tensor) and tensor.element_size() == origin.itemsize
         return origin if fits else None
 
-    def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
-        inputs = [
-            (tensor, origin) for _, tensor in tensors((args, kwargs)) if (origin := self._origin(tensor)) is not None
-        ]
+    def _follow(self, event: OpEvent) -> None:
+        name, out = event.traits.title, event.out
+        inputs = [(tensor, origin) for tensor in event.tensors if (origin := self._origin(tensor)) is not None]
         if not inputs or out.layout is not torch.strided or self._origin(out) is inputs[0][1]:
             return
         source, origin = inputs[0]
@@ -150,21 +140,23 @@ class OperandMode(DispatchMode):
             origin.family[0] |= inputs[1][1] is not origin and inputs[1][1].family is origin.family
             return
         if name == "aten::constant_pad_nd":
-            values = func(*map_tensors(lambda tensor: values if tensor is source else tensor, args), **kwargs)
+            args = map_tensors(lambda tensor: values if tensor is source else tensor, event.args)
+            values = event.op(*args, **event.kwargs)
         elif name == "aten::_to_copy" and out.dtype is source.dtype:
             values = values.to(out.device)
-        elif out.shape != source.shape or not (name in _KEEPING or _is_on_bits(func, source, out)):
+        elif out.shape != source.shape or not (name in _KEEPING or _is_on_bits(event.op, source, out)):
             return
         size = out.element_size()
         kept = _Origin(torch.zeros(out.untyped_storage().nbytes() // size, device=out.device), origin.family, size)
         kept.of(out).copy_(values)
         self._origins.put(out, kept)
 
-    def _multiply(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+    def _multiply(self, event: OpEvent) -> None:
+        out = event.out
         if not isinstance(out, torch.Tensor) or out.dtype is not torch.float32:
             return
         self._products += 1
-        pair = args[traits(func).factors[0] :][:2]
+        pair = event.args[event.traits.factors[0] :][:2]
         origins = [
             (tensor, origin, _lost_bits(tensor, origin.of(tensor)))
             for tensor in pair
@@ -176,10 +168,10 @@ class OperandMode(DispatchMode):
         error = None
         if self._measured < _MEASURED:
             self._measured += 1
-            error = _error(func, args, kwargs, out, {id(tensor): origin.of(tensor) for tensor, origin, _ in reduced})
+            error = _error(event, {id(tensor): origin.of(tensor) for tensor, origin, _ in reduced})
         bits = min(bits for _, _, bits in reduced)
-        where = Where("", "", name, *users_line(sys._getframe()))
-        self._reduced.append((ReducedProduct(where, bits, _terms(name, pair, args), error), reduced[0][1].family))
+        where = Where("", "", event.traits.title, *event.line())
+        self._reduced.append((ReducedProduct(where, bits, _terms(event, pair), error), reduced[0][1].family))
 
 
 def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
@@ -206,23 +198,22 @@ def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
     return zeros if bool((near | ~origin.isfinite()).all()) else 0
 
 
-def _error(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor, origins: dict[int, torch.Tensor]
-) -> float | None:
+def _error(event: OpEvent, origins: dict[int, torch.Tensor]) -> float | None:
     def exact(tensor: torch.Tensor) -> torch.Tensor:
         origin = origins.get(id(tensor), tensor)
         return origin.detach().double() if origin.is_floating_point() else origin
 
     try:
-        return relative_error(out, func(*map_tensors(exact, args), **map_tensors(exact, kwargs)))
+        wide = event.op(*map_tensors(exact, event.args), **map_tensors(exact, event.kwargs))
+        return relative_error(event.out, wide)
     except (RuntimeError, TypeError, NotImplementedError):  # a device without float64, or not enough memory
         return None
 
 
-def _terms(name: str, pair: tuple[torch.Tensor, ...], args: tuple[Any, ...]) -> int:
-    if name != "aten::convolution":
+def _terms(event: OpEvent, pair: tuple[torch.Tensor, ...]) -> int:
+    if event.traits.title != "aten::convolution":
         return int(pair[0].shape[-1])
-    transposed = len(args) > 6 and bool(args[6])
+    transposed = bool(event.argument("transposed"))
     return math.prod(pair[1].shape[2:]) * pair[1].shape[0 if transposed else 1]
 
 
@@ -232,13 +223,13 @@ def measure_operands(function: Callable[[], Any], subject: str = "subject") -> O
     An exception of the function is recorded, not raised. It may run backward, too.
     """
     raised = ""
-    mode = OperandMode()
-    with mode:
+    watch = OperandWatch()
+    with watch:
         try:
             require_ran(function(), subject)
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is recorded
             raised = brief(as_result(error))
-    return mode.stats(subject, raised)
+    return watch.stats(subject, raised)
 
 
 def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:

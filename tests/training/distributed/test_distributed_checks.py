@@ -14,7 +14,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.training.distributed.checks import check_distributed, check_replicas, sums_table
-from ampcheck.training.distributed.collectives import Call, CollectiveMode
+from ampcheck.training.distributed.collectives import Call, CollectiveWatch
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
 from ampcheck.training.distributed.replicas import Drift
@@ -170,7 +170,7 @@ def test_a_sparse_sum_over_processes_is_counted_and_does_not_end_the_run():
     dist = torch.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with CollectiveMode() as seen:
+        with CollectiveWatch() as seen:
             dist.all_reduce(torch.ones(3).to_sparse())
     finally:
         dist.destroy_process_group()

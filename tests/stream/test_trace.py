@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.torchtools.origin import OpEvent, Trace
+from ampcheck.stream.trace import Trace, TracedOp
 
 
 class Block(nn.Module):
@@ -33,7 +33,7 @@ class Net(nn.Module):
         return x
 
 
-def _traced(model: nn.Module, autocast: torch.dtype | None = torch.bfloat16) -> list[OpEvent]:
+def _traced(model: nn.Module, autocast: torch.dtype | None = torch.bfloat16) -> list[TracedOp]:
     with Trace(model) as trace:
         with torch.autocast("cpu", autocast, enabled=autocast is not None):
             loss = model(torch.randn(3, 4)).float().sum()
@@ -45,7 +45,7 @@ def _hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def _of(events: list[OpEvent], op: str, phase: str) -> Iterator[OpEvent]:
+def _of(events: list[TracedOp], op: str, phase: str) -> Iterator[TracedOp]:
     return (event for event in events if event.where.op == op and event.where.phase == phase)
 
 
