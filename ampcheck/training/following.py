@@ -23,6 +23,7 @@ from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
 from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.scale.degrees import Degrees
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
@@ -38,7 +39,7 @@ class Following:
     shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
     steps begins each step with the values that it really has. places: by step the op in which a value first became
     infinite or NaN; undefined: the steps in which float64 does as well; exact: by step what it would have returned,
-    where that is known.
+    where that is known. degrees: how gradients depend on the loss scale, where they are followed.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Following:
         self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
         self.gradients = gradients
+        self.degrees = None if gradients is None else Degrees(gradients.recorder, self.shadow.store)
+        self.shadow.degrees = self.degrees
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self.undefined: set[int] = set()

@@ -35,9 +35,8 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
-from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
+from ampcheck.training.observed import UNUSED, Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
@@ -45,6 +44,7 @@ from ampcheck.training.reductions.checks import check_reductions, reduction_tabl
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
 from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.invariance import check_invariance
 from ampcheck.training.stagnation.stagnation import check_stagnation
 from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
@@ -57,7 +57,7 @@ _FOLLOWED = frozenset(VALUES) | frozenset(
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
         *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
-        of_loops.MASTER_WEIGHTS,
+        *(of_loops.MASTER_WEIGHTS, of_loops.SCALE_INVARIANCE),
     )
 )
 """The checks that compare what steps compute."""
@@ -70,8 +70,8 @@ class Context:
     """The inputs of every stage, and what earlier stages found.
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
-    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
-    depend on the loss scale, None where that was not measured. drift: where ranks that hold one model part.
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. drift: where ranks that hold one
+    model part.
     """
 
     loop: TrainingLoop
@@ -82,7 +82,6 @@ class Context:
     device: str
     seen: Observed = field(default_factory=lambda: Observed(""))  # where ranks lose each other in the first steps
     overflowed: int | None = None
-    scales: InvarianceStats | None = None
     drift: Drift | None = None
 
 
@@ -157,14 +156,19 @@ def _updates(context: Context) -> Run:
 
 
 def _scales(context: Context) -> Run:
-    assert context.start is not None
-    context.scales = measure_invariance(context.loop, context.start)
-    return _run(of_gradients.check_invariance(context.scales))
+    """Whether what optimizers step depends on the loss scale."""
+    seen, stats = context.seen, context.seen.scales
+    if stats is None:
+        return Run()
+    if seen.unused and context.start is not None:
+        why = f"the GradScaler is enabled, and nothing asks for its scale in {seen.steps} steps"
+        stats = replace(stats, skipped=why, hint=UNUSED)
+    return _run(check_invariance(stats, seen.events))
 
 
 def _protocol(context: Context) -> Run:
     """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
-    seen, gradients, scales = context.seen, context.seen.gradients, context.scales
+    seen, gradients, scales = context.seen, context.seen.gradients, context.seen.scales
     stats = ProtocolStats(
         context.loop.name,
         seen.events,
@@ -270,7 +274,7 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
 STAGES = (
     Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
     Stage("updates", (of_loops.STAGNATION,), _updates),
-    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales, repeats=True),
+    Stage("loss scales", (of_loops.SCALE_INVARIANCE,), _scales),
     Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
     Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
     Stage("replicas", (of_loops.REDUCE_PRECISION, of_loops.SCALER_PROTOCOL), _replicas),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
+from ampcheck.training.scale.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
@@ -56,7 +58,7 @@ _ANOTHER = "build the optimizer from the parameters of the model that runs; clea
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
-_UNUSED = (
+UNUSED = (
     "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
     "bfloat16 and float32 need none"
 )
@@ -93,7 +95,8 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
     code and other threads, which were not judged. values: what the shadow saw of the ops, where it followed the steps.
-    undefined: as in `Following`. replicas: what this rank held, where several work together.
+    undefined: as in `Following`. replicas: what this rank held, where several work together. scales: whether it depends
+    on the loss scale; None where the steps were not followed.
     """
 
     subject: str
@@ -118,6 +121,7 @@ class Observed:
     unfollowed: Mapping[str, int] = field(default_factory=dict)
     values: NumericsStats | None = None
     replicas: RankReplicas = field(default_factory=RankReplicas)
+    scales: InvarianceStats | None = None
 
     @property
     def steps(self) -> int:
@@ -200,6 +204,7 @@ class Observation:
                 "exact": following.exact,
                 "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
+                "scales": following.degrees and measure_invariance(loop.name, following.degrees),
             }
         present = (loop.device_type, *(["cuda"] if is_open() else []))
         return Observed(
@@ -229,11 +234,14 @@ def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     recorder = Recorder(loop)
     following = Following(loop, GradientWatch(loop, recorder)) if follow else None
     seen = Observation(loop, recorder, following)
-    with quiet(), recorder.listening():
+    degrees = nullcontext() if following is None or following.degrees is None else following.degrees.following()
+    with quiet(), recorder.listening(), degrees:
         for taken in recorder.run(steps, following.step if following is not None else None):
             seen.ended(taken)
-            if seen.stopped is not None:
+            if isinstance(taken, StepError):
                 break
+            if following is not None and following.degrees is not None:
+                following.degrees.returned(taken)
     result = seen.result()
     if following is None:
         return result
@@ -277,7 +285,7 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         return f"{why}no weight changed in {seen.steps} steps", hint
     if seen.unused and check == SCALER_PROTOCOL.slug:
         names = ", ".join(seen.unused)
-        return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
+        return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", UNUSED
     return "", ""
 
 

@@ -15,9 +15,9 @@ Place: TypeAlias = "tuple[str, int | None]"
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """The degree of a value. powers: by scaler (its `id`), without zeros. place: the line of the user's code
-    that made it so, where that combined values that depend on the scale. mixed: a sum of different degrees. known: of
-    an unknown degree nothing is said."""
+    """The degree of a value. powers: by the number of a scale, without zeros; each update of a scaler makes another.
+    place: the line of the user's code that made it so, where that combined values that depend on the scale. mixed: a
+    sum of different degrees. known: of an unknown degree nothing is said."""
 
     powers: dict[int, float] = field(default_factory=dict)
     place: Place = ("", None)
@@ -56,6 +56,18 @@ class Degree:
         return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
 
 
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each scale by
+    which it is multiplied, empty for a sum of different degrees. place: the line that made it so."""
+
+    what: str
+    name: str
+    step: int
+    powers: tuple[float, ...]
+    place: Place
+
+
 NONE = Degree()
 UNKNOWN = Degree(known=False)
 
@@ -74,13 +86,15 @@ def is_taken(term: Any, result: torch.Tensor) -> bool:
     return bool((result == term).any())
 
 
-def is_short(value: float) -> bool:
-    """Whether four digits say a number, as of most that somebody wrote down."""
-    return float(f"{value:.4g}") == value
+def is_compared(term: Any, result: torch.Tensor) -> bool:
+    """Whether a limit or an alternative may be taken at one scale and not at another: none that is infinite at all."""
+    if isinstance(term, torch.Tensor):
+        return not bool(term.detach().isinf().all())
+    return counts(term, result)
 
 
 def counts(term: Any, result: torch.Tensor) -> bool:
-    """Whether a constant is a term: no eps, which changes nothing at this scale."""
+    """Whether a constant is a term, or a limit: no eps, which changes nothing at this scale."""
     if isinstance(term, torch.Tensor):
         return True
     if type(term) not in (int, float):
