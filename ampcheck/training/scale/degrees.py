@@ -174,12 +174,9 @@ class Degrees:
         op = traits(func)
         if op.view or op.base == "_amp_update_scale":
             return
-        if self._scales.scaling is not None and op.base in (
-            "full",
-            "_to_copy",
-        ):  # the scale itself, and its copies by device
+        if (scale := self._scales.scaling) is not None and op.base in ("full", "_to_copy"):  # it, and copies by device
             made = [t for t in leaves(out) if t.numel() == 1 and t.is_floating_point() and self.of(t) is None]
-            self._put([(t, self._scales.scaling) for t in made])
+            self._put([(t, scale) for t in made])
         elif op.base == "_amp_foreach_non_finite_check_and_unscale":
             factor = self._of_gradient(args[2])  # before a fused optimizer it is 1, and looks for infinities alone
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
@@ -188,10 +185,15 @@ class Degrees:
             if op.leaves and held:
                 if not self._scales.reading:
                     self._leave(held[0], out)
-            elif held or any(type(value) is float and self.numbers.is_known(value) for value in args):
+            elif held or self._scales_by_hand(args):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
                 self._lose(counts and any(not degree.known for degree in held))
                 self._follow(op, args, kwargs, out)
+
+    def _scales_by_hand(self, args: Sequence[Any]) -> bool:
+        """Whether a loss is multiplied by a number that left the run."""
+        read = any(type(value) is float and self.numbers.is_known(value) for value in args)
+        return read and all(t.numel() == 1 for t in leaves(args))
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
@@ -269,13 +271,18 @@ class Degrees:
             return None
         operands = leaves((*values, *options.values()))
         held = [degree for t in operands if (degree := self._degree(t)) is not None]
-        if not held or any(not degree.known for degree in held):
-            return UNKNOWN if held else None  # an unknown mask chooses among the values, too
+        if not held and not self._scales_by_hand(values):
+            return None
+        if any(not degree.known for degree in held):
+            return UNKNOWN  # an unknown mask chooses among the values, too
         call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
         for rule in (self._product, self._power, self._terms, self._moved):
             if (made := rule(call)) is not None:
                 return made
-        return UNKNOWN if any(degree.depends for degree in held) else held[0]
+        mixed = next((degree for degree in held if degree.mixed), None)  # no function of it is the same at every scale
+        varies = not held or any(degree.depends for degree in held)
+        lost = Degree(place=self._line(), known=False) if varies else held[0]
+        return lost if mixed is None or op.jumps else mixed
 
     def _product(self, call: _Call) -> Degree | None:
         """The degree of a product or a quotient, to which a term may be added."""
