@@ -176,7 +176,6 @@ def _protocol(context: Context) -> Run:
         gradients.lost if gradients else None,
         seen.stopped,
         scales.invariant if scales else None,
-        scales.passes if scales else 0,
         applied=of_calls.applied_nonfinite(seen.events) or None,
         damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",

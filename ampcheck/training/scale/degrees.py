@@ -44,8 +44,7 @@ from ampcheck.training.scale.degree import (
     is_taken,
     rest_of,
 )
-from ampcheck.training.scale.numbers import Numbers, Read
-from ampcheck.training.scale.scales import Scales
+from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
 """Namespaces of ops that sum, average and move values between processes."""
@@ -72,8 +71,7 @@ class Degrees:
     recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
     found: what depends on the scale when an optimizer steps, or when it is returned, the first of each place. looked,
     unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost: where
-    the first unknown one became so. left: the line at which a decision left first. numbers: those that left. values:
-    how many steps returned one.
+    the first unknown one became so. left: the line at which a decision left first. numbers: those that left.
     """
 
     def __init__(self, recorder: Recorder, store: CompanionStore) -> None:
@@ -81,7 +79,7 @@ class Degrees:
         self.looked = self.unknown = 0
         self.left: Place | None = None
         self.lost: Place | None = None
-        self.recorder, self.numbers, self.values = recorder, Numbers(), 0
+        self.recorder, self.numbers = recorder, Numbers()
         self._store = store
         self._degrees = StorageMap[Degree]()
         self._scales = Scales(recorder, self._degrees, self.numbers)
@@ -100,7 +98,6 @@ class Degrees:
 
     def returned(self, value: float) -> None:
         """Judge the value that a step returned, at its end."""
-        self.values += 1
         if (made := self.numbers.returned(value)) is not None:
             self._add(RETURNED, "", made[1], made[0].place)
 
@@ -142,7 +139,7 @@ class Degrees:
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         if not degree.known:
             self.lost = self.lost or degree.place
-        elif degree.depends:
+        elif degree.depends and bool(local(parameter.grad).isfinite().all()):  # else it follows from another step
             name = self.recorder.name_of(parameter)
             self._add(f"the gradient of {name} that the optimizer sees", name, degree)
 
@@ -192,8 +189,7 @@ class Degrees:
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
-        read = any(type(value) is float and self.numbers.is_known(value) for value in args)
-        return read and all(t.numel() == 1 for t in leaves(args))
+        return any(value in self.numbers for value in args) and all(t.numel() == 1 for t in leaves(args))
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""

@@ -24,17 +24,15 @@ _RETURN = "return the loss before it is scaled, or keep scaler.get_scale() from 
 class InvarianceStats:
     """Whether training depends on the loss scale, as one run shows it.
 
-    gradients, values, passes: how many were judged; passes run backward. found: what depends on it. skipped: why
-    nothing is judged; place: the line that prevents it; hint: what to change.
+    gradients: how many were judged. found: what depends on it. skipped: why nothing is judged; place: the line that
+    prevents it; hint: what to change.
     """
 
     subject: str
     gradients: int = 0
-    values: int = 0
-    passes: int = 0
     found: tuple[Dependence, ...] = ()
     skipped: str = ""
-    place: Place | None = None
+    place: Place = ("", None)
     hint: str = ""
 
     @property
@@ -48,9 +46,7 @@ class InvarianceStats:
 def measure_invariance(subject: str, degrees: Degrees) -> InvarianceStats:
     """What one run says, as far as it decides."""
     degrees.numbers.close()
-    events = degrees.recorder.events
-    passes = sum(event.act is Act.BACKWARD for event in events)
-    stats = InvarianceStats(subject, degrees.looked, degrees.values, passes, tuple(degrees.found))
+    stats = InvarianceStats(subject, degrees.looked, tuple(degrees.found))
     if not degrees.follows:
         return replace(stats, skipped="no GradScaler is in use")
     if stats.found:
@@ -61,10 +57,10 @@ def measure_invariance(subject: str, degrees: Degrees) -> InvarianceStats:
     if degrees.unknown:
         total = degrees.looked + degrees.unknown
         why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale"
-        return replace(stats, skipped=why, place=degrees.lost, hint=_READ)
+        return replace(stats, skipped=why, place=degrees.lost or ("", None), hint=_READ)
     if degrees.looked:
         return stats
-    if all_skipped(events):
+    if all_skipped(degrees.recorder.events):
         return replace(stats, skipped="every step was skipped: its gradients are not finite", hint=_NOT_FINITE)
     return replace(stats, skipped="no optimizer stepped a gradient", hint=_NO_STEP)
 
@@ -73,16 +69,12 @@ def check_invariance(stats: InvarianceStats, events: Sequence[Event] = ()) -> li
     """`scale-invariance`. events: of the run, in which a penalty of scaled gradients is looked for."""
     if stats.skipped:
         verdict, message = Verdict.INCOMPLETE if stats.hint else Verdict.SKIP, f"not judged: {stats.skipped}"
-        file, line = stats.place or ("", None)
-        return [
-            SCALE_INVARIANCE.finding(
-                verdict, stats.subject, message, where=Where(file=file, line=line), hint=stats.hint
-            )
-        ]
+        where = Where(file=stats.place[0], line=stats.place[1])
+        return [SCALE_INVARIANCE.finding(verdict, stats.subject, message, where=where, hint=stats.hint)]
     if stats.found:
         return [_depends(stats.subject, found, events) for found in stats.found]
     text = f"each of {stats.gradients} gradients that were stepped is the same at every loss scale"
-    return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients + stats.values)]
+    return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients)]
 
 
 def _depends(subject: str, found: Dependence, events: Sequence[Event]) -> Finding:
