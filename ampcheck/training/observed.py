@@ -27,7 +27,7 @@ from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
+from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats
 from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
@@ -197,14 +197,14 @@ class Observation:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
             residency = replace(residency, vanished=following.moments.vanished)
             compared = {
-                "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
+                "gradients": following.gradients.result(len(losses)),
                 "updates": stagnation_stats(loop, following.updates, error),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
                 "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
-                "scales": following.degrees and measure_invariance(loop.name, following.degrees),
+                "scales": measure_invariance(loop.name, following.degrees),
             }
         present = (loop.device_type, *(["cuda"] if is_open() else []))
         return Observed(
@@ -232,15 +232,14 @@ class Observation:
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     recorder = Recorder(loop)
-    following = Following(loop, GradientWatch(loop, recorder)) if follow else None
+    following = Following(loop, recorder) if follow else None
     seen = Observation(loop, recorder, following)
-    degrees = nullcontext() if following is None or following.degrees is None else following.degrees.following()
-    with quiet(), recorder.listening(), degrees:
+    with quiet(), recorder.listening(), nullcontext() if following is None else following.degrees.following():
         for taken in recorder.run(steps, following.step if following is not None else None):
             seen.ended(taken)
             if isinstance(taken, StepError):
                 break
-            if following is not None and following.degrees is not None:
+            if following is not None:
                 following.degrees.returned(taken)
     result = seen.result()
     if following is None:

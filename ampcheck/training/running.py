@@ -27,7 +27,6 @@ from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import drives, hooked, is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
 from ampcheck.training.protocol.events import OF_STEPS
@@ -118,7 +117,7 @@ class TrainingWatch:
         self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
         self.shadow = shadow
-        self.following = Following(self.loop, GradientWatch(self.loop, self.recorder), shadow)
+        self.following = Following(self.loop, self.recorder, shadow)
         self.known: list[int] = []
         self.stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
@@ -173,8 +172,7 @@ class TrainingWatch:
         try:
             with self._hooks as hooks, self.shadow, self.following.lineage:
                 hooks.enter_context(self.recorder.listening())
-                if self.following.degrees is not None:
-                    hooks.enter_context(self.following.degrees.following())
+                hooks.enter_context(self.following.degrees.following())
                 hooks.enter_context(subscribed(optimizer_step=self._before_step))
                 entering = register_module_forward_pre_hook(self._enter)
                 hooks.enter_context(hooked([entering, register_module_forward_hook(self._leave, always_call=True)]))

@@ -165,7 +165,7 @@ class GradientWatch:
 
     def __init__(self, loop: TrainingLoop, recorder: Recorder) -> None:
         self.stats: GradientStats | None = None
-        self._loop, self.recorder = loop, recorder
+        self._loop, self._recorder = loop, recorder
         self._attempts: list[tuple[float, float, bool]] = []
         self._later: list[GradientStats] = []
         self._settled = self._skipped_by_code = False
@@ -175,7 +175,7 @@ class GradientWatch:
         """Compare the gradients of the step that runs inside."""
         losses: dict[str, GradientLoss] = {}
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
-        events = len(self.recorder.events)
+        events = len(self._recorder.events)
         start = shadow.ops
         parameters = dict(self._loop.parameters())
         overflowed: set[str] = set()
@@ -194,7 +194,7 @@ class GradientWatch:
             if bool((~value.isfinite() & exact.isfinite()).any()):
                 overflowed.add(name)
             loss = losses.setdefault(name, GradientLoss(name))
-            half = half or "float16" in self.recorder.low
+            half = half or "float16" in self._recorder.low
             loss.add(value, exact, known, half=half, flushed=flushed)
             scale = self._scale(events)
             if (half or grad.dtype is torch.float16) and is_usable(scale):
@@ -202,7 +202,7 @@ class GradientWatch:
 
         with captured(self._loop, seen):
             yield
-        own = self.recorder.events[events:]
+        own = self._recorder.events[events:]
         made = any(event.act is Act.OPTIMIZER_STEP for event in own)
         if not losses and not any(event.act is Act.BACKWARD for event in own):
             return  # torch.autograd.grad may have computed gradients of parameters
@@ -228,13 +228,13 @@ class GradientWatch:
         name = self._loop.name
         if self.stats is None:
             hint = "let each step run a backward pass on its own batch"
-            functional = any(event.act is Act.GRAD for event in self.recorder.events)
+            functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, hint=hint)
         return replace(self.stats, later=tuple(self._later))
 
     def _scale(self, since: int) -> float:
-        events = self.recorder.events[since:]
+        events = self._recorder.events[since:]
         scales = [e.scale for e in events if e.act is Act.SCALE and e.enabled and e.scale is not None]
         return scales[-1] if scales else 1.0
 

@@ -86,13 +86,6 @@ def is_taken(term: Any, result: torch.Tensor) -> bool:
     return bool((result == term).any())
 
 
-def is_compared(term: Any, result: torch.Tensor) -> bool:
-    """Whether a limit or an alternative may be taken at one scale and not at another: none that is infinite at all."""
-    if isinstance(term, torch.Tensor):
-        return not bool(term.detach().isinf().all())
-    return counts(term, result)
-
-
 def counts(term: Any, result: torch.Tensor) -> bool:
     """Whether a constant is a term, or a limit: no eps, which changes nothing at this scale."""
     if isinstance(term, torch.Tensor):

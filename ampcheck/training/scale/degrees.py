@@ -27,23 +27,14 @@ from ampcheck.ops.traits import Traits, traits
 from ampcheck.shadow.call import leaves
 from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap, local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degree import (
-    NONE,
-    UNKNOWN,
-    Degree,
-    Dependence,
-    Place,
-    counts,
-    is_compared,
-    is_taken,
-    rest_of,
-)
+from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
@@ -101,9 +92,9 @@ class Degrees:
         if (made := self.numbers.returned(value)) is not None:
             self._add(RETURNED, "", made[1], made[0].place)
 
-    def of(self, tensor: torch.Tensor) -> Degree | None:
-        """The degree of a tensor; None of one that no scaled value went into."""
-        return self._degrees.get(tensor)
+    def of(self, value: Any) -> Degree | None:
+        """The degree of a tensor; None of one that no scaled value went into, and of what is no tensor."""
+        return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
         if not self.follows:
@@ -113,11 +104,8 @@ class Degrees:
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
             for parameter in parameters_of(optimizer):
                 self._look(parameter, divisor)
-        self._stepping = True
-        try:
+        with attribute(self, "_stepping", True):
             yield
-        finally:
-            self._stepping = False
         for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
             self._degrees.pop(tensor)  # each step is judged by itself
 
@@ -155,7 +143,7 @@ class Degrees:
         if (known := self.of(gradient)) is not None:
             return known
         companions = self._store.known(gradient) if has_companions(gradient) else None
-        return NONE if companions is not None and companions.written and not self.numbers else UNKNOWN
+        return NONE if companions is not None and companions.written and not self.numbers.known else UNKNOWN
 
     def escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """A tensor leaves the run without an op, to NumPy or a list. shared: it may be written from there."""
@@ -189,7 +177,10 @@ class Degrees:
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
-        return any(value in self.numbers for value in args) and all(t.numel() == 1 for t in leaves(args))
+        one = all(tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args))
+        return (
+            one and bool(leaves(args)) and any(type(value) is float and value in self.numbers.known for value in args)
+        )
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
@@ -211,7 +202,7 @@ class Degrees:
                 degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
                 results.append((target, degree or NONE))
                 if written and target.requires_grad and target.is_leaf and not self._stepping:
-                    term = self._degree(args[1]) if op.base in ("add", "sub") else None
+                    term = self.of(args[1]) if op.base in ("add", "sub") else None
                     self._look_written(target, term or degree or NONE)
             else:
                 self._decide(op, leaves((*args, *kwargs.values())), target)
@@ -239,14 +230,14 @@ class Degrees:
             part = size < target.untyped_storage().nbytes()
             if part and before is not None and (before.powers, before.known) != (degree.powers, degree.known):
                 degree = UNKNOWN  # the rest of the memory has another
-            if degree != NONE or self.numbers:  # else what has no degree may be made of a number
+            if degree != NONE or self.numbers.known:  # else what has no degree may be made of a number
                 self._degrees.put(target, degree)
             elif not part:
                 self._degrees.pop(target)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""
-        degrees = [self._degree(operand) or NONE for operand in operands]
+        degrees = [self.of(operand) or NONE for operand in operands]
         ranks = op.decides in ("best", "extreme", "selection", "support")  # at every scale alike
         alike = (ranks or len(degrees) > 1) and len({degree.signature for degree in degrees}) == 1
         if op.decides != "finite" and not (alike and degrees[0].known) and any(d.varies for d in degrees):
@@ -262,11 +253,11 @@ class Degrees:
 
         values, options = list(map(item, args)), {name: item(value) for name, value in kwargs.items()}
         if op.copies is not None:
-            return self._degree(values[op.copies])
+            return self.of(values[op.copies])
         if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
         operands = leaves((*values, *options.values()))
-        held = [degree for t in operands if (degree := self._degree(t)) is not None]
+        held = [degree for t in operands if (degree := self.of(t)) is not None]
         if not held and not self._scales_by_hand(values):
             return None
         if any(not degree.known for degree in held):
@@ -284,21 +275,22 @@ class Degrees:
         """The degree of a product or a quotient, to which a term may be added."""
         op, values = call.op, call.values
         if op.base in ("mul", "div") and len(values) > 1 and not call.options.get("rounding_mode"):
-            left, right = self._of_factor(values[0], values[1]), self._of_factor(values[1], values[0])
+            left, right = map(self._of_factor, values[:2])
             return self._combined(left, right, divides=op.base == "div")
-        if any(self._is_of_scale(value) for value in (*values, *call.options.values())):
-            return UNKNOWN  # a number such as alpha
+        numbers = (value for value in (*values, *call.options.values()) if not isinstance(value, torch.Tensor))
+        if any(self._of_factor(number) is not NONE for number in numbers):
+            return UNKNOWN  # such as alpha
         if op.factors:
             product = self._combined(*(self._of_factor(values[i]) for i in op.factors))
             added = values[0] if op.linear else values[2] if op.base == "convolution" else None
         elif op.base in ("addcmul", "addcdiv"):
             product = self._combined(*map(self._of_factor, values[1:3]), divides=bool(op.divides))
             added = values[0]
-            if op.writes and self._degree(added) is None:
+            if op.writes and self.of(added) is None:
                 return UNKNOWN  # what it held is overwritten
         else:
             return None
-        return self._sum(call.result, [(product, None), (self._degree(added), added)])
+        return self._sum(call.result, [(product, None), (self.of(added), added)])
 
     def _power(self, call: _Call) -> Degree | None:
         """The degree of a power of one operand, and of a backward pass, which is linear in the gradient it is given."""
@@ -318,7 +310,7 @@ class Degrees:
         terms = values[1:] if op.base == "where" else values[:2] if op.adds else [*values, *call.options.values()]
         if any(self._of_factor(other) is not NONE for other in values[2:] if op.adds and other is not None):
             return UNKNOWN  # a weight
-        held = [self._degree(term) for term in terms]
+        held = [self.of(term) for term in terms]
         if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
             terms[0] = None
             if held[0] is None:  # a constant, which is overwritten
@@ -327,14 +319,15 @@ class Degrees:
                 sign = (1 if op.base == "add" else -1) * call.options.get("alpha", 1)
                 terms[0] = rest_of(result, values[1], sign)
         if op.limits and op.base != "where":
-            compared = [d or NONE for d, t in zip(held, terms, strict=True) if is_compared(t, result)]
+            ends = [isinstance(term, torch.Tensor) and bool(term.isinf().all()) for term in terms]
+            compared = [d or NONE for d, t, end in zip(held, terms, ends, strict=True) if counts(t, result) and not end]
             self._lose(len({degree.signature for degree in compared}) > 1)  # at another scale it may take another
         pairs = zip(held, terms, strict=True)
         return self._sum(result, [(d, t) for d, t in pairs if not op.limits or is_taken(t, result)])
 
     def _moved(self, call: _Call) -> Degree | None:
         """The degree of elements that are moved, or measured together."""
-        op, degrees = call.op, [self._degree(t) for t in call.floating]
+        op, degrees = call.op, [self.of(t) for t in call.floating]
         if op.fills == "part":
             numbers = (*call.values[2:], *call.options.values())
             return UNKNOWN if any(v for v in numbers if isinstance(v, (int, float))) else degrees[0] or NONE
@@ -345,23 +338,13 @@ class Degrees:
         made = self._sum(call.result, list(zip(degrees, call.floating, strict=True)))
         return made if any(d is not None and d.mixed for d in degrees) or not made.mixed else UNKNOWN  # side by side
 
-    def _degree(self, value: Any) -> Degree | None:
-        return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
-
-    def _of_factor(self, value: Any, other: Any = None) -> Degree | None:
-        """The degree of a factor; None of a number that may have been made of one that left the run. other: the value
-        that it multiplies or divides."""
+    def _of_factor(self, value: Any) -> Degree | None:
+        """The degree of a factor; None of a number that may have been made of one that left the run."""
         if isinstance(value, torch.Tensor):
-            return self._degree(value) or NONE
-        if not self.numbers or type(value) not in (int, float):
+            return self.of(value) or NONE
+        if not self.numbers.known or type(value) not in (int, float):
             return NONE
-        degree = self.numbers.factor(value, self._degree(other) or NONE, in_pass=backward_task() != -1)
-        self._lose(self.numbers.twofold)
-        return degree
-
-    def _is_of_scale(self, value: Any) -> bool:
-        """Whether a number may have been made of one that left the run."""
-        return not isinstance(value, torch.Tensor) and self._of_factor(value) is not NONE
+        return self.numbers.factor(value, in_pass=backward_task() != -1)
 
     def _combined(self, left: Degree | None, right: Degree | None, *, divides: bool = False) -> Degree:
         """The degree of a product or quotient; where both operands depend on the scale, the line names it."""
@@ -381,7 +364,7 @@ class Degrees:
         first = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
         if first.mixed or len({degree.signature for degree in degrees}) == 1:
             return first
-        if self.numbers and not all(degree.powers for degree in degrees):
+        if self.numbers.known and not all(degree.powers for degree in degrees):
             return UNKNOWN  # a constant may be made of a number that left the run
         return Degree(degrees[0].powers, self._line(), mixed=True)
 

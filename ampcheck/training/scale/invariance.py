@@ -47,19 +47,18 @@ def measure_invariance(subject: str, degrees: Degrees) -> InvarianceStats:
     """What one run says, as far as it decides."""
     degrees.numbers.close()
     stats = InvarianceStats(subject, degrees.looked, tuple(degrees.found))
+    left = degrees.left or degrees.numbers.decided
     if not degrees.follows:
         return replace(stats, skipped="no GradScaler is in use")
-    if stats.found:
+    if stats.found or (degrees.looked and not degrees.unknown and left is None):
         return stats
-    if (left := degrees.left or degrees.numbers.decided) is not None:
+    if left is not None:
         why = "the run reads what depends on the loss scale, and what that decides was not judged"
         return replace(stats, skipped=why, place=left, hint=_READ)
     if degrees.unknown:
         total = degrees.looked + degrees.unknown
         why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale"
         return replace(stats, skipped=why, place=degrees.lost or ("", None), hint=_READ)
-    if degrees.looked:
-        return stats
     if all_skipped(degrees.recorder.events):
         return replace(stats, skipped="every step was skipped: its gradients are not finite", hint=_NOT_FINITE)
     return replace(stats, skipped="no optimizer stepped a gradient", hint=_NO_STEP)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.protocol.recorder import Recorder
@@ -37,35 +38,28 @@ class Numbers:
     """The numbers that left the run.
 
     decided: the line at which one was read that code may have branched by: it is not the scale, which code compares
-    with that of before to see whether a step was skipped, and not what its step returned. twofold: whether one was
-    used that two scales of the same step were equal to.
+    with that of before to see whether a step was skipped, and not what its step returned. known: their steps and
+    degrees, and those of their reciprocals.
     """
 
     def __init__(self) -> None:
         self.decided: Place | None = None
-        self.twofold = False
         self._reads: list[Read] = []  # of the last step
-        self._known: dict[float, list[tuple[int, Degree]]] = {}  # with their steps; of reciprocals as well
+        self.known: dict[float, tuple[int, Degree]] = {}
         self._scales: dict[float, Degree] = {}  # those of the last step that are scales, and their reciprocals
         self._used: dict[float, Degree] = {}  # those that multiplied what is followed, outside of a backward pass
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
-    def __contains__(self, value: object) -> bool:
-        return type(value) is float and value in self._known
-
     def add(self, read: Read) -> None:
-        """Note a number by which code may multiply. It has the degree of each scale of its step that is equal to it."""
+        """Note a number by which code may multiply. That of one which two scales of a step were equal to is unknown."""
         if any(other.step != read.step for other in self._reads):
             self.close()
         self._reads.append(read)
         if not read.value or not math.isfinite(read.value):
             return
         for value, degree in ((read.value, read.degree), (1.0 / read.value, read.degree.times(-1.0))):
-            common = _is_common(value)
-            before = [(s, d) for s, d in self._known.get(value, ()) if s == read.step and d.powers != degree.powers]
-            self._known[value] = [(read.step, UNKNOWN if common else degree), *before]
+            common, (step, before) = _is_common(value), self.known.get(value, (-1, degree))
+            known = not common and (step != read.step or before.powers == degree.powers)
+            self.known[value] = read.step, degree if known else UNKNOWN
             if read.of_scale and not common:
                 self._scales[value] = degree
 
@@ -75,20 +69,17 @@ class Numbers:
         self.decided = self.decided or next(computed, None)
         self._reads, self._scales = [], {}
 
-    def factor(self, value: float, other: Degree, *, in_pass: bool) -> Degree | None:
-        """The degree of a factor, None where that is not known. other: of what it multiplies; in_pass: in a backward
-        pass, whose numbers are those of the forward pass, or of the formula of a derivative."""
+    def factor(self, value: float, *, in_pass: bool) -> Degree | None:
+        """The degree of a factor, None where that is not known. in_pass: in a backward pass, whose numbers are those of
+        the forward pass, or of the formula of a derivative."""
         if in_pass:
             return self._used.get(value, NONE)
         if type(value) is int:  # a size, or the scale
-            return None if value in self._known else NONE
-        if known := self._known.get(value):
-            degrees = [degree for _, degree in known]
-            degree = next((d for d in degrees if d.powers.keys() & other.powers.keys()), degrees[0])
-            self.twofold |= len(degrees) > 1
+            return None if value in self.known else NONE
+        degree = self.known[value][1] if value in self.known else self._written(value)
+        if degree is not None and degree is not NONE:
             self._used[value] = degree
-            return degree
-        return self._written(value)
+        return degree
 
     def _written(self, value: float) -> Degree | None:
         """The degree of a number that code wrote down, or of a product of one and a scale: what has fewer digits. Sizes
@@ -100,19 +91,16 @@ class Numbers:
         if digits < fewest and not doubles:
             return NONE
         possible = [self._scales[scale] for scale, number in products.items() if number == fewest]
-        if fewest >= min(digits, _DIGITS) or len(possible) > 1 or value.is_integer():
-            return None
-        self._used[value] = possible[0]
-        return possible[0]
+        doubtful = fewest >= min(digits, _DIGITS) or len(possible) > 1 or value.is_integer()
+        return None if doubtful else possible[0]
 
     def returned(self, value: float) -> tuple[Read, Degree] | None:
-        """The number that makes what the last step returned depend on the scale, as it is or times a scale, and the
+        """The number that makes what the last step returned depend on the scale, as it is or over a scale, and the
         degree that it has then; None where there is none. Numbers that it is made of decided nothing."""
         unit = Read(1.0, NONE, ("", None), 0, of_scale=True)
         scales = [unit, *(read for read in self._reads if read.of_scale)]
         pairs = [(a, b) for a in self._reads for b in scales if a is not b and _digits(value) > _DIGITS]
         made = [(a, a.degree.over(b.degree)) for a, b in pairs if a.value / b.value == value]
-        made += [(a, a.degree.of_product(b.degree)) for a, b in pairs if b is not unit and a.value * b.value == value]
         own = {id(read) for read, _ in made}
         self._reads = [read for read in self._reads if id(read) not in own]
         self.close()
@@ -146,25 +134,18 @@ class Scales:
         return degree
 
     def _scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
-        if not scaler.is_enabled():
-            return
-        self.used, self.scaling = True, self._degree_of_scale(scaler)
-        try:
-            yield
-        finally:
-            self.scaling = None
+        if scaler.is_enabled():
+            self.used = True
+            with attribute(self, "scaling", self._degree_of_scale(scaler)):
+                yield
 
     def _read(self, scaler: Any) -> Generator[None, Any, None]:
-        if not scaler.is_enabled() or self._recorder.asks:
-            yield
-            return
-        self.used, self.reading = True, True
-        try:
-            scale = yield
-        finally:
-            self.reading = False
-        degree = self._degree_of_scale(scaler)
-        self._numbers.add(Read(float(scale), degree, users_line(sys._getframe()), self._recorder.step, of_scale=True))
+        if scaler.is_enabled() and not self._recorder.asks:
+            self.used, degree = True, self._degree_of_scale(scaler)
+            with attribute(self, "reading", True):
+                scale = yield
+            place = users_line(sys._getframe())
+            self._numbers.add(Read(float(scale), degree, place, self._recorder.step, of_scale=True))
 
     def _update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
         yield
