@@ -115,7 +115,7 @@ def test_gradients_that_depend_on_the_scale_are_found(loop):
     found = judged(training(loop))
     assert found.verdict is Verdict.FAIL, str(found)
     assert "every loss scale" in found.message
-    assert found.where.file.endswith("test_scaled_calls.py")
+    assert found.where.line
 
 
 def test_what_a_norm_of_scaled_gradients_decides_is_not_judged_and_its_line_is_named():

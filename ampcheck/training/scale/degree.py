@@ -29,6 +29,11 @@ class Degree:
         """Equal for equal powers."""
         return tuple(sorted(self.powers.items()))
 
+    def is_like(self, other: Degree | None) -> bool:
+        """Whether both say the same, wherever they come from; none is that of a constant."""
+        other = other or NONE
+        return (self.powers, self.mixed, self.known) == (other.powers, other.mixed, other.known)
+
     @property
     def varies(self) -> bool:
         """Whether it changes with the scale, or may."""

@@ -177,10 +177,9 @@ class Degrees:
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
-        one = all(tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args))
-        return (
-            one and bool(leaves(args)) and any(type(value) is float and value in self.numbers.known for value in args)
-        )
+        operands, numbers = leaves(args), [value for value in args if type(value) is float]
+        is_loss = len(operands) == 1 and operands[0].numel() == 1 and operands[0].is_floating_point()
+        return is_loss and any(number in self.numbers.known for number in numbers)
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
@@ -196,11 +195,11 @@ class Degrees:
 
     def _follow(self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
-        results: list[tuple[torch.Tensor, Degree]] = []
+        results: list[tuple[torch.Tensor, Degree | None]] = []
         for number, target in enumerate(leaves(written) or leaves(out)):
             if target.is_floating_point() or target.is_complex():
                 degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
-                results.append((target, degree or NONE))
+                results.append((target, degree))
                 if written and target.requires_grad and target.is_leaf and not self._stepping:
                     term = self.of(args[1]) if op.base in ("add", "sub") else None
                     self._look_written(target, term or degree or NONE)
@@ -215,22 +214,21 @@ class Degrees:
             name = self.recorder.name_of(weight)
             self._add(f"what the code itself writes into {name}", name, degree)
 
-    def _put(self, results: Sequence[tuple[torch.Tensor, Degree]]) -> None:
+    def _put(self, results: Sequence[tuple[torch.Tensor, Degree | None]]) -> None:
         """Note the degrees of results. Those that share memory, as views of one buffer do, have one together."""
-        written: dict[int | None, tuple[torch.Tensor, Degree, int]] = {}
+        written: dict[int | None, tuple[torch.Tensor, Degree | None, int]] = {}
         for target, degree in results:
             number = storage_number(target)
             _, other, size = written.get(number, (target, degree, 0))
-            alike = (other.powers, other.mixed, other.known) == (degree.powers, degree.mixed, degree.known)
-            written[number] = target, degree if alike else UNKNOWN, size + target.nbytes
+            written[number] = target, degree if (other or NONE).is_like(degree) else UNKNOWN, size + target.nbytes
         for number, (target, degree, size) in written.items():
             if number is None:
                 continue
             before = self.of(target)
             part = size < target.untyped_storage().nbytes()
-            if part and before is not None and (before.powers, before.known) != (degree.powers, degree.known):
+            if part and before is not None and not before.is_like(degree):
                 degree = UNKNOWN  # the rest of the memory has another
-            if degree != NONE or self.numbers.known:  # else what has no degree may be made of a number
+            if degree is not None:
                 self._degrees.put(target, degree)
             elif not part:
                 self._degrees.pop(target)
