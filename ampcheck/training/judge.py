@@ -36,7 +36,7 @@ from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, 
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
-from ampcheck.training.observed import UNUSED, Observed, check_observed, observe, prevented, unjudged
+from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol import checks as of_calls
 from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
@@ -157,13 +157,8 @@ def _updates(context: Context) -> Run:
 
 def _scales(context: Context) -> Run:
     """Whether what optimizers step depends on the loss scale."""
-    seen, stats = context.seen, context.seen.scales
-    if stats is None:
-        return Run()
-    if seen.unused and context.start is not None:
-        why = f"the GradScaler is enabled, and nothing asks for its scale in {seen.steps} steps"
-        stats = replace(stats, skipped=why, hint=UNUSED)
-    return _run(check_invariance(stats, seen.events))
+    stats = context.seen.scales
+    return Run() if stats is None else _run(check_invariance(stats, context.seen.events))
 
 
 def _protocol(context: Context) -> Run:

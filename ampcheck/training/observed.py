@@ -58,7 +58,7 @@ _ANOTHER = "build the optimizer from the parameters of the model that runs; clea
 
 _SKIPPED = "gradients were infinite or NaN in every step: see loss-scale for the scales that serve, and the first op"
 
-UNUSED = (
+_UNUSED = (
     "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(), or leave the scaler out: "
     "bfloat16 and float32 need none"
 )
@@ -204,7 +204,7 @@ class Observation:
                 "exact": following.exact,
                 "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
-                "scales": measure_invariance(loop.name, following.degrees),
+                "scales": measure_invariance(loop.name, following.degrees, named=loop.step is not None),
             }
         present = (loop.device_type, *(["cuda"] if is_open() else []))
         return Observed(
@@ -282,9 +282,9 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
         hint = _SKIPPED if seen.all_skipped else _STILL if seen.stepped else _OPTIMIZER
         return f"{why}no weight changed in {seen.steps} steps", hint
-    if seen.unused and check == SCALER_PROTOCOL.slug:
+    if seen.unused and check in (SCALER_PROTOCOL.slug, SCALE_INVARIANCE.slug):
         names = ", ".join(seen.unused)
-        return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", UNUSED
+        return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
     return "", ""
 
 

@@ -431,3 +431,36 @@ def test_gradients_that_a_scaler_left_out_count_where_another_scale_serves():
     (found,) = judged(amp_loop(factor=float("nan")))
     assert found.verdict is Verdict.INCOMPLETE
     assert "not finite" in found.message
+
+
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda scale: torch.tensor(1.0 / scale), Verdict.PASS),
+        (lambda scale: torch.full((1,), 1.0 / scale), Verdict.PASS),
+        (lambda scale: torch.tensor(scale).reciprocal(), Verdict.PASS),
+        (lambda scale: torch.tensor(0.7131 / scale), Verdict.INCOMPLETE),  # it may be made of the scale
+        (lambda scale: torch.tensor(0.5), Verdict.FAIL),
+    ],
+)
+def test_a_tensor_that_code_makes_of_the_scale_counts_as_the_scale(make, verdict):
+    def between(scaler, optimizer, model):
+        factor = make(scaler.get_scale())
+        for parameter in model.parameters():
+            parameter.grad.mul_(factor)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            parameter.grad.div_(factor)
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is verdict, found.message
+
+
+def test_gradients_that_are_never_cleared_are_found_where_the_scale_is_read_too():
+    def between(scaler, optimizer, model):
+        scaler.unscale_(optimizer)
+        assert scaler.get_scale() > 0
+
+    (found,) = failed(amp_loop(between=between, clear=False))
+    assert "a sum of parts" in found.message
+    assert found.where.line

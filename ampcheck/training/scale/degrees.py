@@ -60,7 +60,7 @@ class Degrees:
     the step returns.
 
     recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
-    found: what depends on the scale when an optimizer steps, or when it is returned, the first of each place. looked,
+    found: what depends on the scale when an optimizer steps, or when it is returned, the first of each line. looked,
     unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost: where
     the first unknown one became so. left: the line at which a decision left first. numbers: those that left.
     """
@@ -102,12 +102,14 @@ class Degrees:
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
-            for parameter in parameters_of(optimizer):
-                self._look(parameter, divisor)
+            graded = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
+            judged = [(local(parameter.grad), self._look(parameter, divisor)) for parameter in graded]
         with attribute(self, "_stepping", True):
             yield
         for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
             self._degrees.pop(tensor)  # each step is judged by itself
+        for gradient, degree in judged:
+            self._degrees.put(gradient, degree)
 
     def _skipped(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""
@@ -120,20 +122,20 @@ class Degrees:
             finite = [g for g in gradients if has_companions(g) and bool(self._store.exact(g).isfinite().all())]
             self.looked += sum(not self._of_gradient(gradient).varies for gradient in finite)
 
-    def _look(self, parameter: torch.Tensor, divisor: Degree) -> None:
-        if parameter.grad is None:
-            return
-        degree = self._of_gradient(local(parameter.grad)).over(divisor)
+    def _look(self, parameter: torch.Tensor, divisor: Degree) -> Degree:
+        gradient = local(parameter.grad)
+        degree = self._of_gradient(gradient).over(divisor)
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         if not degree.known:
             self.lost = self.lost or degree.place
-        elif degree.depends and bool(local(parameter.grad).isfinite().all()):  # else it follows from another step
+        elif degree.depends and bool(gradient.isfinite().all()):  # else it follows from another step
             name = self.recorder.name_of(parameter)
             self._add(f"the gradient of {name} that the optimizer sees", name, degree)
+        return degree
 
     def _add(self, what: str, name: str, degree: Degree, read: Place = ("", None)) -> None:
         place = read if read[0] else degree.place if degree.place[0] else self._line()
-        if all(known.place != place for known in self.found):
+        if all(place != known.place and name != known.name for known in self.found):
             powers = () if degree.mixed else tuple(degree.powers.values())
             self.found.append(Dependence(what, name, self.recorder.step, powers, place))
 
@@ -166,14 +168,23 @@ class Degrees:
             factor = self._of_gradient(args[2])  # before a fused optimizer it is 1, and looks for infinities alone
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
         else:
-            held = [degree for t in leaves((*args, *kwargs.values())) if (degree := self.of(t)) is not None]
+            operands = leaves((*args, *kwargs.values()))
+            held = [degree for t in operands if (degree := self.of(t) or self._made_of_number(t)) is not None]
             if op.leaves and held:
                 if not self._scales.reading:
                     self._leave(held[0], out)
-            elif held or self._scales_by_hand(args):
+            elif held or self._scales_by_hand(args) or (op.fills == "number" and self.numbers.known):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
                 self._lose(counts and any(not degree.known for degree in held))
                 self._follow(op, args, kwargs, out)
+
+    def _made_of_number(self, tensor: torch.Tensor) -> Degree | None:
+        """The degree of a number that entered as a tensor, from now on; None of what is none."""
+        one = tensor.numel() == 1 and tensor.is_floating_point() and not tensor.requires_grad
+        companions = self._store.known(tensor) if self.numbers.known and one and has_companions(tensor) else None
+        if companions is not None and not companions.written:
+            self._degrees.put(tensor, self._of_factor(float(tensor)) or UNKNOWN)
+        return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
@@ -252,6 +263,8 @@ class Degrees:
         values, options = list(map(item, args)), {name: item(value) for name, value in kwargs.items()}
         if op.copies is not None:
             return self.of(values[op.copies])
+        if op.fills == "number" and self.numbers.known:
+            return self._of_factor(next((value for value in values if type(value) is float), None)) or UNKNOWN
         if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
         operands = leaves((*values, *options.values()))
@@ -362,7 +375,7 @@ class Degrees:
         first = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
         if first.mixed or len({degree.signature for degree in degrees}) == 1:
             return first
-        if self.numbers.known and not all(degree.powers for degree in degrees):
+        if self.numbers.known and any(degree is None for degree, _ in terms):
             return UNKNOWN  # a constant may be made of a number that left the run
         return Degree(degrees[0].powers, self._line(), mixed=True)
 

@@ -43,8 +43,9 @@ class InvarianceStats:
         return all(found.what == RETURNED for found in self.found)
 
 
-def measure_invariance(subject: str, degrees: Degrees) -> InvarianceStats:
-    """What one run says, as far as it decides."""
+def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> InvarianceStats:
+    """What one run says, as far as it decides. named: whether a mapping names the parts of the loop, so that something
+    must have been stepped."""
     degrees.numbers.close()
     stats = InvarianceStats(subject, degrees.looked, tuple(degrees.found))
     left = degrees.left or degrees.numbers.decided
@@ -59,9 +60,10 @@ def measure_invariance(subject: str, degrees: Degrees) -> InvarianceStats:
         total = degrees.looked + degrees.unknown
         why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale"
         return replace(stats, skipped=why, place=degrees.lost or ("", None), hint=_READ)
+    why, hint = "no optimizer stepped a gradient", _NO_STEP
     if all_skipped(degrees.recorder.events):
-        return replace(stats, skipped="every step was skipped: its gradients are not finite", hint=_NOT_FINITE)
-    return replace(stats, skipped="no optimizer stepped a gradient", hint=_NO_STEP)
+        why, hint = "every step was skipped: its gradients are not finite", _NOT_FINITE
+    return replace(stats, skipped=why, hint=hint if named else "")
 
 
 def check_invariance(stats: InvarianceStats, events: Sequence[Event] = ()) -> list[Finding]:

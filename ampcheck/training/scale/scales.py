@@ -88,7 +88,7 @@ class Numbers:
         products = {scale: _digits(value / scale) for scale in self._scales}
         fewest = min(products.values(), default=_DIGITS + 1)
         doubles = math.frexp(value)[0] == 0.5 and fewest <= _DIGITS and not _is_common(value)
-        if digits < fewest and not doubles:
+        if not value or (digits < fewest and not doubles):
             return NONE
         possible = [self._scales[scale] for scale, number in products.items() if number == fewest]
         doubtful = fewest >= min(digits, _DIGITS) or len(possible) > 1 or value.is_integer()
