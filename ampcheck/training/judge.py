@@ -70,8 +70,7 @@ class Context:
     """The inputs of every stage, and what earlier stages found.
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
-    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. drift: where ranks that hold one
-    model part.
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. drift: where replicas part.
     """
 
     loop: TrainingLoop
@@ -156,7 +155,6 @@ def _updates(context: Context) -> Run:
 
 
 def _scales(context: Context) -> Run:
-    """Whether what optimizers step depends on the loss scale."""
     stats = context.seen.scales
     return Run() if stats is None else _run(check_invariance(stats, context.seen.events))
 

@@ -301,8 +301,8 @@ def same_loss(first: float, second: float) -> bool:
 class LoopShadow(Shadow):
     """A shadow that keeps the exact values of numbers that leave the run.
 
-    numbers: the last ones, with their exact values. steps: it is entered for
-    each step; what is left at the end of one, such as gradients that the next one discards, is no result.
+    numbers: the last ones, with their exact values. steps: it is entered for each step; what is left at the end of
+    one, such as gradients that the next one discards, is no result.
     """
 
     def __init__(self, *, judge: bool = True, steps: bool = False) -> None:
@@ -315,7 +315,7 @@ class LoopShadow(Shadow):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
+        if self.degrees is not None and self.degrees.scales.used and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
                 self.degrees.see(func, args, kwargs or {}, out)
         if func is READ_NUMBER and has_companions(args[0]) and type(out) is float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,9 @@ class Degrees:
     the step returns.
 
     recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
-    found: what depends on the scale when an optimizer steps, or when it is returned, the first of each line. looked,
-    unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost: where
-    the first unknown one became so. left: the line at which a decision left first. numbers: those that left.
+    found: what depends on the scale when an optimizer steps, or when it is returned, once for each line and parameter.
+    looked, unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost:
+    where the first unknown one became so. left: the line at which a decision left first. numbers, scales: what was read.
     """
 
     def __init__(self, recorder: Recorder, store: CompanionStore) -> None:
@@ -71,21 +71,15 @@ class Degrees:
         self.left: Place | None = None
         self.lost: Place | None = None
         self.recorder, self.numbers = recorder, Numbers()
-        self._store = store
         self._degrees = StorageMap[Degree]()
-        self._scales = Scales(recorder, self._degrees, self.numbers)
-        self._stepping = False
+        self.scales = Scales(recorder, self._degrees, self.numbers)
+        self._store, self._stepping = store, False
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self) -> AbstractContextManager[None]:
         """Follow what runs inside; its ops come by `see`."""
-        with self._scales.following(), subscribed(optimizer_step=self._stepped, scaler_step=self._skipped):
-            yield
-
-    @property
-    def follows(self) -> bool:
-        """Whether a loss was scaled, or the scale was read, so that there is anything to follow."""
-        return self._scales.used
+        of_scalers = {"scale": self.scales.scale, "get_scale": self.scales.read, "update": self.scales.update}
+        calls: dict[str, Any] = {f"scaler_{name}": observer for name, observer in of_scalers.items()}
+        return subscribed(optimizer_step=self._stepped, scaler_step=self._skipped, **calls)
 
     def returned(self, value: float) -> None:
         """Judge the value that a step returned, at its end."""
@@ -97,7 +91,7 @@ class Degrees:
         return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
-        if not self.follows:
+        if not self.scales.used:
             return
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
@@ -115,7 +109,7 @@ class Degrees:
         """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""
         before = self.looked + self.unknown
         yield
-        if not self.follows or not scaler.is_enabled() or self.looked + self.unknown != before:
+        if not self.scales.used or not scaler.is_enabled() or self.looked + self.unknown != before:
             return
         with without_modes(), torch.no_grad():
             gradients = [local(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
@@ -151,7 +145,7 @@ class Degrees:
         """A tensor leaves the run without an op, to NumPy or a list. shared: it may be written from there."""
         degree = self.of(tensor)
         self._lose(degree is not None and degree.varies)
-        if shared and self.follows:
+        if shared and self.scales.used:
             self._degrees.put(tensor, UNKNOWN)
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -161,7 +155,7 @@ class Degrees:
         op = traits(func)
         if op.view or op.base == "_amp_update_scale":
             return
-        if (scale := self._scales.scaling) is not None and op.base in ("full", "_to_copy"):  # it, and copies by device
+        if (scale := self.scales.scaling) is not None and op.base in ("full", "_to_copy"):  # it, and copies by device
             made = [t for t in leaves(out) if t.numel() == 1 and t.is_floating_point() and self.of(t) is None]
             self._put([(t, scale) for t in made])
         elif op.base == "_amp_foreach_non_finite_check_and_unscale":
@@ -171,7 +165,7 @@ class Degrees:
             operands = leaves((*args, *kwargs.values()))
             held = [degree for t in operands if (degree := self.of(t) or self._made_of_number(t)) is not None]
             if op.leaves and held:
-                if not self._scales.reading:
+                if not self.scales.reading:
                     self._leave(held[0], out)
             elif held or self._scales_by_hand(args) or (op.fills == "number" and self.numbers.known):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
@@ -188,9 +182,8 @@ class Degrees:
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
-        operands, numbers = leaves(args), [value for value in args if type(value) is float]
-        is_loss = len(operands) == 1 and operands[0].numel() == 1 and operands[0].is_floating_point()
-        return is_loss and any(number in self.numbers.known for number in numbers)
+        is_loss = [tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args)] == [True]
+        return is_loss and any(type(value) is float and value in self.numbers.known for value in args)
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
@@ -362,7 +355,7 @@ class Degrees:
         if left is None or right is None:  # a number that may depend on the scale
             return UNKNOWN
         made = left.over(right) if divides else left.of_product(right)
-        if not (left.powers and right.powers) or made.place[0] or self._scales.scaling is not None:
+        if not (left.powers and right.powers) or made.place[0] or self.scales.scaling is not None:
             return made
         return Degree(made.powers, self._line(), made.mixed, made.known)
 

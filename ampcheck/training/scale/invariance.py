@@ -49,7 +49,7 @@ def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> Invari
     degrees.numbers.close()
     stats = InvarianceStats(subject, degrees.looked, tuple(degrees.found))
     left = degrees.left or degrees.numbers.decided
-    if not degrees.follows:
+    if not degrees.scales.used:
         return replace(stats, skipped="no GradScaler is in use")
     if stats.found or (degrees.looked and not degrees.unknown and left is None):
         return stats
@@ -74,7 +74,7 @@ def check_invariance(stats: InvarianceStats, events: Sequence[Event] = ()) -> li
         return [SCALE_INVARIANCE.finding(verdict, stats.subject, message, where=where, hint=stats.hint)]
     if stats.found:
         return [_depends(stats.subject, found, events) for found in stats.found]
-    text = f"each of {stats.gradients} gradients that were stepped is the same at every loss scale"
+    text = f"each of {stats.gradients} gradients of optimizers is the same at every loss scale"
     return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients)]
 
 

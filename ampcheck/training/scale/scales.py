@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
 
-from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap
@@ -122,10 +120,6 @@ class Scales:
         self._count = count(1)
         self._by_scaler: dict[int, Degree] = {}  # of the scale that its last update made
 
-    def following(self) -> AbstractContextManager[None]:
-        """Follow what runs inside."""
-        return subscribed(scaler_scale=self._scale, scaler_get_scale=self._read, scaler_update=self._update)
-
     def _degree_of_scale(self, scaler: Any) -> Degree:
         """The degree of the scale of a scaler, which its own tensor has from now on."""
         degree = self._by_scaler.setdefault(id(scaler), Degree({next(self._count): 1.0}))
@@ -133,13 +127,15 @@ class Scales:
             self._degrees.put(scale, degree)
         return degree
 
-    def _scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
+    def scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
+        """A loss is scaled."""
         if scaler.is_enabled():
             self.used = True
             with attribute(self, "scaling", self._degree_of_scale(scaler)):
                 yield
 
-    def _read(self, scaler: Any) -> Generator[None, Any, None]:
+    def read(self, scaler: Any) -> Generator[None, Any, None]:
+        """The scale is read."""
         if scaler.is_enabled() and not self._recorder.asks:
             self.used, degree = True, self._degree_of_scale(scaler)
             with attribute(self, "reading", True):
@@ -147,7 +143,8 @@ class Scales:
             place = users_line(sys._getframe())
             self._numbers.add(Read(float(scale), degree, place, self._recorder.step, of_scale=True))
 
-    def _update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
+    def update(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
+        """Another scale is made."""
         yield
         if self._by_scaler.pop(id(scaler), None) is not None:
             self._degree_of_scale(scaler)
