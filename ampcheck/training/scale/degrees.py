@@ -62,7 +62,7 @@ class Degrees:
     recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
     found: what depends on the scale when an optimizer steps, or when it is returned, once for each line and parameter.
     looked, unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost:
-    where the first unknown one became so. left: the line at which a decision left first. numbers, scales: what was read.
+    where the first unknown one became so. left: the line of the first decision. numbers, scales: what was read.
     """
 
     def __init__(self, recorder: Recorder, store: CompanionStore) -> None:
