@@ -95,7 +95,7 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
     code and other threads, which were not judged. values: what the shadow saw of the ops, where it followed the steps.
-    undefined: as in `Following`. replicas: what this rank held, of several. scales: whether it depends on the loss scale.
+    undefined: as in `Following`. replicas: what this rank held, of several. scales: how it depends on the loss scale.
     """
 
     subject: str
