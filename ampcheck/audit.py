@@ -88,10 +88,9 @@ def audit(
 
     A loop and a callable run unchanged, but for their compiled functions: they run in eager mode where values are
     followed, as `coverage` then says. Those with compiled functions run once more as they are, and their graphs are
-    judged; the first three steps of a callable that trains with a GradScaler run again at other loss scales
-    (`scale-invariance`). What they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps`
-    and `horizon` apply. If the model is already compiled, eager runs use the original module and compiled runs keep its
-    compile options.
+    judged. What they reach is restored after it. Only `device`, `compile`, `checks`, `limits`, `steps` and `horizon`
+    apply. If the model is already compiled, eager runs use the original module and compiled runs keep its compile
+    options.
 
     device: if it is not available, its autocast policy is emulated on the CPU, and every finding is labelled so; None
     is the CPU, or CUDA where the code asks for it by `.cuda()`, `torch.autocast("cuda")` or a `GradScaler`.
@@ -247,7 +246,7 @@ def _audit_unchanged(
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)
     values = judge_running.judge_call(
-        call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon, again=subject.shape
+        call_with_caches if caches else call, name, bounds, checks, steps=steps, horizon=horizon
     )
     lack = unimitated(raised[0], name) if raised and is_open() else None
     if lack is not None:

@@ -148,10 +148,11 @@ def shadowed(training: Training) -> int:
     from ampcheck.core.subject import Subject
     from ampcheck.training.loop import TrainingLoop
     from ampcheck.training.observed import Following
+    from ampcheck.training.protocol.recorder import Recorder
 
     shape = {"model": training.model, "optimizer": training.optimizer, "scaler": training.scaler, "step": training.step}
     loop = TrainingLoop(Subject(shape, name="demo"))
-    following = Following(loop)
+    following = Following(loop, Recorder(loop))
     with loop.preserved():
         with following.step(0):
             loop.take(0)

@@ -101,7 +101,7 @@ _SHADOW: dict[str, Mechanism] = {
 _TRAINING: dict[str, Mechanism] = {
     "gradient-underflow": Mechanism("gradients that vanish", {"training.gradients.checks:check_gradients": NONE}),
     "scale-invariance": Mechanism(
-        "steps that depend on the scale", {"training.gradients.checks:check_invariance": NONE}
+        "steps that depend on the scale", {"training.scale.invariance:check_invariance": NONE}
     ),
     "finite": Mechanism("losses and weights that are not finite", {"training.gradients.checks:check_finite": NONE}),
     "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),

@@ -86,13 +86,11 @@ SCALE_INVARIANCE = Check(
     "scale-invariance",
     "training",
     "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
-    "The same steps run at scale 1, at 65536 (or below, where that overflows), and with a scale that doubles in each "
-    "step. The float64 values carried along are compared, for which a power of two is exact. What differs by more "
-    "than 1e-4 fails; once gradients differ although all weights are equal, as where a ReLU or a pool takes another "
-    "branch, more than 1e-2. Of code that runs once each value has a degree: a scaled loss and its gradients 1, a "
-    "gradient over its norm 0, a sum of both none. What an optimizer steps must have the degree 0. Only where the code "
-    "reads a number that depends on the scale do its first steps run again, its GradScalers set to these scales; what "
-    "reads an iterator or a file it has written is not judged then.",
+    "Each value of the run has a degree in the scale: a scaled loss and its gradients 1, a gradient over its norm 0, a "
+    "sum of both none. The scale after an update is another one than before. What an optimizer steps, what a step "
+    "returns and what the code itself writes into a weight must have the degree 0. Code may read the scale, multiply "
+    "by it, and compare it with that of before. Where it reads another number or takes a decision that depends on the "
+    "scale, the check is incomplete and names the line: what the code does at another scale was not seen.",
     "Clipping before unscale_, a gradient penalty on scaled gradients, one of several losses not scaled, an update "
     "between two optimizers, a logged loss that is divided by the scale after the update.",
     "Unscale gradients before they are read; scale every loss; return the loss from before it was scaled.",

@@ -21,7 +21,7 @@ rsub                           | adds linear=-alpha,1 whole
 lerp                           | adds linear=1-weight,weight
 addcmul                        | adds linear=1
 addcdiv                        | adds linear=1 divides=tensor2
-index_add scatter_add          | linear=1
+index_add scatter_add          | linear=1 degree=1
 addr                           | linear=beta
 mul                            | linear=other,other factors=0,1 whole
 div                            | linear=1/other divides=other

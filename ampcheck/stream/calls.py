@@ -143,7 +143,6 @@ _KINDS: dict[str, _Kind] = {
     "region_made": _Kind(lambda: [(torch.autocast, "__init__")]),
     "region_entered": _Kind(lambda: [(torch.autocast, "__enter__")]),
     "region_left": _Kind(lambda: [(torch.autocast, "__exit__")]),
-    "scaler_made": _Kind(lambda: [(torch.amp.GradScaler, "__init__")]),
     **{f"scaler_{name.rstrip('_')}": _Kind(partial(_methods, torch.amp.GradScaler, name)) for name in _OF_SCALERS},
     "scheduler_step": _Kind(partial(_methods, LRScheduler, "step")),
     "clip": _Kind(_clips),
@@ -163,7 +162,7 @@ def subscribed(**subscribers: Observer) -> Iterator[None]:
 
     The kinds are ``optimizer_step`` and ``optimizer_load``; ``backward``, every run of the autograd engine;
     ``saved_hooks_entered``; ``region_made``, ``region_entered`` and ``region_left``, of :class:`torch.autocast`;
-    ``scaler_made``, and ``scaler_...`` for each method of :class:`torch.amp.GradScaler`; ``scheduler_step``; ``clip``;
+    ``scaler_...`` for each method of :class:`torch.amp.GradScaler`; ``scheduler_step``; ``clip``;
     and ``save``, of :func:`torch.save`.
 
     Raises:

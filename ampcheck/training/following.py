@@ -22,7 +22,9 @@ from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop, first_nonfinite, same_loss
+from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.scale.degrees import Degrees
 from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
@@ -38,18 +40,17 @@ class Following:
     shadow: that of the block around the steps, whose companions go on from step to step; without one, what lives across
     steps begins each step with the values that it really has. places: by step the op in which a value first became
     infinite or NaN; undefined: the steps in which float64 does as well; exact: by step what it would have returned,
-    where that is known.
+    where that is known. degrees: how gradients depend on the loss scale.
     """
 
-    def __init__(
-        self, loop: TrainingLoop, gradients: GradientWatch | None = None, shadow: LoopShadow | None = None
-    ) -> None:
+    def __init__(self, loop: TrainingLoop, recorder: Recorder, shadow: LoopShadow | None = None) -> None:
         self.shadow = LoopShadow(steps=True) if shadow is None else shadow
         self.sums = ReductionWatch(self.shadow)
         self.moments = MomentWatch(self.shadow, loop)
         self.lineage = Lineage(self.sums, self.moments)
         self.updates = UpdateWatch(self.shadow, self.lineage, UPDATES)
-        self.gradients = gradients
+        self.gradients = GradientWatch(loop, recorder)
+        self.degrees = self.shadow.degrees = Degrees(recorder, self.shadow.store)
         self.places: dict[int, Where] = {}
         self.exact: dict[int, float] = {}
         self.undefined: set[int] = set()
@@ -78,7 +79,7 @@ class Following:
         self.lineage.active = self._followed or self.sums.goes_on
         if self._followed:
             self.moments.start(residents)
-        with self.gradients.step(number, self.shadow) if self.gradients is not None else nullcontext():
+        with self.gradients.step(number, self.shadow):
             yield
         overflows = (f.where for f in self.shadow.faults if f.kind == OVERFLOW and f.index > before)
         overflow = next(overflows, None)

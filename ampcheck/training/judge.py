@@ -35,7 +35,6 @@ from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
 from ampcheck.training.distributed.replicas import Drift, compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.gradients.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol import checks as of_calls
@@ -45,6 +44,7 @@ from ampcheck.training.reductions.checks import check_reductions, reduction_tabl
 from ampcheck.training.resume import check_resume, measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
 from ampcheck.training.scale.checks import check_loss_scale
+from ampcheck.training.scale.invariance import check_invariance
 from ampcheck.training.stagnation.stagnation import check_stagnation
 from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.checks import check_state_dtypes
@@ -57,7 +57,7 @@ _FOLLOWED = frozenset(VALUES) | frozenset(
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
         *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
-        of_loops.MASTER_WEIGHTS,
+        *(of_loops.MASTER_WEIGHTS, of_loops.SCALE_INVARIANCE),
     )
 )
 """The checks that compare what steps compute."""
@@ -70,8 +70,7 @@ class Context:
     """The inputs of every stage, and what earlier stages found.
 
     start: the state in which the loop was handed over, and in which each stage begins; None where steps cannot run
-    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. scales: how its gradients
-    depend on the loss scale, None where that was not measured. drift: where ranks that hold one model part.
+    again. overflowed: the first step, on any rank, that ended in an infinity or a NaN. drift: where replicas part.
     """
 
     loop: TrainingLoop
@@ -82,7 +81,6 @@ class Context:
     device: str
     seen: Observed = field(default_factory=lambda: Observed(""))  # where ranks lose each other in the first steps
     overflowed: int | None = None
-    scales: InvarianceStats | None = None
     drift: Drift | None = None
 
 
@@ -157,14 +155,13 @@ def _updates(context: Context) -> Run:
 
 
 def _scales(context: Context) -> Run:
-    assert context.start is not None
-    context.scales = measure_invariance(context.loop, context.start)
-    return _run(of_gradients.check_invariance(context.scales))
+    stats = context.seen.scales
+    return Run() if stats is None else _run(check_invariance(stats, context.seen.events))
 
 
 def _protocol(context: Context) -> Run:
     """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
-    seen, gradients, scales = context.seen, context.seen.gradients, context.scales
+    seen, gradients, scales = context.seen, context.seen.gradients, context.seen.scales
     stats = ProtocolStats(
         context.loop.name,
         seen.events,
@@ -172,7 +169,6 @@ def _protocol(context: Context) -> Run:
         gradients.lost if gradients else None,
         seen.stopped,
         scales.invariant if scales else None,
-        scales.passes if scales else 0,
         applied=of_calls.applied_nonfinite(seen.events) or None,
         damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
         format=gradients.format if gradients else "",
@@ -270,7 +266,7 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
 STAGES = (
     Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
     Stage("updates", (of_loops.STAGNATION,), _updates),
-    Stage("loss scales", (of_loops.SCALE_INVARIANCE, of_loops.SCALER_PROTOCOL), _scales, repeats=True),
+    Stage("loss scales", (of_loops.SCALE_INVARIANCE,), _scales),
     Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
     Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
     Stage("replicas", (of_loops.REDUCE_PRECISION, of_loops.SCALER_PROTOCOL), _replicas),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, SCALER_PROTOCOL, TF32
+from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE
@@ -17,15 +17,11 @@ from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.gradients.checks import check_invariance
-from ampcheck.training.gradients.invariance import InvarianceStats
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
-from ampcheck.training.scale.checks import check_degrees
-from ampcheck.training.scaled_calls import measure_scaled_call
 from ampcheck.training.tf32.operands import check_operands, measure_operands
 from ampcheck.training.values import together
 
@@ -38,13 +34,10 @@ OBSERVED = tuple(slug for slug in CHECKS if slug not in (REDUCE_PRECISION.slug, 
 Runner = Callable[[Callable[[], object]], object]
 
 
-def judge_running(
-    training: TrainingWatch, limits: Limits, checks: Collection[str] | None, scales: InvarianceStats | None = None
-) -> Run:
+def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None) -> Run:
     """Judge the training that a watch has observed; an empty run where no optimizer was stepped.
 
-    checks: those of training loops, all by default. What needs steps that can run again is skipped. scales: how the
-    first steps of the callable depend on the loss scale, where they ran again.
+    checks: those of training loops, all by default. What needs steps that can run again is skipped.
     """
     seen = training.stats
     if seen is None:
@@ -52,15 +45,13 @@ def judge_running(
     loop = training.loop
     wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
     context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
-    context.seen, context.scales = seen, scales
+    context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
     findings += check_checkpoint_events(seen.events, loop.name)
     if training.stopper.ignored:
         findings.append(COVERAGE.incomplete(loop.name, _RAN_ON, hint=_CATCHES))
     findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
-    again = [SCALE_INVARIANCE.skip(loop.name, f"not judged: {_REPEAT}")] if scales is None else check_invariance(scales)
-    findings += check_degrees(loop.name, training.degrees) or again
     unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
     runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
@@ -92,14 +83,12 @@ def judge_call(
     *,
     steps: int | None,
     horizon: int | None,
-    again: Callable[[], object],
 ) -> Run:
     """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
     `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
-    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use. again: the user's callable, whose
-    first steps run again at other loss scales.
+    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use.
     """
     values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
     shadow = LoopShadow(judge=values not in ([], [COVERAGE.slug]))
@@ -124,11 +113,7 @@ def judge_call(
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
-    compares = checks is None or not {SCALE_INVARIANCE.slug, SCALER_PROTOCOL.slug}.isdisjoint(checks)
-    judged_once = training.degrees.decided or training.degrees.found
-    repeats = compares and not judged_once
-    stats = measure_scaled_call(again, subject, training.recorder.events) if repeats else None
-    learned = judge_running(training, limits, checks, stats)
+    learned = judge_running(training, limits, checks)
     judged = together(judged, list(learned.findings))
     scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []
     wanted = (*(checks or ()), COVERAGE.slug, *scales)

@@ -320,32 +320,24 @@ def same_loss(first: float, second: float) -> bool:
 class LoopShadow(Shadow):
     """A shadow that keeps the exact values of numbers that leave the run.
 
-    numbers: the last ones, with their exact values. exactly: give the run the exact values, let it compare by them, and
-    let weights go on with theirs after a step. A scaler still skips the steps that overflow. steps: it is entered for
-    each step; what is left at the end of one, such as gradients that the next one discards, is no result.
+    numbers: the last ones, with their exact values. steps: it is entered for each step; what is left at the end of
+    one, such as gradients that the next one discards, is no result.
     """
 
-    def __init__(self, *, judge: bool = True, exactly: bool = False, steps: bool = False) -> None:
-        super().__init__(judge=judge, renews=not exactly)
+    def __init__(self, *, judge: bool = True, steps: bool = False) -> None:
+        super().__init__(judge=judge)
         self._steps_alone = steps
         self.numbers: list[tuple[float, float]] = []
-        self._exactly = exactly
         self.degrees: Any = None
 
     def see(self, event: OpEvent) -> Any:
         """Follow an op, and keep the exact value of a number that leaves the run."""
         out = super().see(event)
-        func, args, kwargs = event.op, event.args, event.kwargs
-        if self.degrees is not None and self.degrees.follows and out is not NotImplemented:
+        if self.degrees is not None and self.degrees.scales.used and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self.degrees.see(func, args, kwargs, out)
-        if func is READ_NUMBER and has_companions(args[0]) and type(out) is float:
-            exact = float(self.exact(args[0]))
-            self.numbers.append((out, exact))
-            return exact if self._exactly else out
-        if self._exactly and out is not NotImplemented:
-            with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self._compare_exactly(func, args, kwargs, out)
+                self.degrees.see(event.op, event.args, event.kwargs, out)
+        if event.op is READ_NUMBER and has_companions(event.args[0]) and type(out) is float:
+            self.numbers.append((out, float(self.exact(event.args[0]))))
         return out
 
     def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
@@ -356,19 +348,6 @@ class LoopShadow(Shadow):
     def _left(self) -> None:
         if not self._steps_alone:
             self.reach_ends()
-
-    def _compare_exactly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Replace the comparisons of an op by those of its exact inputs."""
-        compares = isinstance(out, torch.Tensor) and out.dtype is torch.bool and not out._is_view()
-        if compares and any(has_companions(value) for value in args):
-            exact = [self.store.exact(value) if has_companions(value) else value for value in args]
-            out.copy_(func(*exact, **kwargs))
-
-    def correct(self, tensor: torch.Tensor) -> None:
-        """Write the exact values of a tensor into it, as far as its format can hold them."""
-        if has_companions(tensor) and self.store.known(tensor) is not None:
-            with without_modes(), torch.inference_mode(False), torch.no_grad():
-                tensor.data.copy_(self.exact(tensor))
 
     def accept(self, tensor: torch.Tensor) -> None:
         """Let a tensor, which may be a part of its memory, go on with the values that it really has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,12 +27,13 @@ from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats, GradientWatch
+from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats
 from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
+from ampcheck.training.scale.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
 from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
 
@@ -93,7 +95,7 @@ class Observed:
     missing device; unused: enabled scalers that no step uses. idle: the first step of an optimizer, if none of all had
     gradients and no parameter changed. empty: whether there is nothing that a step could change. unfollowed: compiled
     code and other threads, which were not judged. values: what the shadow saw of the ops, where it followed the steps.
-    undefined: as in `Following`. replicas: what this rank held, where several work together.
+    undefined: as in `Following`. replicas: what this rank held, of several. scales: how it depends on the loss scale.
     """
 
     subject: str
@@ -118,6 +120,7 @@ class Observed:
     unfollowed: Mapping[str, int] = field(default_factory=dict)
     values: NumericsStats | None = None
     replicas: RankReplicas = field(default_factory=RankReplicas)
+    scales: InvarianceStats | None = None
 
     @property
     def steps(self) -> int:
@@ -193,13 +196,14 @@ class Observation:
             error = f"step {stopped.step}: {stopped.message}" if stopped else ""
             residency = replace(residency, vanished=following.moments.vanished)
             compared = {
-                "gradients": following.gradients.result(len(losses)) if following.gradients is not None else None,
+                "gradients": following.gradients.result(len(losses)),
                 "updates": stagnation_stats(loop, following.updates, error),
                 "sums": reduction_stats(following.sums, following.lineage, loop.name),
                 "places": following.places,
                 "exact": following.exact,
                 "undefined": frozenset(following.undefined),
                 "unfollowed": unfollowed(following.shadow),
+                "scales": measure_invariance(loop.name, following.degrees, named=loop.step is not None),
             }
         present = (loop.device_type, *(["cuda"] if is_open() else []))
         return Observed(
@@ -227,13 +231,15 @@ class Observation:
 def observe(loop: TrainingLoop, steps: int, *, follow: bool = True) -> Observed:
     """Run the first steps and record their events. follow: under a shadow, which compares what they compute."""
     recorder = Recorder(loop)
-    following = Following(loop, GradientWatch(loop, recorder)) if follow else None
+    following = Following(loop, recorder) if follow else None
     seen = Observation(loop, recorder, following)
-    with quiet(), recorder.listening():
+    with quiet(), recorder.listening(), nullcontext() if following is None else following.degrees.following():
         for taken in recorder.run(steps, following.step if following is not None else None):
             seen.ended(taken)
-            if seen.stopped is not None:
+            if isinstance(taken, StepError):
                 break
+            if following is not None:
+                following.degrees.returned(taken)
     result = seen.result()
     if following is None:
         return result
@@ -275,7 +281,7 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
         hint = _SKIPPED if seen.all_skipped else _STILL if seen.stepped else _OPTIMIZER
         return f"{why}no weight changed in {seen.steps} steps", hint
-    if seen.unused and check == SCALER_PROTOCOL.slug:
+    if seen.unused and check in (SCALER_PROTOCOL.slug, SCALE_INVARIANCE.slug):
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
     return "", ""

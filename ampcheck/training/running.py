@@ -27,12 +27,10 @@ from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import drives, hooked, is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
 from ampcheck.training.observed import Observation, Observed
 from ampcheck.training.protocol.events import OF_STEPS
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degrees import Degrees
 from ampcheck.training.stopping import Stopper
 
 _SEARCHES = 8
@@ -119,8 +117,7 @@ class TrainingWatch:
         self.loop.horizon = horizon
         self.recorder = Recorder(self.loop)
         self.shadow = shadow
-        self.following = Following(self.loop, GradientWatch(self.loop, self.recorder), shadow)
-        self.degrees = shadow.degrees = Degrees(self.recorder, shadow.store)
+        self.following = Following(self.loop, self.recorder, shadow)
         self.known: list[int] = []
         self.stopper = Stopper()
         self._steps, self._ends, self._searches = steps, ends, _SEARCHES
@@ -175,7 +172,7 @@ class TrainingWatch:
         try:
             with self._hooks as hooks, self.shadow, self.following.lineage:
                 hooks.enter_context(self.recorder.listening())
-                hooks.enter_context(self.degrees.following())
+                hooks.enter_context(self.following.degrees.following())
                 hooks.enter_context(subscribed(optimizer_step=self._before_step))
                 entering = register_module_forward_pre_hook(self._enter)
                 hooks.enter_context(hooked([entering, register_module_forward_hook(self._leave, always_call=True)]))

@@ -14,6 +14,7 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.following import Following
 from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.stagnation.stagnation import StagnationStats, check_stagnation, stagnation_stats
 from ampcheck.training.stagnation.updates import UpdateWatch
 
@@ -214,7 +215,7 @@ def in_backward(lr: float) -> dict[str, Any]:
 
 def measure_stagnation(loop: TrainingLoop, steps: int) -> StagnationStats:
     """The updates of the first steps; the loop is afterwards as it was. A step that raises ends them."""
-    following, error = Following(loop), ""
+    following, error = Following(loop, Recorder(loop)), ""
     following.updates = UpdateWatch(following.shadow, following.lineage, steps)
     with loop.preserved():
         for number in range(steps):

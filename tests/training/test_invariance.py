@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import linecache
 from typing import Any
 
 import pytest
@@ -10,31 +10,23 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp, state_of
 
+import ampcheck
 from ampcheck.core.run import Finding, Verdict
-from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.checks import check_invariance
-from ampcheck.training.gradients.invariance import (
-    InvarianceStats,
-    Repetition,
-    differences_of,
-    measure_invariance,
-)
-from ampcheck.training.loop import TrainingLoop
 
 DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
 
-def measured(shape: dict[str, Any]) -> InvarianceStats:
-    loop = TrainingLoop(Subject(shape, name="loop"))
-    before = state_of(shape)
-    with loop.preserved() as start:
-        stats = measure_invariance(loop, start)
-    assert state_of(shape) == before
-    return stats
-
-
 def judged(shape: dict[str, Any]) -> list[Finding]:
-    return check_invariance(measured(shape))
+    before = state_of(shape)
+    run = ampcheck.audit(shape, checks=["scale-invariance"], steps=6)
+    assert state_of(shape) == before
+    return [found for found in run.findings if found.check == "scale-invariance"]
+
+
+def line_of(found: Finding) -> str:
+    """The source at which a finding is."""
+    assert found.where.file.endswith("test_invariance.py")
+    return linecache.getline(__file__, found.where.line).strip()
 
 
 def failed(shape: dict[str, Any]) -> list[Finding]:
@@ -65,6 +57,7 @@ def test_a_clip_before_unscale_depends_on_the_scale():
     (found,) = failed(amp_loop(between=lambda scaler, optimizer, model: clip(model)))
     assert "the optimizer sees" in found.message
     assert "unscale" in found.hint
+    assert "clip_grad_norm_" in line_of(found)
 
 
 def test_a_clip_after_unscale_does_not():
@@ -121,7 +114,7 @@ def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
 @pytest.mark.parametrize("good", [True, False])
 def test_a_small_difference_that_comes_from_weights_is_found(good):
     """A temperature that no optimizer steps: its update by hand divides by the scale of the next step."""
-    model, optimizer, scaler = parts()
+    model, optimizer, scaler = parts(growth_interval=1)
     temperature = nn.Parameter(torch.tensor(1.0))
 
     def step(number):
@@ -137,7 +130,31 @@ def test_a_small_difference_that_comes_from_weights_is_found(good):
             temperature.sub_(1e-2 * temperature.grad / (scale if good else scaler.get_scale()))
         return loss.item()
 
-    assert bool(failed({**loop_of(model, optimizer, scaler, step), "temperature": temperature})) is not good
+    found = failed({**loop_of(model, optimizer, scaler, step), "temperature": temperature})
+    assert [line_of(finding).startswith("temperature.sub_") for finding in found] == [True] * (not good)
+
+
+def test_a_scale_that_was_that_of_two_updates_is_not_judged():
+    """Nothing shows by which of them the temperature is divided."""
+    model, optimizer, scaler = parts()
+    temperature = nn.Parameter(torch.tensor(1.0))
+
+    def step(number):
+        optimizer.zero_grad()
+        temperature.grad = None
+        loss = (temperature * model(DATA).float()).square().mean()
+        scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        grown = scaler.get_scale() > before
+        with torch.no_grad():
+            temperature.sub_(1e-2 * temperature.grad / scaler.get_scale())
+        return loss.item() + grown
+
+    (found,) = judged({**loop_of(model, optimizer, scaler, step), "temperature": temperature})
+    assert found.verdict is Verdict.INCOMPLETE
+    assert line_of(found).startswith("temperature.sub_")
 
 
 @pytest.mark.every(4)
@@ -180,7 +197,8 @@ def test_an_update_between_two_optimizers_is_found(good):
     found = failed(shape)
     assert bool(found) is not good
     if found:
-        assert "doubles" in found[0].message
+        assert "before and after scaler.update()" in found[0].message
+        assert line_of(found[0]) == "scaler.step(second)"
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -220,9 +238,8 @@ def test_accumulated_gradients_pass(every):
             optimizer.zero_grad()
         return loss.item()
 
-    stats = measured(loop_of(model, optimizer, scaler, step))
-    assert stats.gradients
-    assert [f.verdict for f in check_invariance(stats)] == [Verdict.PASS]
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is Verdict.PASS, found.message
 
 
 @pytest.mark.every(4)
@@ -320,10 +337,11 @@ def test_gradients_that_vanish_at_scale_1_change_no_branch_of_later_steps(scaled
 
 
 def test_without_a_scaler_nothing_is_judged():
-    assert [f.verdict for f in judged(amp_loop(scaled=False))] == [Verdict.SKIP]
+    run = ampcheck.audit(amp_loop(scaled=False), steps=2)
+    assert [f.verdict for f in run.findings if f.check == "scale-invariance"] == [Verdict.SKIP]
 
 
-def test_a_loop_that_does_not_repeat_itself_is_not_judged():
+def test_a_loop_that_does_not_repeat_itself_is_judged_by_its_one_run():
     model, optimizer, scaler = parts()
     batches = iter(torch.randn(100, 8, 16))
 
@@ -336,9 +354,7 @@ def test_a_loop_that_does_not_repeat_itself_is_not_judged():
         return loss.item()
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
-    assert found.verdict is Verdict.INCOMPLETE
-    assert "the step is not reproducible" in found.message
-    assert "step(i)" in found.hint
+    assert found.verdict is Verdict.PASS, found.message
 
 
 def test_a_step_that_raises_is_not_judged():
@@ -346,37 +362,105 @@ def test_a_step_that_raises_is_not_judged():
         raise ZeroDivisionError
 
     (found,) = judged(amp_loop(between=between))
-    assert found.verdict is Verdict.SKIP
-    assert "test_invariance.py" in found.message
+    assert found.verdict is Verdict.INCOMPLETE
+    assert "coverage" in found.message
+
+
+@pytest.mark.parametrize("reads", ["norm", "scale"])
+def test_what_a_scaled_number_decides_is_not_judged_and_its_line_is_named(reads):
+    """A comparison of the scale with that of before is how code sees that a step was skipped."""
+    model, optimizer, scaler = parts()
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model(DATA).square().mean()
+        scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        norm = model[0].weight.grad.norm().item() if reads == "norm" else 0.0
+        if norm < 1e6:
+            scaler.step(optimizer)
+        scaler.update()
+        return loss.item() + (scaler.get_scale() < before)
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is (Verdict.INCOMPLETE if reads == "norm" else Verdict.PASS), found.message
+    if reads == "norm":
+        assert line_of(found).startswith("norm = ")
+        assert "unscale" in found.hint
+
+
+@pytest.mark.parametrize("returned", ["scaled", "unscaled", "divided"])
+def test_a_scaled_loss_that_a_step_returns_is_found_unless_it_is_divided(returned):
+    model, optimizer, scaler = parts()
+
+    def step(number):
+        optimizer.zero_grad()
+        loss = model(DATA).square().mean()
+        scaled = scaler.scale(loss)
+        scaled.backward()
+        value = loss.item() if returned == "unscaled" else scaled.item()
+        value = value / scaler.get_scale() if returned == "divided" else value
+        scaler.step(optimizer)
+        scaler.update()
+        return value
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is (Verdict.FAIL if returned == "scaled" else Verdict.PASS), found.message
+    if returned == "scaled":
+        assert "what the step returns is multiplied by the scale" in found.message
+        assert line_of(found).startswith("value = ")
+
+
+@pytest.mark.parametrize("low", [1e-9, 1e-3])
+def test_a_limit_that_only_another_scale_reaches_is_no_pass(low):
+    """Nothing is above it in this run; a guard far below the values is none."""
+
+    def between(scaler, optimizer, model):
+        for parameter in model.parameters():
+            norm = parameter.grad.norm()
+            parameter.grad.div_(norm.clamp(min=low)).mul_(norm)
+
+    (found,) = judged(amp_loop(between=between, init_scale=2.0**20 if low < 1e-6 else 1.0))
+    assert found.verdict is not Verdict.FAIL, found.message
+    assert (found.verdict is Verdict.PASS) is (low < 1e-6), found.message
+
+
+def test_gradients_that_a_scaler_left_out_count_where_another_scale_serves():
+    (found,) = judged(amp_loop(init_scale=2.0**60))
+    assert found.verdict is Verdict.PASS, found.message
+    (found,) = judged(amp_loop(factor=float("nan")))
+    assert found.verdict is Verdict.INCOMPLETE
+    assert "not finite" in found.message
 
 
 @pytest.mark.parametrize(
-    ("there", "words"),
+    ("make", "verdict"),
     [
-        ([3.0, 8.0], "is 2 times as large with scale 65536 as with scale 1"),
-        ([4.0, 1.5], "differs by 82.76% of its norm between scale 1 and scale 65536"),  # of nearly the same norm
-        ([1.5, 4.001], "differs by 0.02% of its norm between scale 1 and scale 65536"),
+        (lambda scale: torch.tensor(1.0 / scale), Verdict.PASS),
+        (lambda scale: torch.full((1,), 1.0 / scale), Verdict.PASS),
+        (lambda scale: torch.tensor(scale).reciprocal(), Verdict.PASS),
+        (lambda scale: torch.tensor(0.7131 / scale), Verdict.INCOMPLETE),  # it may be made of the scale
+        (lambda scale: torch.tensor(0.5), Verdict.FAIL),
     ],
 )
-def test_a_gradient_that_differs_in_direction_is_not_called_as_large_as_the_other(there, words):
-    runs = [
-        Repetition(name, {(0, 1, "weight"): torch.tensor(values, dtype=torch.float64)}, {}, [])
-        for name, values in (("scale 1", [1.5, 4.0]), ("scale 65536", there))
-    ]
-    found = differences_of(*runs, 10)
-    (finding,) = check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found)))
-    assert words in finding.message
+def test_a_tensor_that_code_makes_of_the_scale_counts_as_the_scale(make, verdict):
+    def between(scaler, optimizer, model):
+        factor = make(scaler.get_scale())
+        for parameter in model.parameters():
+            parameter.grad.mul_(factor)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            parameter.grad.div_(factor)
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is verdict, found.message
 
 
-@pytest.mark.parametrize("first", [1.0, math.nan])
-@pytest.mark.parametrize("second", [1.0, math.nan, math.inf])
-def test_a_value_that_is_finite_at_one_scale_alone_is_a_difference(first, second):
-    def run(name, value):
-        gradients = {(0, 1, "weight"): torch.tensor([1.0, value], dtype=torch.float64)}
-        return Repetition(name, gradients, {0: value}, [])
+def test_gradients_that_are_never_cleared_are_found_where_the_scale_is_read_too():
+    def between(scaler, optimizer, model):
+        scaler.unscale_(optimizer)
+        assert scaler.get_scale() > 0
 
-    found = differences_of(run("scale 1", first), run("scale 65536", second), 10)
-    assert len(found) == (0 if math.isfinite(first) == math.isfinite(second) else 2)
-    assert all(difference.error == math.inf for difference in found)
-    for finding in check_invariance(InvarianceStats("loop", ("scale 1", "scale 65536"), 1, 1, 1, tuple(found))):
-        assert finding.verdict is (Verdict.FAIL if found else Verdict.PASS)
+    (found,) = failed(amp_loop(between=between, clear=False))
+    assert "a sum of parts" in found.message
+    assert found.where.line

@@ -1,4 +1,4 @@
-"""Losses, weights and gradients that become infinite, NaN or zero, or depend on the loss scale: the checks."""
+"""Losses, weights and gradients that become infinite, NaN or zero: the checks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, NONFINITE_REFERENCE, OVERFLOW
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, SCALE_INVARIANCE
+from ampcheck.catalog.training import GRADIENT_UNDERFLOW
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Chart, Finding, Series, Table, Verdict, Where
+from ampcheck.core.run import Chart, Finding, Series, Table, Where
 from ampcheck.core.text import at_scale, counted, listed
 from ampcheck.numerics.findings import is_cast, mend_cast
-from ampcheck.training.gradients.invariance import InvarianceStats
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
 
@@ -27,8 +25,6 @@ _POINTS = 400
 _OFF = "torch.autocast(device, enabled=False)"
 
 _ROWS = 40
-_NEARLY_ONE = 1e-3
-"""How far from 1 a ratio must be to be printed as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,51 +234,6 @@ def check_gradients(stats: GradientStats, limits: Limits) -> list[Finding]:
     evidence = _evidence(stats, worst, worst.share, limits)
     evidence["hint"] = ""
     return [GRADIENT_UNDERFLOW.passed(stats.subject, text, len(finite), **evidence)]
-
-
-UNSCALE_HINT = (
-    "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; call update once, "
-    "after all optimizers"
-)
-
-
-def check_invariance(stats: InvarianceStats) -> list[Finding]:
-    """`scale-invariance`: gradients that the optimizer sees, and what the step returns, do not depend on the scale."""
-    if stats.skipped:
-        verdict = Verdict.INCOMPLETE if stats.hint else Verdict.SKIP
-        return [SCALE_INVARIANCE.finding(verdict, stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)]
-    findings: list[Finding] = []
-    for difference in stats.differences:
-        what = RETURNED
-        hint = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
-        if difference.what == "gradient":
-            what = f"the gradient of {difference.name} that the optimizer sees"
-            hint = UNSCALE_HINT
-            if stats.penalties:
-                place = stats.penalties[0]
-                hint = (
-                    f"unscale what torch.autograd.grad gives of a scaled loss ({place.file}:{place.line}) before a "
-                    "penalty is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
-                )
-        first, second = difference.runs
-        how = f"is {difference.ratio:.4g} times as large with {second} as with {first}"
-        if abs(difference.ratio - 1) < max(difference.error / 2, _NEARLY_ONE):  # it points elsewhere
-            size = "norm" if difference.what == "gradient" else "value"
-            how = f"differs by {difference.error:.2%} of its {size} between {first} and {second}"
-        if math.isinf(difference.ratio):
-            how = f"is 0 with {first}, and not with {second}"
-        if math.isnan(difference.ratio):
-            how = f"is missing, infinite or NaN with one of {first} and {second}, and not with the other"
-        step = f"(exact values, step {difference.step})"
-        message = f"the same steps must give the same at every loss scale; {what} {how} {step}"
-        module = difference.name.rpartition(".")[0] if difference.what == "gradient" else ""
-        where = Where("update", module, step=difference.step)
-        shown = Evidence(where=where, observed=difference.error, limit=difference.limit, unit="relative", hint=hint)
-        findings.append(SCALE_INVARIANCE.fail(stats.subject, message, **shown))
-    if findings:
-        return findings
-    text = f"{stats.gradients} gradients and {stats.values} values are equal with {', with '.join(stats.runs)}"
-    return [SCALE_INVARIANCE.passed(stats.subject, text, stats.gradients + stats.values)]
 
 
 def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:

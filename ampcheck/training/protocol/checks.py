@@ -78,8 +78,7 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
         if not any(breach.event.step <= reached for breach in breaches):  # else the exception follows from it
             breaches += _refused(stats.stopped)
     if stats.invariant:
-        seen = stats.compared_lines
-        breaches = [b for b in breaches if b.rule not in _SCALED_BY_HAND or (b.event.file, b.event.line) not in seen]
+        breaches = [breach for breach in breaches if breach.rule not in _SCALED_BY_HAND]
     first = {breach.rule: breach for breach in reversed(breaches)}
     findings = [_finding(stats, first[rule]) for rule in dict.fromkeys(breach.rule for breach in breaches)]
     findings += _missing_scaler(stats, limits)

@@ -105,8 +105,7 @@ class ProtocolStats:
 
     lost: the largest share of a tensor's nonzero gradient that became zero, None where it was not measured.
     stopped: the step that raised. invariant: whether gradients were equal at every loss scale, None where that was not
-    judged: gradients that were clipped or added unscaled do no harm then. compared: of how many of the first backward
-    passes that is known.
+    judged: gradients that were clipped or added unscaled do no harm then.
     injected: the step whose gradient was made infinite for a trial. applied: parameters to which the optimizer then, or
     in the observed steps, applied an infinite or NaN gradient; None where no gradient was one.
     damage: what the loss scale in use does to the gradients of all parameters together.
@@ -120,16 +119,8 @@ class ProtocolStats:
     lost: float | None = None
     stopped: StepError | None = None
     invariant: bool | None = None
-    compared: int = 0
     injected: int | None = None
     applied: tuple[str, ...] | None = None
     damage: str = ""
     format: str = ""
     scalers: tuple[str, ...] = ()
-
-    @property
-    def compared_lines(self) -> set[tuple[str, int | None]]:
-        """The lines of the calls up to the last backward pass whose gradients were compared, and up to the next one."""
-        passes = [number for number, event in enumerate(self.events) if event.act is Act.BACKWARD]
-        end = passes[self.compared] if self.compared < len(passes) else None
-        return {(event.file, event.line) for event in self.events[:end]}

@@ -253,7 +253,8 @@ class Recorder:
         if backward_task() != -1:  # a checkpoint's own, inside another
             return
         scaled, who, scale = self._scaling_of(t_outputs)
-        own_gradients = bool(args) and are_own(args[0])
+        with self._asking():
+            own_gradients = bool(args) and are_own(args[0])
         facts: dict[str, Any] = {
             "scaled": None if own_gradients and not scaled else scaled,
             "who": who,

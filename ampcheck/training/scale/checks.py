@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-from ampcheck.catalog.training import LOSS_SCALE, SCALE_INVARIANCE
+from ampcheck.catalog.training import LOSS_SCALE
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import percent
-from ampcheck.training.gradients.checks import UNSCALE_HINT
 from ampcheck.training.loss_scale_window import POOL, ScaleWindow
-from ampcheck.training.scale.degrees import Degrees
 from ampcheck.training.scale.settling import (
     collapse,
     finite_scales_text,
@@ -280,22 +278,3 @@ def _measured(stats: LossScaleStats) -> str:
 
 def _evidence(window: ScaleWindow) -> str:
     return f"{window.nonzero:,} nonzero elements of {len(window.histograms):,} gradients"
-
-
-def check_degrees(subject: str, degrees: Degrees) -> list[Finding]:
-    """`scale-invariance` of one run, by the degrees of what it steps. Empty where a degree is unknown."""
-    findings = []
-    for found in degrees.found:
-        how = "is a sum of parts that depend on it in different ways"
-        if found.power is not None:
-            how = "is multiplied by the scale" if found.power > 0 else "is divided by the scale"
-            how += "" if abs(found.power) == 1 else f" to the power of {abs(found.power):g}"
-        message = f"what an optimizer steps must be the same at every loss scale; the gradient of {found.name} {how}"
-        file, line = found.place
-        where = Where("update", found.name.rpartition(".")[0], file=file, line=line, step=found.step)
-        shown = Evidence(where=where, observed=found.power, limit=0.0, unit="power of the scale", hint=UNSCALE_HINT)
-        findings.append(SCALE_INVARIANCE.fail(subject, message, **shown))
-    if findings or not degrees.decided:
-        return findings
-    text = f"each of {degrees.looked} gradients that were stepped is the same at every loss scale"
-    return [SCALE_INVARIANCE.passed(subject, text, degrees.looked)]

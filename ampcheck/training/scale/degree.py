@@ -15,9 +15,9 @@ Place: TypeAlias = "tuple[str, int | None]"
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """The degree of a value. powers: by scaler (its `id`), without zeros. place: the line of the user's code
-    that made it so, where that combined values that depend on the scale. mixed: a sum of different degrees. known: of
-    an unknown degree nothing is said."""
+    """The degree of a value. powers: by the number of a scale, without zeros; each update of a scaler makes another.
+    place: the line of the user's code that made it so, where that combined values that depend on the scale. mixed: a
+    sum of different degrees. known: of an unknown degree nothing is said."""
 
     powers: dict[int, float] = field(default_factory=dict)
     place: Place = ("", None)
@@ -28,6 +28,11 @@ class Degree:
     def signature(self) -> tuple[tuple[int, float], ...]:
         """Equal for equal powers."""
         return tuple(sorted(self.powers.items()))
+
+    def is_like(self, other: Degree | None) -> bool:
+        """Whether both say the same, wherever they come from; none is that of a constant."""
+        other = other or NONE
+        return (self.powers, self.mixed, self.known) == (other.powers, other.mixed, other.known)
 
     @property
     def varies(self) -> bool:
@@ -56,6 +61,18 @@ class Degree:
         return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
 
 
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each scale by
+    which it is multiplied, empty for a sum of different degrees. place: the line that made it so."""
+
+    what: str
+    name: str
+    step: int
+    powers: tuple[float, ...]
+    place: Place
+
+
 NONE = Degree()
 UNKNOWN = Degree(known=False)
 
@@ -74,13 +91,8 @@ def is_taken(term: Any, result: torch.Tensor) -> bool:
     return bool((result == term).any())
 
 
-def is_short(value: float) -> bool:
-    """Whether four digits say a number, as of most that somebody wrote down."""
-    return float(f"{value:.4g}") == value
-
-
 def counts(term: Any, result: torch.Tensor) -> bool:
-    """Whether a constant is a term: no eps, which changes nothing at this scale."""
+    """Whether a constant is a term, or a limit: no eps, which changes nothing at this scale."""
     if isinstance(term, torch.Tensor):
         return True
     if type(term) not in (int, float):

@@ -2,50 +2,43 @@
 
 A scaled loss has the degree 1, and so have its gradients, sums and norms of them; the norm of a gradient over that norm
 has the degree 0, and a sum of both has none. What an optimizer steps must have the degree 0 after the scaler has
-divided: then the training is the same at every scale. One run shows it, and the line at which it was lost.
+divided: then the training is the same at every scale. One run shows it, and the line at which it was lost. The scale
+before `scaler.update()` and the one after it are two scales.
 
 >>> degrees = Degrees(recorder, shadow.store)
 >>> with degrees.following():
 ...     scaler.scale(loss).backward()
 >>> degrees.of(weight.grad)
-Degree(powers={4384: 1.0}, ...)
+Degree(powers={1: 1.0}, ...)
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ampcheck.catalog.causes import RETURNED
 from ampcheck.ops.traits import Traits, traits
 from ampcheck.shadow.call import leaves
 from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.stream.calls import subscribed
+from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap, local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Place, counts, is_short, is_taken, rest_of
+from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
+from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
 """Namespaces of ops that sum, average and move values between processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dependence:
-    """A gradient that depends on the loss scale when it is applied. power: None for a sum of different degrees."""
-
-    name: str
-    step: int
-    power: float | None
-    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,83 +55,83 @@ class _Call:
 class Degrees:
     """Follows degrees from the scaling of a loss to the steps of optimizers.
 
+    The scale itself may be read: code compares it with that of before, to see whether a step was skipped. What else
+    depends on the scale and leaves the run decides what code does next, which degrees do not show, unless it is what
+    the step returns.
+
     recorder: of the calls; what it asks the scaler is not the user's. store: the companions of what ops have made.
-    found: the gradients that depend on the scale when an optimizer steps, the first of each place. looked, unknown: how
-    many gradients of a known and of an unknown degree were stepped. follows: whether a loss was scaled, so that there
-    is anything to follow. left: whether a number or a decision that depends on the scale left the run.
+    found: what depends on the scale when an optimizer steps, or when it is returned, once for each line and parameter.
+    looked, unknown: how many gradients of a known and of an unknown degree were stepped, or left out by a scaler. lost:
+    where the first unknown one became so. left: the line of the first decision. numbers, scales: what was read.
     """
 
     def __init__(self, recorder: Recorder, store: CompanionStore) -> None:
         self.found: list[Dependence] = []
         self.looked = self.unknown = 0
-        self.follows = self.left = False
-        self._store = store
+        self.left: Place | None = None
+        self.lost: Place | None = None
+        self.recorder, self.numbers = recorder, Numbers()
         self._degrees = StorageMap[Degree]()
-        self._recorder = recorder
-        self._scaler: int | None = None  # whose `scale` runs
-        self._numbers: dict[float, Degree] = {}  # those that left the run, and their reciprocals
-        self._scales: set[float] = set()  # the powers of two among them
-        self._used: set[float] = set()  # those that multiplied what is followed, outside of a backward pass
+        self.scales = Scales(recorder, self._degrees, self.numbers)
+        self._store, self._stepping = store, False
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self) -> AbstractContextManager[None]:
         """Follow what runs inside; its ops come by `see`."""
-        of_scaler = subscribed(scaler_scale=self._scale, scaler_get_scale=self._read_early)
-        with of_scaler, subscribed(optimizer_step=self._stepped):
-            yield
+        of_scalers = {"scale": self.scales.scale, "get_scale": self.scales.read, "update": self.scales.update}
+        calls: dict[str, Any] = {f"scaler_{name}": observer for name, observer in of_scalers.items()}
+        return subscribed(optimizer_step=self._stepped, scaler_step=self._skipped, **calls)
 
-    def of(self, tensor: torch.Tensor) -> Degree | None:
-        """The degree of a tensor; None of one that no scaled value went into."""
-        return self._degrees.get(tensor)
+    def returned(self, value: float) -> None:
+        """Judge the value that a step returned, at its end."""
+        if (made := self.numbers.returned(value)) is not None:
+            self._add(RETURNED, "", made[1], made[0].place)
 
-    def _scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
-        if not scaler.is_enabled():
-            return
-        self.follows, self._scaler = True, id(scaler)
-        scale = getattr(scaler, "_scale", None)  # of an earlier run; else it is made in this call
-        if isinstance(scale, torch.Tensor):
-            self._degrees.put(scale, Degree({id(scaler): 1.0}))
-        try:
-            yield
-        finally:
-            self._scaler = None
-
-    def _read_early(self, scaler: Any) -> Generator[None, Any, None]:
-        """Before its first use a scaler answers without an op."""
-        scale = yield
-        if scaler.is_enabled() and not self._recorder.asks and getattr(scaler, "_scale", None) is None:
-            self.left = True
-            self._note_number(float(scale), Degree({id(scaler): 1.0}))
-
-    def _note_number(self, number: float, degree: Degree) -> None:
-        if number and math.isfinite(number):
-            common = 0.125 <= abs(number) <= 8.0  # others may have this value, too
-            self._numbers[number] = UNKNOWN if common else degree
-            self._numbers[1.0 / number] = UNKNOWN if common else degree.times(-1.0)
-            self._scales |= {n for n in (number, 1.0 / number) if math.frexp(n)[0] == 0.5}
+    def of(self, value: Any) -> Degree | None:
+        """The degree of a tensor; None of one that no scaled value went into, and of what is no tensor."""
+        return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
-        if not self.follows:
+        if not self.scales.used:
             return
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
-            for parameter in parameters_of(optimizer):
-                self._look(parameter, divisor)
-        yield
+            graded = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
+            judged = [(local(parameter.grad), self._look(parameter, divisor)) for parameter in graded]
+        with attribute(self, "_stepping", True):
+            yield
         for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
             self._degrees.pop(tensor)  # each step is judged by itself
+        for gradient, degree in judged:
+            self._degrees.put(gradient, degree)
 
-    def _look(self, parameter: torch.Tensor, divisor: Degree) -> None:
-        if parameter.grad is None:
+    def _skipped(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
+        """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""
+        before = self.looked + self.unknown
+        yield
+        if not self.scales.used or not scaler.is_enabled() or self.looked + self.unknown != before:
             return
-        degree = self._of_gradient(local(parameter.grad)).over(divisor)
+        with without_modes(), torch.no_grad():
+            gradients = [local(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+            finite = [g for g in gradients if has_companions(g) and bool(self._store.exact(g).isfinite().all())]
+            self.looked += sum(not self._of_gradient(gradient).varies for gradient in finite)
+
+    def _look(self, parameter: torch.Tensor, divisor: Degree) -> Degree:
+        gradient = local(parameter.grad)
+        degree = self._of_gradient(gradient).over(divisor)
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
-        place = degree.place if degree.place[0] else self._line()
-        if not degree.known or not degree.depends or any(known.place == place for known in self.found):
-            return
-        power = None if degree.mixed or len(degree.powers) > 1 else next(iter(degree.powers.values()))
-        self.found.append(Dependence(self._recorder.name_of(parameter), self._recorder.step, power, place))
+        if not degree.known:
+            self.lost = self.lost or degree.place
+        elif degree.depends and bool(gradient.isfinite().all()):  # else it follows from another step
+            name = self.recorder.name_of(parameter)
+            self._add(f"the gradient of {name} that the optimizer sees", name, degree)
+        return degree
+
+    def _add(self, what: str, name: str, degree: Degree, read: Place = ("", None)) -> None:
+        place = read if read[0] else degree.place if degree.place[0] else self._line()
+        if all(place != known.place and name != known.name for known in self.found):
+            powers = () if degree.mixed else tuple(degree.powers.values())
+            self.found.append(Dependence(what, name, self.recorder.step, powers, place))
 
     def _of_gradient(self, gradient: torch.Tensor) -> Degree:
         """The degree of a gradient. One that has none was made by ops from what does not depend on the scale, or
@@ -146,82 +139,107 @@ class Degrees:
         if (known := self.of(gradient)) is not None:
             return known
         companions = self._store.known(gradient) if has_companions(gradient) else None
-        return NONE if companions is not None and companions.written and not self.left else UNKNOWN
+        return NONE if companions is not None and companions.written and not self.numbers.known else UNKNOWN
 
     def escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """A tensor leaves the run without an op, to NumPy or a list. shared: it may be written from there."""
         degree = self.of(tensor)
-        self.left |= degree is not None and degree.varies
-        if shared and self.follows:
+        self._lose(degree is not None and degree.varies)
+        if shared and self.scales.used:
             self._degrees.put(tensor, UNKNOWN)
-
-    @property
-    def decided(self) -> bool:
-        """Whether the degrees answer for every scale: all are known, and no code branches by what depends on it."""
-        return bool(self.looked) and not (self.unknown or self.left)
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Follow an op that ran."""
-        if self._recorder.asks or not isinstance(func, OpOverload):
+        if self.recorder.asks or not isinstance(func, OpOverload):
             return
         op = traits(func)
         if op.view or op.base == "_amp_update_scale":
             return
-        if self._scaler is not None and op.base in ("full", "_to_copy"):  # the scale itself, and its copies by device
-            scale = Degree({self._scaler: 1.0})
-            self._put([(t, scale) for t in leaves(out) if t.numel() == 1 and self.of(t) is None])
+        if (scale := self.scales.scaling) is not None and op.base in ("full", "_to_copy"):  # it, and copies by device
+            made = [t for t in leaves(out) if t.numel() == 1 and t.is_floating_point() and self.of(t) is None]
+            self._put([(t, scale) for t in made])
         elif op.base == "_amp_foreach_non_finite_check_and_unscale":
             factor = self._of_gradient(args[2])  # before a fused optimizer it is 1, and looks for infinities alone
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
         else:
-            held = [degree for t in leaves((*args, *kwargs.values())) if (degree := self.of(t)) is not None]
+            operands = leaves((*args, *kwargs.values()))
+            held = [degree for t in operands if (degree := self.of(t) or self._made_of_number(t)) is not None]
             if op.leaves and held:
-                self._leave(held[0], out)
-            elif held:
+                if not self.scales.reading:
+                    self._leave(held[0], out)
+            elif held or self._scales_by_hand(args) or (op.fills == "number" and self.numbers.known):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
-                self.left |= counts and any(not degree.known for degree in held)
+                self._lose(counts and any(not degree.known for degree in held))
                 self._follow(op, args, kwargs, out)
+
+    def _made_of_number(self, tensor: torch.Tensor) -> Degree | None:
+        """The degree of a number that entered as a tensor, from now on; None of what is none."""
+        one = tensor.numel() == 1 and tensor.is_floating_point() and not tensor.requires_grad
+        companions = self._store.known(tensor) if self.numbers.known and one and has_companions(tensor) else None
+        if companions is not None and not companions.written:
+            self._degrees.put(tensor, self._of_factor(float(tensor)) or UNKNOWN)
+        return self.of(tensor)
+
+    def _scales_by_hand(self, args: Sequence[Any]) -> bool:
+        """Whether a loss is multiplied by a number that left the run."""
+        is_loss = [tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args)] == [True]
+        return is_loss and any(type(value) is float and value in self.numbers.known for value in args)
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
-        self.left |= degree.varies
         if degree.powers and type(value) is float and degree.known and not degree.mixed:
-            self._note_number(value, degree)
+            self.numbers.add(Read(value, degree, self._line(), self.recorder.step, of_scale=False))
+        else:
+            self._lose(degree.varies)
+
+    def _lose(self, varies: bool) -> None:
+        """Note that what happens next may depend on the scale in a way that degrees do not show."""
+        if varies and self.left is None:
+            self.left = self._line()
 
     def _follow(self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
-        results: list[tuple[torch.Tensor, Degree]] = []
+        results: list[tuple[torch.Tensor, Degree | None]] = []
         for number, target in enumerate(leaves(written) or leaves(out)):
             if target.is_floating_point() or target.is_complex():
                 degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
-                results.append((target, degree or NONE))
+                results.append((target, degree))
+                if written and target.requires_grad and target.is_leaf and not self._stepping:
+                    term = self.of(args[1]) if op.base in ("add", "sub") else None
+                    self._look_written(target, term or degree or NONE)
             else:
                 self._decide(op, leaves((*args, *kwargs.values())), target)
         self._put(results)
 
-    def _put(self, results: Sequence[tuple[torch.Tensor, Degree]]) -> None:
+    def _look_written(self, weight: torch.Tensor, degree: Degree) -> None:
+        """A weight that code updates itself, with something of this degree."""
+        self._lose(not degree.known)
+        if degree.known and degree.depends:
+            name = self.recorder.name_of(weight)
+            self._add(f"what the code itself writes into {name}", name, degree)
+
+    def _put(self, results: Sequence[tuple[torch.Tensor, Degree | None]]) -> None:
         """Note the degrees of results. Those that share memory, as views of one buffer do, have one together."""
-        written: dict[int | None, tuple[torch.Tensor, Degree, int]] = {}
+        written: dict[int | None, tuple[torch.Tensor, Degree | None, int]] = {}
         for target, degree in results:
             number = storage_number(target)
             _, other, size = written.get(number, (target, degree, 0))
-            alike = (other.powers, other.mixed, other.known) == (degree.powers, degree.mixed, degree.known)
-            written[number] = target, degree if alike else UNKNOWN, size + target.nbytes
+            written[number] = target, degree if (other or NONE).is_like(degree) else UNKNOWN, size + target.nbytes
         for number, (target, degree, size) in written.items():
             if number is None:
                 continue
             before = self.of(target)
             part = size < target.untyped_storage().nbytes()
-            if part and before is not None and (before.powers, before.known) != (degree.powers, degree.known):
+            if part and before is not None and not before.is_like(degree):
                 degree = UNKNOWN  # the rest of the memory has another
-            if degree != NONE:
+            if degree is not None:
                 self._degrees.put(target, degree)
             elif not part:
                 self._degrees.pop(target)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""
-        degrees = [self._degree(operand) or NONE for operand in operands]
+        degrees = [self.of(operand) or NONE for operand in operands]
         ranks = op.decides in ("best", "extreme", "selection", "support")  # at every scale alike
         alike = (ranks or len(degrees) > 1) and len({degree.signature for degree in degrees}) == 1
         if op.decides != "finite" and not (alike and degrees[0].known) and any(d.varies for d in degrees):
@@ -237,18 +255,25 @@ class Degrees:
 
         values, options = list(map(item, args)), {name: item(value) for name, value in kwargs.items()}
         if op.copies is not None:
-            return self._degree(values[op.copies])
+            return self.of(values[op.copies])
+        if op.fills == "number" and self.numbers.known:
+            return self._of_factor(next((value for value in values if type(value) is float), None)) or UNKNOWN
         if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
         operands = leaves((*values, *options.values()))
-        held = [degree for t in operands if (degree := self._degree(t)) is not None]
-        if not held or any(not degree.known for degree in held):
-            return UNKNOWN if held else None  # an unknown mask chooses among the values, too
+        held = [degree for t in operands if (degree := self.of(t)) is not None]
+        if not held and not self._scales_by_hand(values):
+            return None
+        if any(not degree.known for degree in held):
+            return UNKNOWN  # an unknown mask chooses among the values, too
         call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
         for rule in (self._product, self._power, self._terms, self._moved):
             if (made := rule(call)) is not None:
                 return made
-        return UNKNOWN if any(degree.depends for degree in held) else held[0]
+        mixed = next((degree for degree in held if degree.mixed), None)  # no function of it is the same at every scale
+        varies = not held or any(degree.depends for degree in held)
+        lost = Degree(place=self._line(), known=False) if varies else held[0]
+        return lost if mixed is None or op.jumps else mixed
 
     def _product(self, call: _Call) -> Degree | None:
         """The degree of a product or a quotient, to which a term may be added."""
@@ -256,19 +281,20 @@ class Degrees:
         if op.base in ("mul", "div") and len(values) > 1 and not call.options.get("rounding_mode"):
             left, right = map(self._of_factor, values[:2])
             return self._combined(left, right, divides=op.base == "div")
-        if any(self._of_factor(value) is None for value in (*values, *call.options.values())):
-            return UNKNOWN  # a number such as alpha
+        numbers = (value for value in (*values, *call.options.values()) if not isinstance(value, torch.Tensor))
+        if any(self._of_factor(number) is not NONE for number in numbers):
+            return UNKNOWN  # such as alpha
         if op.factors:
             product = self._combined(*(self._of_factor(values[i]) for i in op.factors))
             added = values[0] if op.linear else values[2] if op.base == "convolution" else None
         elif op.base in ("addcmul", "addcdiv"):
             product = self._combined(*map(self._of_factor, values[1:3]), divides=bool(op.divides))
             added = values[0]
-            if op.writes and self._degree(added) is None:
+            if op.writes and self.of(added) is None:
                 return UNKNOWN  # what it held is overwritten
         else:
             return None
-        return self._sum(call.result, [(product, None), (self._degree(added), added)])
+        return self._sum(call.result, [(product, None), (self.of(added), added)])
 
     def _power(self, call: _Call) -> Degree | None:
         """The degree of a power of one operand, and of a backward pass, which is linear in the gradient it is given."""
@@ -288,7 +314,7 @@ class Degrees:
         terms = values[1:] if op.base == "where" else values[:2] if op.adds else [*values, *call.options.values()]
         if any(self._of_factor(other) is not NONE for other in values[2:] if op.adds and other is not None):
             return UNKNOWN  # a weight
-        held = [self._degree(term) for term in terms]
+        held = [self.of(term) for term in terms]
         if op.writes and isinstance(values[0], torch.Tensor) and result.data_ptr() == values[0].data_ptr():
             terms[0] = None
             if held[0] is None:  # a constant, which is overwritten
@@ -296,12 +322,16 @@ class Degrees:
                     return UNKNOWN
                 sign = (1 if op.base == "add" else -1) * call.options.get("alpha", 1)
                 terms[0] = rest_of(result, values[1], sign)
+        if op.limits and op.base != "where":
+            ends = [isinstance(term, torch.Tensor) and bool(term.isinf().all()) for term in terms]
+            compared = [d or NONE for d, t, end in zip(held, terms, ends, strict=True) if counts(t, result) and not end]
+            self._lose(len({degree.signature for degree in compared}) > 1)  # at another scale it may take another
         pairs = zip(held, terms, strict=True)
         return self._sum(result, [(d, t) for d, t in pairs if not op.limits or is_taken(t, result)])
 
     def _moved(self, call: _Call) -> Degree | None:
         """The degree of elements that are moved, or measured together."""
-        op, degrees = call.op, [self._degree(t) for t in call.floating]
+        op, degrees = call.op, [self.of(t) for t in call.floating]
         if op.fills == "part":
             numbers = (*call.values[2:], *call.options.values())
             return UNKNOWN if any(v for v in numbers if isinstance(v, (int, float))) else degrees[0] or NONE
@@ -312,34 +342,20 @@ class Degrees:
         made = self._sum(call.result, list(zip(degrees, call.floating, strict=True)))
         return made if any(d is not None and d.mixed for d in degrees) or not made.mixed else UNKNOWN  # side by side
 
-    def _degree(self, value: Any) -> Degree | None:
-        return self._degrees.get(value) if isinstance(value, torch.Tensor) else None
-
     def _of_factor(self, value: Any) -> Degree | None:
         """The degree of a factor; None of a number that may have been made of one that left the run."""
         if isinstance(value, torch.Tensor):
-            return self._degree(value) or NONE
-        if not self.left or type(value) not in (int, float):
+            return self.of(value) or NONE
+        if not self.numbers.known or type(value) not in (int, float):
             return NONE
-        if backward_task() != -1:  # its numbers are those of the forward pass, or of the formula of a derivative
-            return self._numbers[value] if value in self._used else NONE
-        if type(value) is int:  # a size, or the scale
-            return None if value in self._numbers else NONE
-        if value in self._numbers:
-            self._used.add(value)
-            return self._numbers[value]
-        return NONE if self._is_written(value) else None
-
-    def _is_written(self, value: float) -> bool:
-        """Whether somebody wrote a number down: it has few digits, and is no product of such a number and a scale."""
-        return is_short(value) and not any(is_short(value / scale) for scale in self._scales)
+        return self.numbers.factor(value, in_pass=backward_task() != -1)
 
     def _combined(self, left: Degree | None, right: Degree | None, *, divides: bool = False) -> Degree:
         """The degree of a product or quotient; where both operands depend on the scale, the line names it."""
         if left is None or right is None:  # a number that may depend on the scale
             return UNKNOWN
         made = left.over(right) if divides else left.of_product(right)
-        if not (left.powers and right.powers) or made.place[0] or self._scaler is not None:
+        if not (left.powers and right.powers) or made.place[0] or self.scales.scaling is not None:
             return made
         return Degree(made.powers, self._line(), made.mixed, made.known)
 
@@ -352,7 +368,7 @@ class Degrees:
         first = next((d for d in degrees if d.mixed), next((d for d in degrees if d.place[0]), degrees[0]))
         if first.mixed or len({degree.signature for degree in degrees}) == 1:
             return first
-        if self.left and not all(degree.powers for degree in degrees):
+        if self.numbers.known and any(degree is None for degree, _ in terms):
             return UNKNOWN  # a constant may be made of a number that left the run
         return Degree(degrees[0].powers, self._line(), mixed=True)
 
