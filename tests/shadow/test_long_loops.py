@@ -187,7 +187,7 @@ def test_an_error_of_one_execution_in_a_thousand_is_an_accident_and_one_that_rec
         recurrence, where = Recurrence(), Where("forward", op="aten::sum")
         fault = Fault(CANCELLATION, where, "bfloat16", Examination(4, error=error, limit=0.5), (4,))
         for number in range(1, runs + 1):
-            recurrence.count(where, (4,))
+            recurrence.runs[where, (4,)] += 1
             if number % often == 0:
                 recurrence.note(fault, accumulates=False)
         return recurrence.recurs(fault.key)

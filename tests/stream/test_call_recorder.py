@@ -301,7 +301,7 @@ WRAPPED = re.compile(
 )
 ELSEWHERE = {
     "autocast/asked.py": "raises where the user's code asks for CUDA",
-    "autocast/emulate.py": "regions act on another device",
+    "autocast/redirect.py": "regions act on another device",
     "autocast/placement.py": "backward passes run in the mode that places tensors",
     "autocast/guards/call_sites.py": "knows the engine's frame by its name",
     "torchtools/contract.py": "lists private names",
