@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -13,50 +13,45 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import active
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
-from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
-from ampcheck.core.arguments import parse_checks, parse_choice, parse_integer, show
+from ampcheck.core.arguments import parse_choice, parse_integer, show
 from ampcheck.core.current_test import block_name
-from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.writer import Writer
-from ampcheck.numerics.checks import OBSERVABLE
-from ampcheck.numerics.observe import measure_block
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.outcome.ending import end
 from ampcheck.shadow import Shadow, explain_error
-from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.stats import TelemetryStats
-from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
-from ampcheck.torchtools.interception import is_intercepted
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of
-from ampcheck.training.judge_running import OBSERVED, judge_block
-from ampcheck.training.loop import STEPS, LoopShadow
-from ampcheck.training.monitor.checks import MONITORED, monitor_run
+from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.monitor.views import StepValues
-from ampcheck.training.running import TrainingWatch
 from ampcheck.training.values import with_measured
-
-OP_CHECKS = OBSERVABLE
-_EXACTLY = "call watch() with exact=True, or without an optimizer or compiled model"
-VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
+from ampcheck.watch_families import (
+    EXACTLY,
+    Block,
+    Monitor,
+    autocast_monitor,
+    families_of,
+    graph_monitor,
+    op_monitor,
+    step_monitor,
+    value_monitor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +70,6 @@ class WatchedStats:
     training: MonitorStats | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Monitor:
-    """One family of checks over a block. block: the context that measures it. read: the statistics so far, None where
-    they are complete only after the block. judge: the findings that follow from them."""
-
-    block: AbstractContextManager[Any]
-    read: Callable[[], Any]
-    judge: Callable[[Any], Run]
-
-
 class Watched:
     """Watches a block and reports on it; `watch` yields it.
 
@@ -94,7 +79,7 @@ class Watched:
 
     def __init__(
         self,
-        monitors: Mapping[str, _Monitor],
+        monitors: Mapping[str, Monitor],
         checks: Collection[str] | None,
         name: str,
         training: TrainingMonitor | None,
@@ -159,7 +144,7 @@ class Watched:
         Raises `UsageError` where the ops of the block are not watched.
         """
         if self.shadow is None:
-            raise UsageError(f"explain_error needs a watch of every op: {_EXACTLY}")
+            raise UsageError(f"explain_error needs a watch of every op: {EXACTLY}")
         return explain_error(self.shadow, tensor)
 
     @property
@@ -320,58 +305,46 @@ def watched(
         exact = not compiled and not (optimizers and (every > 1 or of_graphs))
     if not (exact or compiled or optimizers):
         raise UsageError("exact=False leaves nothing to watch: pass an optimizer, or a compiled model")
-    families = _families(bool(optimizers), compiled, exact, checks)
     if graphs is not None and not isinstance(graphs, GraphLimits):
         raise UsageError(f"graphs must be a GraphLimits; found {show(graphs)}")
-    if graphs is not None and "graphs" not in families:
-        if checks is not None:
-            raise UsageError(f"graphs= limits the checks {', '.join(COMPILER_CHECKS)}; name one in checks=")
-        families = [*(family for family in families if family != "ops"), "graphs"]
-    if {"graphs", "ops"} <= set(families):
-        raise UsageError(
-            f"the checks {', '.join(OP_CHECKS)} follow ops in eager mode, where there are no graphs: watch "
-            f"{', '.join(COMPILER_CHECKS)} in a block of their own"
-        )
+    families = families_of(wanted, graphs, exact=exact, compiled=compiled, training=bool(optimizers))
     if horizon is not None and parse_integer(horizon, "horizon") and "ops" not in families:
-        raise UsageError(f"horizon= needs a watch of every op: {_EXACTLY}")
+        raise UsageError(f"horizon= needs a watch of every op: {EXACTLY}")
     plain = dynamo.uncompiled(model)
-    model_name = "" if plain is None else getattr(plain, "__name__", type(plain).__name__)
-    shown = name or block_name(model_name)
-    if (emulation := active()) is not None:
-        shown = f"{shown} [{emulation.policy.device} emulated]"
     modules = modules_of(plain) if plain is not None else ()
-    eager = eager_modules(model) if compiled and model is not None else 0
-    device = torch.device(next((str(device_of(p)) for root in modules for p in root.parameters()), "cpu")).type
     measured = {"ops", "values", "training"} & set(families)
-    bounds = resolve_limits(limits) if measured or limits is not None else Limits()  # the settings are a file
-    monitors: dict[str, _Monitor] = {}
+    block = Block(
+        _shown(plain, name),
+        modules,
+        limits=resolve_limits(limits) if measured or limits is not None else Limits(),  # the settings are a file
+        device=torch.device(next((str(device_of(p)) for root in modules for p in root.parameters()), "cpu")).type,
+        checks=wanted,
+        every=every,
+    )
+    monitors: dict[str, Monitor] = {}
     training, shadow = None, None
     if "graphs" in families:
-        observed = GraphObservation(shown)
-        judge_graphs = partial(graph_run, limits=graphs or GraphLimits())
-        monitors["graphs"] = _Monitor(observed, lambda: observed.stats, judge_graphs)
+        monitors["graphs"] = graph_monitor(block, graphs or GraphLimits())
     if "ops" in families:
         shadow = LoopShadow()
-        steps = TrainingWatch(shown, STEPS, shadow, ends=False, horizon=horizon)
-        for part, kind in ((plain, "model"), *((o, "optimizer") for o in optimizers), (scaler, "scaler")):
-            if part is not None:
-                steps.loop.note(kind, part)
-        judge_ops = partial(judge_block, steps, bounds, wanted)
-        monitors["ops"] = _Monitor(steps.watching(), partial(measure_block, shadow, shown), judge_ops)
+        parts = [(plain, "model"), *((o, "optimizer") for o in optimizers), (scaler, "scaler")]
+        monitors["ops"] = op_monitor(block, shadow, [(kind, part) for part, kind in parts if part is not None], horizon)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
-        use = AutocastObservation([slug for slug in wanted or () if slug in GUARD_CHECKS] or None)
-        monitors["autocast"] = _Monitor(use, lambda: use.stats(shown) if use.ended else None, partial(guard_run, use))
+        monitors["autocast"] = autocast_monitor(block)
     if "values" in families:
-        if is_intercepted():
-            raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
-        values = Telemetry(modules, level=Level(level), every=every)
-        judge_values = partial(_values_run, bounds, device, eager)
-        monitors["values"] = _Monitor(_inside_graphs(values), partial(values.read, shown), judge_values)
+        eager = eager_modules(model) if compiled and model is not None else 0
+        monitors["values"] = value_monitor(block, level, eager)
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
-        judge_steps = partial(monitor_run, bounds, device)
-        monitors["training"] = _Monitor(training.watching(), partial(training.read, shown), judge_steps)
-    return Watched(monitors, wanted, shown, training, shadow)
+        monitors["training"] = step_monitor(block, training)
+    return Watched(monitors, wanted, block.name, training, shadow)
+
+
+def _shown(model: Any, name: str) -> str:
+    """What a block is called in findings."""
+    shown = name or block_name("" if model is None else getattr(model, "__name__", type(model).__name__))
+    emulation = active()
+    return shown if emulation is None else f"{shown} [{emulation.policy.device} emulated]"
 
 
 def require_settings(every: int, level: str, fail_on: str | None = None) -> None:
@@ -380,35 +353,3 @@ def require_settings(every: int, level: str, fail_on: str | None = None) -> None
         parse_choice(fail_on, "fail_on", FAIL_ON)
     parse_integer(every, "every")
     parse_choice(level, "level", [known.value for known in Level])
-
-
-def _families(training: bool, compiled: bool, exact: bool, checks: Collection[str] | None) -> list[str]:
-    """The families of checks that apply to the objects and contain a selected check."""
-    applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
-    present = {"autocast": exact, "ops": exact, "values": compiled, "training": training}
-    default = [family for family, is_present in present.items() if is_present]
-    slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
-    applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
-    if checks is None:
-        return default
-    known = dict.fromkeys(slug for family in applicable.values() for slug in family)
-    names = set(parse_checks(checks, known) or ()) - {COVERAGE.slug}
-    return [family for family, members in applicable.items() if names & set(members)] or default
-
-
-@contextmanager
-def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
-    try:
-        dynamo.reset()
-        with telemetry.watching():
-            yield
-    finally:
-        telemetry.release()
-
-
-def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:
-    """eager: how many modules of the model compute outside its graphs."""
-    if eager and not stats.skipped:
-        stats = replace(stats, unseen={**stats.unseen, EAGER_MODULES: eager})
-    findings = tuple(check_telemetry(stats, limits))
-    return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))

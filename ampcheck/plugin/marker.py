@@ -103,7 +103,8 @@ def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
 
             stack.enter_context(emulate(arguments.device))
         if arguments.checks is not None or arguments.guards:
-            from ampcheck.watch import OP_CHECKS, watch
+            from ampcheck.watch import watch
+            from ampcheck.watch_families import OP_CHECKS
 
             checks = () if arguments.checks is None else arguments.checks or tuple(OP_CHECKS)
             stack.enter_context(watch(checks=(*checks, *arguments.guards), name=item.nodeid))

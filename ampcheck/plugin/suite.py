@@ -149,7 +149,8 @@ class Suite:
     def _watch_of(self, subject: str, *, compiled: bool = False) -> Watched:
         from ampcheck.autocast.guards.checks import GUARD_CHECKS
         from ampcheck.catalog.autocast import AUTOCAST_THREAD, POLICY_BANNED
-        from ampcheck.watch import OP_CHECKS, watched
+        from ampcheck.watch import watched
+        from ampcheck.watch_families import OP_CHECKS
 
         # A thread that loads data is not under the autocast that we put around the test; nor is that of CUDA, unless
         # it is asked for.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from ampcheck.core.errors import brief
 from ampcheck.shadow.accumulators import note_write
@@ -10,7 +12,7 @@ from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
 from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules.registry import RULES, restart
+from ampcheck.shadow.rules.registry import RULES, Rule, restart
 from ampcheck.torchtools.source import op_name
 
 
@@ -23,17 +25,9 @@ class Follower:
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         op = call.traits
-        unit, whole = 0.0, bool(call.before) or not op.random
-        for companions in call.before:
-            unit = max(unit, companions.unit)
-            whole = whole and companions.whole
-        whole = whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
-        for tensor in call.written:
-            companions = self._store.to_write(tensor)
-            companions.unit = max(unit, roundoff(tensor.dtype))
-            companions.whole = companions.whole and whole
-            note_write(call, tensor, companions, self._store)
-            companions.consumed = False
+        unit, whole = self._history(call)
+        if call.written:
+            self._note_writes(call, unit, whole)
         rule = RULES.get(op.name) or (restart if op.jumps else None)
         if op.unset or (op.random and rule is None):
             self._restart(call, moves=not op.unset)
@@ -44,36 +38,62 @@ class Follower:
         copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
         if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
+        try:
+            results = self._results(call, rule)
+        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
+            self._unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
+            self._restart(call)
+            return False
+        self._keep(call, results, unit, whole=whole and op.whole, ruled=rule is not None)
+        for tensor in call.written:
+            if self._store.of(tensor).alive is None:
+                self._store.reread(tensor)
+        return True
+
+    def _history(self, call: Call) -> tuple[float, bool]:
+        """The coarsest unit roundoff among the inputs, and whether they and numbers beside them are whole."""
+        unit, whole = 0.0, bool(call.before) or not call.traits.random
+        for companions in call.before:
+            unit = max(unit, companions.unit)
+            whole = whole and companions.whole
+        return unit, whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
+
+    def _note_writes(self, call: Call, unit: float, whole: bool) -> None:
+        for tensor in call.written:
+            companions = self._store.to_write(tensor)
+            companions.unit = max(unit, roundoff(tensor.dtype))
+            companions.whole = companions.whole and whole
+            note_write(call, tensor, companions, self._store)
+            companions.consumed = False
+
+    def _results(self, call: Call, rule: Rule | None) -> list[Any]:
+        """What the op gives on each side. Raises what it raises there, and where it decides otherwise than the run."""
         now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         for side in self._sides:
             side.now = now
         try:
             results = [rule(call, side) if rule is not None else side.run(call) for side in self._sides]
-            if op.checks and any(decides_otherwise(call.out, result) for result in results):
-                raise RuntimeError("companions decide otherwise")
-        except Exception as error:  # noqa: BLE001 - a custom op raises what it likes for float64
-            self._unruled[f"{op_name(call.op)}: {brief(error)}"] += 1
-            self._restart(call)
-            return False
         finally:
             for side in self._sides:
                 side.now = {}
+        if call.traits.checks and any(decides_otherwise(call.out, result) for result in results):
+            raise RuntimeError("companions decide otherwise")
+        return results
+
+    def _keep(self, call: Call, results: Sequence[Any], unit: float, *, whole: bool, ruled: bool) -> None:
+        """Store the companions of all results. ruled: a rule gave those of the tensors that the op wrote as well."""
         sides, fresh = [results_of(result) for result in results], set(map(id, call.fresh))
         for tensor, exact, moved in zip(call.results, *sides, strict=True):
             if tensor is None:
                 continue
             if id(tensor) not in fresh:
-                if rule is not None and exact is not None and moved is not None:
+                if ruled and exact is not None and moved is not None:
                     self._store.write(tensor, exact, moved)
             elif exact is None or moved is None or exact.shape != tensor.shape:
                 self._store.of(tensor, moves=False)
             else:
                 own = max(unit, roundoff(tensor.dtype))
-                self._store.assign(tensor, exact, moved, own).whole = whole and op.whole
-        for tensor in call.written:
-            if self._store.of(tensor).alive is None:
-                self._store.reread(tensor)
-        return True
+                self._store.assign(tensor, exact, moved, own).whole = whole
 
     def _restart(self, call: Call, *, moves: bool = False) -> None:
         """Let the companions of all results restart from the real results.

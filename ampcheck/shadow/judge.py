@@ -25,6 +25,9 @@ from ampcheck.shadow.reached import LEFT, UNSCALES
 from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, ILL, MASKED, TAKEN, drop, pass_on
 from ampcheck.shadow.updates import UpdateJudge
 
+_NOTED = ("_local_scalar_dense", UNSCALES, "_amp_update_scale_")
+"""Ops that are noted, besides those that decide."""
+
 _SUSPECTS, _DEPTH, _GRADIENT = attrgetter("suspects"), attrgetter("depth"), attrgetter("gradient")
 
 
@@ -56,7 +59,8 @@ class Judge:
 
     def judge(self, call: Call, ruled: bool) -> None:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
-        self._note(call)
+        if call.traits.decides or call.name in _NOTED:
+            self._note(call)
         if carried := list(filter(_SUSPECTS, call.before)):
             self._suffer(call, carried)
         results = call.written + call.fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 
@@ -56,6 +57,7 @@ _FEW = 64
 """Elements up to which an error heals only if each of them is within its bound."""
 
 _UNSEEN = Look(False, largest=math.nan)
+_SUSPECTS = attrgetter("suspects")
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ class _Result:
     """A result of an op beside its companions.
 
     low: it has 16 bits or fewer. accumulates: it is written again and again. floor: see `bounds.FLOOR`. single: each of
-    its elements is looked at alone. glance: what a fast look showed; of complex and single ones nothing.
+    its elements is looked at alone. masked: an input carries a mask whose infinities exact does not have. glance: what
+    a fast look showed; of complex and single ones nothing.
     """
 
     call: Call
@@ -75,13 +78,8 @@ class _Result:
     accumulates: bool
     floor: float
     single: bool
+    masked: bool
     glance: Look = _UNSEEN
-
-    @property
-    def masked(self) -> bool:
-        """Whether an input carries a mask whose infinities exact does not have."""
-        carried = [c.suspects for c in self.call.before if c.suspects]
-        return bool(carried) and any(MASKED in suspects for suspects in carried)
 
     def look(self, *, rounds: bool = False, strict: bool = False) -> None:
         """Look at the whole, fast."""
@@ -127,9 +125,11 @@ class ResultJudge:
         """Compare a result with its companions."""
         result = self._beside(call, tensor, companions)
         self._note_range(result)
-        if self._explained_by_own_error(result):
+        doubtful = result.glance.ill or not result.glance.within
+        if (doubtful or companions.suspects) and self._explained_by_own_error(result):
             return
-        self._suspect(result)
+        if doubtful or result.low:
+            self._suspect(result)
         if result.glance.within and not result.masked:
             if self._found.reached.lost:
                 self._found.reached.repeat(call.where, result.exact)
@@ -164,7 +164,9 @@ class ResultJudge:
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         single = bool(call.inherited) and tensor.numel() <= _FEW
-        result = _Result(call, tensor, companions, exact, moved, low, accumulates, floor, single)
+        carried = list(map(_SUSPECTS, filter(_SUSPECTS, call.before)))
+        masked = bool(carried) and any(MASKED in suspects for suspects in carried)
+        result = _Result(call, tensor, companions, exact, moved, low, accumulates, floor, single, masked)
         if not tensor.is_complex() and not single:
             rounds = call.name == "_to_copy" and not any(c.written for c in call.before)
             result.look(rounds=rounds, strict=bool(call.inherited))

@@ -35,6 +35,7 @@ _OF_TORCH: Mapping[type, str] = {
     LRScheduler: "schedulers",
 }
 """Where `Reached` keeps the objects of a type."""
+_KINDS = tuple(_OF_TORCH)
 
 _REACHED = 20_000
 """A step that reaches more values than this contains data, or a whole program."""
@@ -105,8 +106,8 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
         seen[id(value)] = value  # kept alive: its id is not reused
         if isinstance(value, torch.nn.Module):
             later += _follow_module(path, value, reached, seen)
-        elif kept := next((name for kind, name in _OF_TORCH.items() if isinstance(value, kind)), ""):
-            known = getattr(reached, kept)
+        elif isinstance(value, _KINDS):
+            known = getattr(reached, next(name for kind, name in _OF_TORCH.items() if isinstance(value, kind)))
             known[_free(path, known)] = value
             waiting[:0] = _wrapped(path, value) if isinstance(value, _OWNERS) else ()
         elif is_random_generator(value) or is_array(value):

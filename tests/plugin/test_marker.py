@@ -42,7 +42,8 @@ def run(checks, subject):
     findings = tuple(Finding(check, verdict, subject, "must not be") for check, verdict in verdicts.items())
     return Run(findings=findings, coverage=Coverage({"ops": 3}))
 
-sys.modules["ampcheck.watch"] = types.SimpleNamespace(watch=watch, OP_CHECKS=VALID)
+sys.modules["ampcheck.watch"] = types.SimpleNamespace(watch=watch)
+sys.modules["ampcheck.watch_families"] = types.SimpleNamespace(OP_CHECKS=VALID)
 sys.modules["happens"] = types.SimpleNamespace(happens=seen.append)
 """
 

@@ -1,0 +1,149 @@
+"""The families of checks that a watch of a block consists of: what measures each, and what judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.compiled.graph.checks import COMPILER_CHECKS
+from ampcheck.compiled.graph.judge import GraphObservation, graph_run
+from ampcheck.compiled.options import GraphLimits
+from ampcheck.core.arguments import parse_checks
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Run
+from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.observe import measure_block
+from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
+from ampcheck.telemetry.sites import Level
+from ampcheck.telemetry.stats import TelemetryStats
+from ampcheck.telemetry.telemetry import Telemetry
+from ampcheck.torchtools import dynamo
+from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.training.judge_running import OBSERVED, judge_block
+from ampcheck.training.loop import STEPS, LoopShadow
+from ampcheck.training.monitor.checks import MONITORED, monitor_run
+from ampcheck.training.monitor.monitor import TrainingMonitor
+from ampcheck.training.running import TrainingWatch
+
+OP_CHECKS = OBSERVABLE
+VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
+EXACTLY = "call watch() with exact=True, or without an optimizer or compiled model"
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """One family of checks over a block. block: the context that measures it. read: the statistics so far, None where
+    they are complete only after the block. judge: the findings that follow from them."""
+
+    block: AbstractContextManager[Any]
+    read: Callable[[], Any]
+    judge: Callable[[Any], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What all monitors of a block know: its name in findings, the modules that are watched, the limits, the device of
+    the modules, the checks that are selected, and the sampling interval."""
+
+    name: str
+    modules: Sequence[torch.nn.Module]
+    limits: Limits
+    device: str
+    checks: tuple[str, ...] | None
+    every: int
+
+
+def graph_monitor(block: Block, graphs: GraphLimits) -> Monitor:
+    """What Dynamo compiles."""
+    observed = GraphObservation(block.name)
+    return Monitor(observed, lambda: observed.stats, partial(graph_run, limits=graphs))
+
+
+def op_monitor(block: Block, shadow: LoopShadow, parts: Sequence[tuple[str, Any]], horizon: int | None) -> Monitor:
+    """Every op against float64, and the first steps of an optimizer. parts: kinds and objects that the user named."""
+    steps = TrainingWatch(block.name, STEPS, shadow, ends=False, horizon=horizon)
+    for kind, part in parts:
+        steps.loop.note(kind, part)
+    judge = partial(judge_block, steps, block.limits, block.checks)
+    return Monitor(steps.watching(), partial(measure_block, shadow, block.name), judge)
+
+
+def autocast_monitor(block: Block) -> Monitor:
+    """The use of autocast."""
+    use = AutocastObservation([slug for slug in block.checks or () if slug in GUARD_CHECKS] or None)
+    return Monitor(use, lambda: use.stats(block.name) if use.ended else None, partial(guard_run, use))
+
+
+def value_monitor(block: Block, level: str, eager: int) -> Monitor:
+    """Statistics inside compiled graphs. eager: how many modules of the model compute outside of them."""
+    if is_intercepted():
+        raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
+    values = Telemetry(block.modules, level=Level(level), every=block.every)
+    judge = partial(_values_run, block.limits, block.device, eager)
+    return Monitor(_inside_graphs(values), partial(values.read, block.name), judge)
+
+
+def step_monitor(block: Block, training: TrainingMonitor) -> Monitor:
+    """Gradients, updates and the loss scale of measured steps."""
+    judge = partial(monitor_run, block.limits, block.device)
+    return Monitor(training.watching(), partial(training.read, block.name), judge)
+
+
+def families_of(
+    checks: Collection[str] | None, graphs: GraphLimits | None, *, exact: bool, compiled: bool, training: bool
+) -> list[str]:
+    """The families of checks that apply to the objects and contain a selected check. Raises `UsageError` where limits
+    of graphs and checks of ops exclude each other."""
+    families = _families(training, compiled, exact, checks)
+    if graphs is not None and "graphs" not in families:
+        if checks is not None:
+            raise UsageError(f"graphs= limits the checks {', '.join(COMPILER_CHECKS)}; name one in checks=")
+        families = [*(family for family in families if family != "ops"), "graphs"]
+    if {"graphs", "ops"} <= set(families):
+        raise UsageError(
+            f"the checks {', '.join(OP_CHECKS)} follow ops in eager mode, where there are no graphs: watch "
+            f"{', '.join(COMPILER_CHECKS)} in a block of their own"
+        )
+    return families
+
+
+def _families(training: bool, compiled: bool, exact: bool, checks: Collection[str] | None) -> list[str]:
+    """The families of checks that apply to the objects and contain a selected check."""
+    applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
+    present = {"autocast": exact, "ops": exact, "values": compiled, "training": training}
+    default = [family for family, is_present in present.items() if is_present]
+    slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
+    applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
+    if checks is None:
+        return default
+    known = dict.fromkeys(slug for family in applicable.values() for slug in family)
+    names = set(parse_checks(checks, known) or ()) - {COVERAGE.slug}
+    return [family for family, members in applicable.items() if names & set(members)] or default
+
+
+@contextmanager
+def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
+    try:
+        dynamo.reset()
+        with telemetry.watching():
+            yield
+    finally:
+        telemetry.release()
+
+
+def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:
+    """eager: how many modules of the model compute outside its graphs."""
+    if eager and not stats.skipped:
+        stats = replace(stats, unseen={**stats.unseen, EAGER_MODULES: eager})
+    findings = tuple(check_telemetry(stats, limits))
+    return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))
