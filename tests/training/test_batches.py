@@ -104,7 +104,7 @@ def test_all_runs_of_the_steps_see_the_same_batches(kind: str, tmp_path: Path) -
     assert run.coverage.seen["batches"] == 6
     sums = noted(tmp_path / "notes")
     assert set(sums) == set(sums[:6])
-    assert len(sums) > 30  # the plain steps, those at several scales, those that are resumed
+    assert len(sums) > 12  # the plain steps, and those that are resumed
     follows, begins = dict(zip(sums[:6], [*sums[1:6], sums[0]], strict=True)), (sums[0], sums[3])
     assert all(second in (follows[first], *begins) for first, second in pairwise(sums))
 

@@ -98,23 +98,25 @@ class Degrees:
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
             graded = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
             judged = [(local(parameter.grad), self._look(parameter, divisor)) for parameter in graded]
+        for gradient in (gradient for gradient, degree in judged if degree == NONE):
+            self._degrees.pop(gradient)  # nothing of the optimizer depends on the scale
         with attribute(self, "_stepping", True):
             yield
         for tensor in (t for _, t in tensors((list(parameters_of(optimizer)), list(optimizer.state.values())))):
             self._degrees.pop(tensor)  # each step is judged by itself
         for gradient, degree in judged:
-            self._degrees.put(gradient, degree)
+            if inside is not None or self.of(gradient) is None:
+                self._degrees.put(gradient, degree)
 
     def _skipped(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""
         before = self.looked + self.unknown
         yield
-        if not self.scales.used or not scaler.is_enabled() or self.looked + self.unknown != before:
-            return
-        with without_modes(), torch.no_grad():
-            gradients = [local(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
-            finite = [g for g in gradients if has_companions(g) and bool(self._store.exact(g).isfinite().all())]
-            self.looked += sum(not self._of_gradient(gradient).varies for gradient in finite)
+        if self.scales.used and scaler.is_enabled() and self.looked + self.unknown == before:
+            with without_modes(), torch.no_grad():
+                for gradient in (local(p.grad) for p in parameters_of(optimizer) if p.grad is not None):
+                    finite = has_companions(gradient) and bool(self._store.exact(gradient).isfinite().all())
+                    self.looked += finite and not self._of_gradient(gradient).varies
 
     def _look(self, parameter: torch.Tensor, divisor: Degree) -> Degree:
         gradient = local(parameter.grad)

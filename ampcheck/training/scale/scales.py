@@ -63,8 +63,7 @@ class Numbers:
 
     def close(self) -> None:
         """End a step: what it read may have decided what comes next."""
-        computed = (read.place for read in self._reads if not read.of_scale)
-        self.decided = self.decided or next(computed, None)
+        self.decided = self.decided or next((read.place for read in self._reads if not read.of_scale), None)
         self._reads, self._scales = [], {}
 
     def factor(self, value: float, *, in_pass: bool) -> Degree | None:
@@ -89,8 +88,8 @@ class Numbers:
         if not value or (digits < fewest and not doubles):
             return NONE
         possible = [self._scales[scale] for scale, number in products.items() if number == fewest]
-        doubtful = fewest >= min(digits, _DIGITS) or len(possible) > 1 or value.is_integer()
-        return None if doubtful else possible[0]
+        sure = fewest < min(digits, _DIGITS) and len(possible) == 1 and not value.is_integer()
+        return possible[0] if sure else None
 
     def returned(self, value: float) -> tuple[Read, Degree] | None:
         """The number that makes what the last step returned depend on the scale, as it is or over a scale, and the
@@ -99,8 +98,7 @@ class Numbers:
         scales = [unit, *(read for read in self._reads if read.of_scale)]
         pairs = [(a, b) for a in self._reads for b in scales if a is not b and _digits(value) > _DIGITS]
         made = [(a, a.degree.over(b.degree)) for a, b in pairs if a.value / b.value == value]
-        own = {id(read) for read, _ in made}
-        self._reads = [read for read in self._reads if id(read) not in own]
+        self._reads = [read for read in self._reads if all(read is not own for own, _ in made)]
         self.close()
         return made[0] if made and all(degree.depends for _, degree in made) else None
 
