@@ -103,7 +103,11 @@ def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     named = [item.check for item in (*run.findings, *evidence) if item.check]
-    checks = [_check_section(run, slug) for slug in dict.fromkeys(named)]
+    by_check: dict[str, list[Finding | Table | Chart]] = {slug: [] for slug in named}
+    for item in (*run.findings, *evidence):
+        if item.check:
+            by_check[item.check].append(item)
+    checks = [_check_section(slug, items) for slug, items in by_check.items()]
     problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
         title=run.title,
@@ -161,14 +165,19 @@ def _verdict(run: Run) -> Verdict:
     return worst if worst not in _QUIET else Verdict.PASS if passed else Verdict.SKIP
 
 
-def _check_section(run: Run, slug: str) -> CheckSection:
-    findings = [finding for finding in run.findings if finding.check == slug]
-    return CheckSection(
-        check=slug,
-        findings=tuple(sorted(findings, key=lambda finding: SEVERITY.index(finding.verdict))),
-        tables=tuple([table for table in run.tables if table.check == slug]),
-        charts=tuple([chart for chart in run.charts if chart.check == slug]),
-    )
+def _check_section(slug: str, items: Sequence[Finding | Table | Chart]) -> CheckSection:
+    findings: list[Finding] = []
+    tables: list[Table] = []
+    charts: list[Chart] = []
+    for item in items:
+        if isinstance(item, Finding):
+            findings.append(item)
+        elif isinstance(item, Table):
+            tables.append(item)
+        else:
+            charts.append(item)
+    findings.sort(key=lambda finding: SEVERITY.index(finding.verdict))
+    return CheckSection(check=slug, findings=tuple(findings), tables=tuple(tables), charts=tuple(charts))
 
 
 def short_names(subjects: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,11 @@ class Follower:
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         op = call.traits
-        unit, whole = self._history(call)
+        unit, whole = 0.0, bool(call.before) or not op.random
+        for companions in call.before:
+            unit = max(unit, companions.unit)
+            whole = whole and companions.whole
+        whole = whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
         if call.written:
             self._note_writes(call, unit, whole)
         rule = RULES.get(op.name) or (restart if op.jumps else None)
@@ -49,14 +53,6 @@ class Follower:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)
         return True
-
-    def _history(self, call: Call) -> tuple[float, bool]:
-        """The coarsest unit roundoff among the inputs, and whether they and numbers beside them are whole."""
-        unit, whole = 0.0, bool(call.before) or not call.traits.random
-        for companions in call.before:
-            unit = max(unit, companions.unit)
-            whole = whole and companions.whole
-        return unit, whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
 
     def _note_writes(self, call: Call, unit: float, whole: bool) -> None:
         for tensor in call.written:

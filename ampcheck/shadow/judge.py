@@ -25,7 +25,7 @@ from ampcheck.shadow.reached import LEFT, UNSCALES
 from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, ILL, MASKED, TAKEN, drop, pass_on
 from ampcheck.shadow.updates import UpdateJudge
 
-_NOTED = ("_local_scalar_dense", UNSCALES, "_amp_update_scale_")
+_NOTED = ("_to_copy", "_local_scalar_dense", UNSCALES, "_amp_update_scale_")
 """Ops that are noted, besides those that decide."""
 
 _SUSPECTS, _DEPTH, _GRADIENT = attrgetter("suspects"), attrgetter("depth"), attrgetter("gradient")
@@ -66,8 +66,6 @@ class Judge:
         results = call.written + call.fresh
         if not results:
             return
-        if call.name == "_to_copy" and is_own_cast(call):
-            self.casts[call.where.file, call.where.line, dtype_name(call.fresh[0].dtype)] += 1
         if carried or call.written:
             self._updates.judge(call)
         after = list(map(self._store.of, results))
@@ -123,7 +121,9 @@ class Judge:
                     self._found.reached.note(key, name, share)
 
     def _note(self, call: Call) -> None:
-        """Judge a decision; record tests, numbers that leave the run, and what a scaler does."""
+        """Judge a decision; record casts, tests, numbers that leave the run, and what a scaler does."""
+        if call.name == "_to_copy" and call.fresh and is_own_cast(call):
+            self.casts[call.where.file, call.where.line, dtype_name(call.fresh[0].dtype)] += 1
         if call.traits.decides and tests_finiteness(call):
             self._found.reached.test(call.inherited)
         elif call.traits.decides and decides(call, faulty=bool(call.inherited)):
@@ -151,10 +151,13 @@ class Judge:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         call.depths = tuple(map(_DEPTH, call.before))
         depth = max(call.depths, default=0)
-        pass_on(call.before if not call.traits.shaped else (), after)
+        if carried := list(filter(_SUSPECTS, call.before if not call.traits.shaped else ())):
+            pass_on(carried, after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
         for tensor, companions in zip(results, after, strict=True):
             companions.gradient = gradient
+            if not carried:
+                companions.suspects = {}
             rounds = tensor.dtype.itemsize <= 2 and not call.moves
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
             if companions.suspects:

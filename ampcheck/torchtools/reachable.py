@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 from weakref import ProxyTypes
 
@@ -107,7 +108,7 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
         if isinstance(value, torch.nn.Module):
             later += _follow_module(path, value, reached, seen)
         elif isinstance(value, _KINDS):
-            known = getattr(reached, next(name for kind, name in _OF_TORCH.items() if isinstance(value, kind)))
+            known = getattr(reached, _OF_TORCH[next(filter(partial(isinstance, value), _KINDS))])
             known[_free(path, known)] = value
             waiting[:0] = _wrapped(path, value) if isinstance(value, _OWNERS) else ()
         elif is_random_generator(value) or is_array(value):
@@ -131,17 +132,18 @@ def _follow_module(
     inside = uncompiled(module)
     reached.modules[_free(path, reached.modules)] = inside
     seen[id(inside)] = inside
-    yield from _in_modules(path, inside)
+    return _in_modules(path, inside)
 
 
-def _follow_class(path: str, kind: type, reached: Reached) -> Iterator[tuple[str, object]]:
-    if is_users_class(kind) and not issubclass(kind, Enum):
-        reached.holders.append(kind)
-        yield from ((f"{path}.{name}", attribute) for name, attribute in plain_attributes(kind).items())
-        yield from ((base.__name__, base) for base in kind.__mro__[1:])
+def _follow_class(path: str, kind: type, reached: Reached) -> list[tuple[str, object]]:
+    if not is_users_class(kind) or issubclass(kind, Enum):
+        return []
+    reached.holders.append(kind)
+    attributes = [(f"{path}.{name}", attribute) for name, attribute in plain_attributes(kind).items()]
+    return attributes + [(base.__name__, base) for base in kind.__mro__[1:]]
 
 
-def _follow_object(path: str, value: object, reached: Reached) -> Iterator[tuple[str, object]]:
+def _follow_object(path: str, value: object, reached: Reached) -> list[tuple[str, object]]:
     is_function = isinstance(value, types.FunctionType)
     if is_function and is_compiled(value):
         reached.compiled[_free(path, reached.compiled)] = value
@@ -149,7 +151,8 @@ def _follow_object(path: str, value: object, reached: Reached) -> Iterator[tuple
         reached.holders.append(value)
     elif not isinstance(value, CALLABLES):
         reached.holders.append(value)
-        yield type(value).__name__, type(value)
+        return [(type(value).__name__, type(value))]
+    return []
 
 
 def _free(path: str, taken: Mapping[str, object]) -> str:

@@ -212,14 +212,14 @@ class TrainingLoop:
                 residents.setdefault(id(tensor), Resident(role, path, tensor))
         return list(residents.values())
 
-    def _weights(self, stepped: Collection[int], optimized: bool) -> Iterator[_Owned]:
+    def _weights(self, stepped: Collection[int], optimized: bool) -> list[_Owned]:
         """Parameters and their gradients. stepped: ids of those that an optimizer steps, if the loop is `optimized`."""
+        weights: list[_Owned] = []
         parameters = list(self.parameters())
         for name, parameter in parameters:
             trained = id(parameter) in stepped or (not optimized and parameter.requires_grad)
-            yield Role.PARAMETER if trained else Role.COPY, name, parameter
-        for name, parameter in parameters:
-            yield Role.GRADIENT, f"{name}.grad", parameter.grad
+            weights.append((Role.PARAMETER if trained else Role.COPY, name, parameter))
+        return weights + [(Role.GRADIENT, f"{name}.grad", parameter.grad) for name, parameter in parameters]
 
     def _optimizer_state(self, reached: Reached) -> Iterator[_Owned]:
         names = {id(parameter): name for name, parameter in self.parameters()}
@@ -228,7 +228,7 @@ class TrainingLoop:
             # An attribute may be a list of master weights.
             held += [(f"{path}.{key}", value) for key, value in vars(optimizer).items() if key not in _OF_OPTIMIZERS]
             for prefix, value in held:
-                yield from ((Role.STATE, name, tensor) for name, tensor in _contained(value, prefix))
+                yield from [(Role.STATE, name, tensor) for name, tensor in _contained(value, prefix)]
 
     def _contents(self, reached: Reached, stepped: set[int]) -> Iterator[_Owned]:
         """What modules and scalers hold."""

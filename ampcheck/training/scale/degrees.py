@@ -18,15 +18,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from ampcheck.catalog.causes import RETURNED
 from ampcheck.ops.traits import Traits, traits
-from ampcheck.shadow.call import leaves
+from ampcheck.shadow.call import item_of
 from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.stream.calls import subscribed
+from ampcheck.stream.ops import leaves
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
@@ -38,6 +40,7 @@ from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Dependence, Pl
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
+_KNOWN = attrgetter("known")
 """Namespaces of ops that sum, average and move values between processes."""
 
 
@@ -96,8 +99,8 @@ class Degrees:
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
-            graded = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
-            judged = [(local(parameter.grad), self._look(parameter, divisor)) for parameter in graded]
+            graded = [(p, local(p.grad)) for p in parameters_of(optimizer) if p.grad is not None]
+            judged = [(gradient, self._look(parameter, gradient, divisor)) for parameter, gradient in graded]
         for gradient in (gradient for gradient, degree in judged if degree == NONE):
             self._degrees.pop(gradient)  # nothing of the optimizer depends on the scale
         with attribute(self, "_stepping", True):
@@ -118,8 +121,7 @@ class Degrees:
                     finite = has_companions(gradient) and bool(self._store.exact(gradient).isfinite().all())
                     self.looked += finite and not self._of_gradient(gradient).varies
 
-    def _look(self, parameter: torch.Tensor, divisor: Degree) -> Degree:
-        gradient = local(parameter.grad)
+    def _look(self, parameter: torch.Tensor, gradient: torch.Tensor, divisor: Degree) -> Degree:
         degree = self._of_gradient(gradient).over(divisor)
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         if not degree.known:
@@ -165,11 +167,13 @@ class Degrees:
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
         else:
             operands = leaves((*args, *kwargs.values()))
-            held = [degree for t in operands if (degree := self.of(t) or self._made_of_number(t)) is not None]
+            held = list(filter(None, map(self._degrees.get, operands)))
+            if self.numbers.known:
+                held += filter(None, map(self._made_of_number, operands))
             if op.leaves and held:
                 if not self.scales.reading:
                     self._leave(held[0], out)
-            elif held or self._scales_by_hand(args) or (op.fills == "number" and self.numbers.known):
+            elif held or (self.numbers.known and (op.fills == "number" or self._scales_by_hand(args))):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
                 self._lose(counts and any(not degree.known for degree in held))
                 self._follow(op, args, kwargs, out)
@@ -177,13 +181,16 @@ class Degrees:
     def _made_of_number(self, tensor: torch.Tensor) -> Degree | None:
         """The degree of a number that entered as a tensor, from now on; None of what is none."""
         one = tensor.numel() == 1 and tensor.is_floating_point() and not tensor.requires_grad
-        companions = self._store.known(tensor) if self.numbers.known and one and has_companions(tensor) else None
-        if companions is not None and not companions.written:
-            self._degrees.put(tensor, self._of_factor(float(tensor)) or UNKNOWN)
+        companions = self._store.known(tensor) if one and has_companions(tensor) else None
+        if companions is None or companions.written or self.of(tensor) is not None:
+            return None
+        self._degrees.put(tensor, self._of_factor(float(tensor)) or UNKNOWN)
         return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
+        if not self.numbers.known:
+            return False
         is_loss = [tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args)] == [True]
         return is_loss and any(type(value) is float and value in self.numbers.known for value in args)
 
@@ -252,10 +259,9 @@ class Degrees:
     ) -> Degree | None:
         """The degree of a result; None where no operand has one."""
 
-        def item(value: Any) -> Any:
-            return value[number] if number is not None and isinstance(value, (list, tuple)) else value
-
-        values, options = list(map(item, args)), {name: item(value) for name, value in kwargs.items()}
+        values, options = list(args), kwargs
+        if number is not None:
+            values, options = [item_of(v, number) for v in args], {n: item_of(v, number) for n, v in kwargs.items()}
         if op.copies is not None:
             return self.of(values[op.copies])
         if op.fills == "number" and self.numbers.known:
@@ -263,10 +269,10 @@ class Degrees:
         if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
         operands = leaves((*values, *options.values()))
-        held = [degree for t in operands if (degree := self.of(t)) is not None]
+        held = list(filter(None, map(self._degrees.get, operands)))
         if not held and not self._scales_by_hand(values):
             return None
-        if any(not degree.known for degree in held):
+        if not all(map(_KNOWN, held)):
             return UNKNOWN  # an unknown mask chooses among the values, too
         call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
         for rule in (self._product, self._power, self._terms, self._moved):
