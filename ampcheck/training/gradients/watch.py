@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -207,13 +207,25 @@ class GradientWatch:
 
         with captured(self._loop, seen):
             yield
+        self._end(number, losses, histograms, shadow, start, events)
+
+    def _end(
+        self,
+        number: int,
+        losses: Mapping[str, GradientLoss],
+        histograms: Mapping[str, GradientHistogram],
+        shadow: Shadow,
+        start: int,
+        events: int,
+    ) -> None:
+        """Keep what a step showed, if it is one that is judged. start: the first op, events: the first call, of it."""
         own = self._recorder.events[events:]
-        made = any(event.act is Act.OPTIMIZER_STEP for event in own)
-        if not losses and not any(event.act is Act.BACKWARD for event in own):
+        acts = {event.act for event in own}
+        if not losses and Act.BACKWARD not in acts:
             return  # torch.autograd.grad may have computed gradients of parameters
         scale = self._scale(events)
         share, overflows = _worst(losses.values())
-        by_code = overflows and not made and not any(event.act is Act.SCALER_STEP for event in own)
+        by_code = overflows and acts.isdisjoint((Act.OPTIMIZER_STEP, Act.SCALER_STEP))
         settled = not by_code and not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
         if settled and self._skipped_by_code:  # a scale of the code's own, which it has lowered since
             self._attempts = [attempt for attempt in self._attempts if not attempt[2]]

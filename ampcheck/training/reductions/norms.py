@@ -118,24 +118,19 @@ class NormWatch:
 
     def _power(self, base: str, call: OpEvent) -> None:
         first = next(iter(leaves(call.args[0])), None)
-        norms = self._of(first)
         other = call.args[1] if len(call.args) > 1 else None
-        if base == "add" and isinstance(other, torch.Tensor):
-            norms = norms + self._of(other)
-            norms = norms if len(norms) == 2 else ()
+        norms = self._added(first, other) if base == "add" and isinstance(other, torch.Tensor) else self._of(first)
         if not norms or first is None:
             return
         order, power = norms[0].order, all(norm.power for norm in norms)
         result = next(iter(leaves(call.out)), first)
         low = _is_low(result)
+        if unchanged := _unchanged(base, other, norms):
+            self._keep(result, unchanged)
+            return
+        squares = base == "square" or (base == "mul" and other is first)
         followed: tuple[_Norm, ...] = ()
-        if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):
-            followed = norms
-        elif base == "add" and isinstance(other, float) and not power:  # an eps, in 2.9 before the sum over processes
-            followed = tuple(replace(norm, exact=norm.exact + other) for norm in norms)
-        elif (base == "pow" and other == order) or (
-            order == 2 and not power and (base == "square" or (base == "mul" and other is first))
-        ):
+        if (base == "pow" and other == order) or (order == 2 and not power and squares):
             followed = tuple(replace(norm, power=True) for norm in norms)
             if len(norms) == 1 and result.numel() == 1 and low and not bool(result.isfinite()):
                 self._total(followed[0], result, call, norms[0].terms)
@@ -146,10 +141,7 @@ class NormWatch:
             if len(norms) == 1 and norms[0].terms > 1:
                 self._total(followed[0], result, call, norms[0].terms)
         elif base in ("allreduce", "all_reduce") and power:
-            followed = tuple(
-                replace(n, terms=n.terms + 1, low=n.low or low, grouped=n.grouped or n.low or low, sharded=True)
-                for n in norms
-            )
+            followed = tuple(_reduced(norm, low) for norm in norms)
         if followed:
             self._keep(result, followed)
 
@@ -166,9 +158,29 @@ class NormWatch:
         norms = self._norms.get(tensor)
         return norms.get(int(tensor.storage_offset()), ()) if norms and isinstance(tensor, torch.Tensor) else ()
 
+    def _added(self, first: object, other: object) -> tuple[_Norm, ...]:
+        """The norms of two terms; none where one of them is no norm."""
+        norms = self._of(first) + self._of(other)
+        return norms if len(norms) == 2 else ()
+
     def _keep(self, tensor: torch.Tensor, norms: tuple[_Norm, ...]) -> None:
         self.any = True
         self._norms.put(tensor, {**(self._norms.get(tensor) or {}), int(tensor.storage_offset()): norms})
+
+
+def _reduced(norm: _Norm, low: bool) -> _Norm:
+    """The norm after a collective has summed it over ranks, in 16 bits if `low`."""
+    low = norm.low or low
+    return replace(norm, terms=norm.terms + 1, low=low, grouped=norm.grouped or low, sharded=True)
+
+
+def _unchanged(base: str, other: Any, norms: tuple[_Norm, ...]) -> tuple[_Norm, ...]:
+    """The norms after an op that copies them or adds an eps, in 2.9 before the sum over processes; none of others."""
+    if base in ("_to_copy", "clone", "wait_tensor", "_wrap_tensor_autograd") or (base == "add" and other == 0):
+        return norms
+    if base == "add" and isinstance(other, float) and not all(norm.power for norm in norms):
+        return tuple(replace(norm, exact=norm.exact + other) for norm in norms)
+    return ()
 
 
 def _together(norms: tuple[_Norm, ...], out: torch.Tensor) -> _Norm:

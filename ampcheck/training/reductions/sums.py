@@ -173,12 +173,7 @@ class ReductionWatch:
         if not _broadcasts(addend, accumulator):
             return None
         if total is None:
-            self._count += 1
-            started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
-            total = _Sum(self._count, lineage.new_origin(), max(started, 1))
-            if _kind(accumulator) != "graph":
-                total = _widened(total, accumulator, sign * _sampled(addend, accumulator))
-            return accumulator, total
+            return accumulator, self._begun(accumulator, addend, sign, lineage)
         if lineage.form(addend).mask & total.mask:
             return None
         longer = replace(total, addends=total.addends + (other.addends if other else 1))
@@ -191,6 +186,15 @@ class ReductionWatch:
         added = other.wide if other is not None and addend.stride() == accumulator.stride() else None
         added = _sampled(addend, accumulator) if added is None else added
         return accumulator, _widened(longer, accumulator, sign * added)
+
+    def _begun(self, accumulator: torch.Tensor, addend: torch.Tensor, sign: float, lineage: Lineage) -> _Sum:
+        """The partial sum that the first addition makes."""
+        self._count += 1
+        started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
+        total = _Sum(self._count, lineage.new_origin(), max(started, 1))
+        if _kind(accumulator) == "graph":
+            return total
+        return _widened(total, accumulator, sign * _sampled(addend, accumulator))
 
     def _keep(
         self, total: _Sum, tensor: torch.Tensor, source: torch.Tensor, lineage: Lineage, *, rounded: bool
