@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -212,8 +212,8 @@ class GradientWatch:
     def _end(
         self,
         number: int,
-        losses: Mapping[str, GradientLoss],
-        histograms: Mapping[str, GradientHistogram],
+        losses: dict[str, GradientLoss],
+        histograms: dict[str, GradientHistogram],
         shadow: Shadow,
         start: int,
         events: int,
