@@ -96,8 +96,8 @@ class Degrees:
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
-            graded = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
-            judged = [(local(parameter.grad), self._look(parameter, divisor)) for parameter in graded]
+            graded = [(p, local(p.grad)) for p in parameters_of(optimizer) if p.grad is not None]
+            judged = [(gradient, self._look(parameter, gradient, divisor)) for parameter, gradient in graded]
         for gradient in (gradient for gradient, degree in judged if degree == NONE):
             self._degrees.pop(gradient)  # nothing of the optimizer depends on the scale
         with attribute(self, "_stepping", True):
@@ -118,8 +118,7 @@ class Degrees:
                     finite = has_companions(gradient) and bool(self._store.exact(gradient).isfinite().all())
                     self.looked += finite and not self._of_gradient(gradient).varies
 
-    def _look(self, parameter: torch.Tensor, divisor: Degree) -> Degree:
-        gradient = local(parameter.grad)
+    def _look(self, parameter: torch.Tensor, gradient: torch.Tensor, divisor: Degree) -> Degree:
         degree = self._of_gradient(gradient).over(divisor)
         self.looked, self.unknown = self.looked + degree.known, self.unknown + (not degree.known)
         if not degree.known:
