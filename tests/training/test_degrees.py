@@ -347,3 +347,28 @@ def test_a_fused_optimizer_divides_by_the_scale_itself(divides: bool) -> None:
 
     (found,) = [f for f in seen.run.findings if f.check == "scale-invariance"]
     assert found.verdict is (Verdict.FAIL if divides else Verdict.PASS)
+
+
+def test_numbers_that_are_logged_beside_the_scale_decide_nothing() -> None:
+    """A meter makes a tensor of the losses and scales of before, and reads its median."""
+
+    def loop() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        x, losses, medians = torch.randn(16, 8), list[float](), list[float]()
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses += [loss.item(), scaler.get_scale()]
+            meter = torch.tensor(losses[:1])
+            medians.append(meter.median().item() if bool(meter.max() > 0) else 0.0)
+
+    run = ampcheck.audit(loop, name="loop")
+    (found,) = [finding for finding in run.findings if finding.check == "scale-invariance"]
+    assert found.verdict is Verdict.PASS, found.message

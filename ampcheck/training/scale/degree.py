@@ -17,12 +17,16 @@ Place: TypeAlias = "tuple[str, int | None]"
 class Degree:
     """The degree of a value. powers: by the number of a scale, without zeros; each update of a scaler makes another.
     place: the line of the user's code that made it so, where that combined values that depend on the scale. mixed: a
-    sum of different degrees. known: of an unknown degree nothing is said."""
+    sum of different degrees. known: of an unknown degree nothing is said. entered: it is made of numbers alone that
+    were outside of the run, and may be products of a scale; that they leave it again, as a mean that is logged, decides
+    nothing that they could not decide before.
+    """
 
     powers: dict[int, float] = field(default_factory=dict)
     place: Place = ("", None)
     mixed: bool = False
     known: bool = True
+    entered: bool = False
 
     @property
     def signature(self) -> tuple[tuple[int, float], ...]:
@@ -32,7 +36,8 @@ class Degree:
     def is_like(self, other: Degree | None) -> bool:
         """Whether both say the same, wherever they come from; none is that of a constant."""
         other = other or NONE
-        return (self.powers, self.mixed, self.known) == (other.powers, other.mixed, other.known)
+        mine, others = ((d.powers, d.mixed, d.known, d.entered) for d in (self, other))
+        return mine == others
 
     @property
     def varies(self) -> bool:
@@ -75,6 +80,7 @@ class Dependence:
 
 NONE = Degree()
 UNKNOWN = Degree(known=False)
+ENTERED = Degree(known=False, entered=True)
 
 
 def rest_of(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:

@@ -36,11 +36,11 @@ from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import StorageMap, local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
+from ampcheck.training.scale.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
-_KNOWN = attrgetter("known")
+_KNOWN, _ENTERED = attrgetter("known"), attrgetter("entered")
 """Namespaces of ops that sum, average and move values between processes."""
 
 
@@ -175,7 +175,7 @@ class Degrees:
                     self._leave(held[0], out)
             elif held or (self.numbers.known and (op.fills == "number" or self._scales_by_hand(args))):
                 counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
-                self._lose(counts and any(not degree.known for degree in held))
+                self._lose(counts and any(not (degree.known or degree.entered) for degree in held))
                 self._follow(op, args, kwargs, out)
 
     def _made_of_number(self, tensor: torch.Tensor) -> Degree | None:
@@ -184,7 +184,7 @@ class Degrees:
         companions = self._store.known(tensor) if one and has_companions(tensor) else None
         if companions is None or companions.written or self.of(tensor) is not None:
             return None
-        self._degrees.put(tensor, self._of_factor(float(tensor)) or UNKNOWN)
+        self._degrees.put(tensor, self._of_factor(float(tensor)) or ENTERED)
         return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
@@ -196,6 +196,8 @@ class Degrees:
 
     def _leave(self, degree: Degree, value: object) -> None:
         """A number or a decision leaves the run."""
+        if degree.entered:
+            return
         if degree.powers and type(value) is float and degree.known and not degree.mixed:
             self.numbers.add(Read(value, degree, self._line(), self.recorder.step, of_scale=False))
         else:
@@ -251,8 +253,9 @@ class Degrees:
         degrees = [self.of(operand) or NONE for operand in operands]
         ranks = op.decides in ("best", "extreme", "selection", "support")  # at every scale alike
         alike = (ranks or len(degrees) > 1) and len({degree.signature for degree in degrees}) == 1
-        if op.decides != "finite" and not (alike and degrees[0].known) and any(d.varies for d in degrees):
-            self._degrees.put(result, UNKNOWN)
+        varying = [degree for degree in degrees if degree.varies]
+        if op.decides != "finite" and varying and not (alike and degrees[0].known):
+            self._degrees.put(result, ENTERED if all(map(_ENTERED, varying)) else UNKNOWN)
 
     def _of_result(
         self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
@@ -273,7 +276,7 @@ class Degrees:
         if not held and not self._scales_by_hand(values):
             return None
         if not all(map(_KNOWN, held)):
-            return UNKNOWN  # an unknown mask chooses among the values, too
+            return ENTERED if all(map(_ENTERED, held)) else UNKNOWN  # an unknown mask chooses among the values, too
         call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
         for rule in (self._product, self._power, self._terms, self._moved):
             if (made := rule(call)) is not None:
