@@ -36,8 +36,8 @@ class Degree:
     def is_like(self, other: Degree | None) -> bool:
         """Whether both say the same, wherever they come from; none is that of a constant."""
         other = other or NONE
-        mine, others = ((d.powers, d.mixed, d.known, d.entered) for d in (self, other))
-        return mine == others
+        says = (self.powers, self.mixed, self.known, self.entered)
+        return says == (other.powers, other.mixed, other.known, other.entered)
 
     @property
     def varies(self) -> bool:
