@@ -123,7 +123,7 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Content
     reached = {each.candidate.title for each in tried}
     if models and (others := [each.title for each in wanted if each.title not in reached]):
         reasons.append(f"not tried, as {len(models)} models have tests: {listed(others)}")
-    rest = "is heavy, by the FLOPs of a pass: compiled code is left to `ampcheck audit`"
+    rest = "is heavy, by its weights and the FLOPs of a pass: compiled code is left to `ampcheck audit`"
     reasons += [f"{each.candidate.title} {rest}" for each in models if each.heavy]
     return replace(tests, locked=locked), lock, [*reasons, *unlocked, *untrained]
 

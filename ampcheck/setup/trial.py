@@ -42,6 +42,10 @@ in 16 bits up to forty times as slow on a CPU without such instructions: inputs 
 _HEAVY = 2e10
 """FLOPs of a pass above which the tests leave to an audit what takes minutes."""
 
+_PER_WEIGHT = 300
+"""FLOPs that take as long as what each weight costs whatever the inputs: copies, and comparisons of its gradient in
+float64. The tests of an MLP of 135 million weights and four rows took as long as 500 each."""
+
 _MANY = 200_000
 """Elements of inputs above which smaller ones are tried first."""
 
@@ -169,7 +173,7 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
     if found[1] > _SLOW:
         found = next(_running(model, smaller_inputs(found[0]), namespace, errors), found)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return {**attempt, "inputs": found[0], "parameters": count, "heavy": found[1] > _HEAVY}
+    return {**attempt, "inputs": found[0], "parameters": count, "heavy": found[1] + _PER_WEIGHT * count > _HEAVY}
 
 
 def _running(

@@ -199,3 +199,18 @@ def test_a_small_model_is_not_heavy_on_a_busy_machine(tmp_path: Path, monkeypatc
     }
     answer = build([], [attempt], 60.0)
     assert (answer["parameters"], answer["heavy"]) == (137_270, False)
+
+
+def test_many_weights_are_heavy_whatever_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"wide.py": "from torch import nn\n\nclass Wide(nn.Linear):\n    pass\n"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    monkeypatch.setattr("ampcheck.setup.trial._limit_memory", lambda: None)
+    attempt = {
+        "code": "Wide(9000, 9000)",
+        "setup": (),
+        "imports": ("from wide import Wide",),
+        "inputs": "",
+        "origin": "",
+    }
+    assert build([], [attempt], 60.0)["heavy"]
