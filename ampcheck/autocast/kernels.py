@@ -39,7 +39,7 @@ CallObserver: TypeAlias = Callable[[str, str, tuple[object, ...], dict[str, obje
 and what its eligible tensors are cast to (None: they stay)."""
 
 _Report: TypeAlias = Callable[..., None]
-"""Tells the observer of a call: positional and keyword arguments, and what its eligible tensors are cast to."""
+"""Reports a call to the observer: its positional and keyword arguments, and the dtype that tensors are cast to."""
 
 _KEY = DispatchKey.__members__[autocast_key("cpu")]
 _EXCLUDED = DispatchKeySet(_KEY)

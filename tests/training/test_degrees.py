@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -371,4 +372,48 @@ def test_numbers_that_are_logged_beside_the_scale_decide_nothing() -> None:
 
     run = ampcheck.audit(loop, name="loop")
     (found,) = [finding for finding in run.findings if finding.check == "scale-invariance"]
+    assert found.verdict is Verdict.PASS, found.message
+
+
+def _with_rate(rate: Callable[[int, float], float]) -> Any:
+    """The verdict on a loop that reads the scale and sets the learning rate in each step."""
+
+    def loop() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        x = torch.randn(16, 8)
+        for number in range(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            optimizer.param_groups[0]["lr"] = rate(number, scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+
+    (found,) = [f for f in ampcheck.audit(loop, name="loop").findings if f.check == "scale-invariance"]
+    return found
+
+
+@pytest.mark.parametrize("rate", [lambda n, scale: 100.0 / scale, lambda n, scale: 1e-5 * scale])
+def test_a_learning_rate_that_is_made_of_the_scale_is_no_pass(rate: Callable[[int, float], float]) -> None:
+    found = _with_rate(rate)
+    assert found.verdict is Verdict.INCOMPLETE, found.message
+    assert "test_degrees.py:" in found.message
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda n, scale: 0.1,
+        lambda n, scale: 0.1 * (n + 1) / 6,
+        lambda n, scale: 0.1 * 0.5**n,
+        lambda n, scale: 0.05 + 0.05 * math.cos(n / 6),
+        lambda n, scale: 3e-4,
+    ],
+)
+def test_schedules_beside_a_scale_that_is_read_pass(rate: Callable[[int, float], float]) -> None:
+    found = _with_rate(rate)
     assert found.verdict is Verdict.PASS, found.message

@@ -186,8 +186,8 @@ def _updates(stats: MonitorStats, param: ParameterStats, update: TensorUpdates) 
         update.doubt = "the learning rate still rises"
     elif not optimizer.nearest and not stays:  # only of one that rounds to nearest a lost update proves anything
         update.doubt = (
-            f"of a sample stochastic rounding would have moved about {expected:.3g}, and {jumped:,} moved, which does "
-            "not tell how this optimizer rounds"
+            f"stochastic rounding would have moved about {expected:.3g} elements of the sample, {jumped:,} moved: this "
+            "does not show how the optimizer rounds"
         )
     return update
 

@@ -98,6 +98,7 @@ class Degrees:
             return
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
+            self._look_options(optimizer)
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
             graded = [(p, local(p.grad)) for p in parameters_of(optimizer) if p.grad is not None]
             judged = [(gradient, self._look(parameter, gradient, divisor)) for parameter, gradient in graded]
@@ -110,6 +111,16 @@ class Degrees:
         for gradient, degree in judged:
             if inside is not None or self.of(gradient) is None:
                 self._degrees.put(gradient, degree)
+
+    def _look_options(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lose what depends on an option, such as the learning rate, that code may have made of a number that it read.
+
+        Options that the optimizer was made with are older than that.
+        """
+        made_with = {name: value for name, value in optimizer.defaults.items() if type(value) is float}
+        options = [(made_with.get(n, 0.0), v) for group in optimizer.param_groups for n, v in group.items()]
+        changed = [(before, value) for before, value in options if type(value) is float and value and value != before]
+        self._lose(any(self.numbers.may_make(value, before) for before, value in changed))
 
     def _skipped(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""

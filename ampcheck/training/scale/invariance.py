@@ -54,7 +54,8 @@ def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> Invari
     if stats.found or (degrees.looked and not degrees.unknown and left is None):
         return stats
     if left is not None:
-        why = "the run reads what depends on the loss scale, and what that decides was not judged"
+        at = f" at {left[0]}:{left[1]}" if left[0] else ""
+        why = f"the run uses a number that depends on the loss scale{at}, and what that decides was not judged"
         return replace(stats, skipped=why, place=left, hint=_READ)
     if degrees.unknown:
         total = degrees.looked + degrees.unknown

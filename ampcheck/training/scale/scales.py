@@ -78,6 +78,15 @@ class Numbers:
             self._used[value] = degree
         return degree
 
+    def may_make(self, value: float, before: float) -> bool:
+        """Whether code may have made an option of a number that left the run: it is one, or the product of one and a
+        number that somebody wrote down. before: the option as the optimizer was made; schedules halve it."""
+        numbers = [number for number in self.known if not _is_common(number)]
+        if before and math.frexp(value / before)[0] == 0.5:
+            return value / before in numbers
+        fewest = min(_digits(value), _DIGITS)
+        return value in numbers or any(_digits(value / number) < fewest for number in numbers)
+
     def _written(self, value: float) -> Degree | None:
         """The degree of a number that code wrote down, or of a product of one and a scale: what has fewer digits. Sizes
         are whole, and double as scales do."""
@@ -92,8 +101,10 @@ class Numbers:
         return possible[0] if sure else None
 
     def returned(self, value: float) -> tuple[Read, Degree] | None:
-        """The number that makes what the last step returned depend on the scale, as it is or over a scale, and the
-        degree that it has then; None where there is none. Numbers that it is made of decided nothing."""
+        """Return the number that the last step returned, and its degree; None if that does not depend on the scale.
+
+        A step may return the number as it is, or divided by a scale. The numbers that it used decided nothing.
+        """
         unit = Read(1.0, NONE, ("", None), 0, of_scale=True)
         scales = [unit, *(read for read in self._reads if read.of_scale)]
         pairs = [(a, b) for a in self._reads for b in scales if a is not b and _digits(value) > _DIGITS]
