@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +48,7 @@ from ampcheck.watch_families import (
     autocast_monitor,
     families_of,
     graph_monitor,
+    left_out,
     op_monitor,
     step_monitor,
     value_monitor,
@@ -74,7 +75,7 @@ class Watched:
     """Watches a block and reports on it; `watch` yields it.
 
     `run` and `stats` can be read inside the block and after it. Reading them waits for the device. shadow: follows
-    every op; None without float64.
+    every op; None without float64. left_out: findings about what cannot be watched here.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Watched:
         name: str,
         training: TrainingMonitor | None,
         shadow: Shadow | None,
+        left_out: Iterable[Finding] = (),
     ) -> None:
+        self._left_out = Run(findings=tuple(left_out))
         self._monitors, self._checks, self._name = monitors, checks, name
         self._training, self.shadow = training, shadow
         self._stack, self._writers = ExitStack(), list[Writer]()
@@ -155,7 +158,7 @@ class Watched:
             for family, monitor in self._monitors.items():
                 if (stats := monitor.read()) is not None:
                     runs[family] = self._judged(family, monitor.judge(stats))
-        run = merge(runs.values())
+        run = merge((*runs.values(), self._left_out))
         findings = run.findings
         if {"ops", "training"} <= runs.keys():
             of_ops = [f for family, part in runs.items() if family != "training" for f in part.findings]
@@ -323,6 +326,8 @@ def watched(
     )
     monitors: dict[str, Monitor] = {}
     training, shadow = None, None
+    lacks = left_out(families, block.name)
+    families = [family for family in families if family not in lacks]
     if "graphs" in families:
         monitors["graphs"] = graph_monitor(block, graphs or GraphLimits())
     if "ops" in families:
@@ -337,7 +342,7 @@ def watched(
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
         monitors["training"] = step_monitor(block, training)
-    return Watched(monitors, wanted, block.name, training, shadow)
+    return Watched(monitors, wanted, block.name, training, shadow, lacks.values())
 
 
 def _shown(model: Any, name: str) -> str:

@@ -20,7 +20,7 @@ from ampcheck.core.arguments import parse_checks
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Run
+from ampcheck.core.run import Finding, Run
 from ampcheck.numerics.checks import OBSERVABLE
 from ampcheck.numerics.observe import measure_block
 from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
@@ -29,6 +29,20 @@ from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.interception import is_intercepted
+from ampcheck.torchtools.private import (
+    backward_node,
+    excluded_keys,
+    forcing_keys,
+    included_keys,
+    lack_of,
+    register_scripted_op,
+    scripted_op,
+    scripted_ops,
+    sequence_number,
+    state_of_caller,
+    storage_users,
+    transforms,
+)
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import STEPS, LoopShadow
 from ampcheck.training.monitor.checks import MONITORED, monitor_run
@@ -37,7 +51,16 @@ from ampcheck.training.running import TrainingWatch
 
 OP_CHECKS = OBSERVABLE
 VALUE_CHECKS = ("overflow", "nonfinite-gradient", "silent-zero", "flush", "headroom", "coverage")
+_OTHER_RELEASE = "watch it under a release of PyTorch that has the name, and report this one to ampcheck"
 EXACTLY = "call watch() with exact=True, or without an optimizer or compiled model"
+
+_OF_OPS = (included_keys, excluded_keys, forcing_keys, state_of_caller, backward_node, sequence_number)
+_NEEDS: dict[str, tuple[object, ...]] = {
+    "ops": (*_OF_OPS, transforms, storage_users, scripted_op, register_scripted_op, scripted_ops),
+    "autocast": _OF_OPS,
+    "training": (transforms,),
+}
+"""PyTorch's private names without which a family cannot be watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,16 @@ class Block:
     device: str
     checks: tuple[str, ...] | None
     every: int
+
+
+def left_out(families: Collection[str], name: str) -> dict[str, Finding]:
+    """The families that cannot be watched, since this PyTorch lacks a private name that they need. name: of the block."""
+    reasons = {family: lack_of(_NEEDS.get(family, ())) for family in families}
+    return {
+        family: COVERAGE.incomplete(name, f"the watch of {family} was left out: {reason}", hint=_OTHER_RELEASE)
+        for family, reason in reasons.items()
+        if reason
+    }
 
 
 def graph_monitor(block: Block, graphs: GraphLimits) -> Monitor:

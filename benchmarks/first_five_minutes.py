@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from first_report import Project, clone
 
@@ -44,6 +44,7 @@ PROJECTS = (
 )
 
 _BEAT = re.compile(r", \d+ s$")
+_PACKAGES = re.compile(r"/\S*?/site-packages/")
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -120,9 +121,14 @@ def measured(project: Project, mirror: Path | None, python: str) -> Log:
         log.tests = (top / "tests" / "test_amp.py").read_text(encoding="utf-8")
         log.left = [line.removeprefix("note: ") for line in log.commands[0].lines if line.startswith("note: ")]
         for command in log.commands:
-            command.lines = [line.replace(str(top), top.name) for line in command.lines]
-            command.after = command.after.replace(str(top), top.name)
+            command.lines = [_without_machine(line, top) for line in command.lines]
+            command.after = _without_machine(command.after, top)
     return log
+
+
+def _without_machine(line: str, top: Path) -> str:
+    """A line that names no folder of this machine: files of packages begin at `site-packages`."""
+    return _PACKAGES.sub("site-packages/", line.replace(str(top), top.name).replace(gettempdir(), "TMP"))
 
 
 def shortened(lines: list[str]) -> list[str]:
@@ -144,6 +150,7 @@ def factories(text: str) -> str:
     return "\n\n".join(each.rstrip() for each in found)
 
 
+_NOT_RUN = "<!-- snippet: not run, of another repository -->"
 _INTRODUCTION = """\
 `python benchmarks/first_five_minutes.py` wrote this page. In each repository it ran `ampcheck init --yes`, and then the
 command that init prints, with an empty cache of the compiler; nothing was edited. None is among the
@@ -171,8 +178,8 @@ def page(logs: list[Log], known: dict[str, object]) -> str:
     for log in logs:
         lines += ["", f"## {log.repository}", "", f"Commit `{log.commit[:10]}`."]
         for command in log.commands:
-            lines += ["", _figures(command), "", "```text", *shortened(command.lines), "```"]
-        lines += ["", "What init wrote as factories:", "", "<!-- snippet: not run, of another repository -->"]
+            lines += ["", _figures(command), "", _NOT_RUN, "```text", *shortened(command.lines), "```"]
+        lines += ["", "What init wrote as factories:", "", _NOT_RUN]
         lines += ["```python", factories(log.tests), "```"]
     return "\n".join(lines) + "\n"
 

@@ -31,10 +31,13 @@ class _Missing:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+    def __str__(self) -> str:
         from ampcheck.torchtools.contract import WITHOUT
 
-        raise MissingNameError(f"PyTorch {torch.__version__} has no torch.{self._name}: {WITHOUT[self._name]}")
+        return f"PyTorch {torch.__version__} has no torch.{self._name}: {WITHOUT[self._name]}"
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise MissingNameError(str(self))
 
     def __getattr__(self, name: str) -> NoReturn:
         self()
@@ -145,3 +148,8 @@ tracing_context: Callable[[], Any] = _optional("_guards.TracingContext.try_get")
 def default_device() -> object:
     """The device of `torch.set_default_device` or of the innermost `with torch.device(...)`, itself; None without."""
     return _device.CURRENT_DEVICE
+
+
+def lack_of(names: Sequence[object]) -> str:
+    """Why what needs these names cannot run under this PyTorch; "" where it has all of them."""
+    return next((str(name) for name in names if isinstance(name, _Missing)), "")

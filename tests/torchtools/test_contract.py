@@ -178,6 +178,35 @@ def test_what_needs_a_name_that_is_gone_is_skipped_with_the_reason(name: str, ch
     assert not any(finding.startswith("FAIL") for finding in findings)
 
 
+WATCHED_WITHOUT = """
+import torch
+kept = torch.{name}
+del torch.{name}
+import ampcheck.torchtools.private
+torch.{name} = kept  # PyTorch itself goes on using it
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=float("inf"))
+with ampcheck.watch({objects}) as seen:
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    seen.step(float("nan")) if {stepped} else None
+for finding in seen.run.findings:
+    print(finding.verdict.name, finding.check, finding.message)
+"""
+
+
+@pytest.mark.parametrize("objects", ["", "model, optimizer"])
+@pytest.mark.parametrize("name", [name for name in WITHOUT if WITHOUT[name].endswith("is followed in float64")])
+@pytest.mark.every(6)
+def test_a_watch_leaves_out_what_needs_a_name_that_is_gone(name: str, objects: str) -> None:
+    source = WATCHED_WITHOUT.format(name=name, objects=objects, stepped=bool(objects))
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    findings = run.stdout.splitlines()
+    reason = f"the watch of ops was left out: PyTorch {torch.__version__} has no torch.{name}"
+    assert any(finding.startswith("INCOMPLETE coverage") and reason in finding for finding in findings)
+    assert any(finding.startswith("FAIL overflow") for finding in findings) == bool(objects)
+
+
 def test_a_missing_name_raises_where_it_is_used() -> None:
     missing = private._Missing("_chunk_cat")
     with pytest.raises(private.MissingNameError, match=r"has no torch\._chunk_cat: casts in packed"):
