@@ -87,7 +87,7 @@ class Block:
 
 
 def left_out(families: Collection[str], name: str) -> dict[str, Finding]:
-    """The families that cannot be watched, since this PyTorch lacks a private name that they need. name: of the block."""
+    """The families that need a private name which this PyTorch lacks. name: of the block."""
     reasons = {family: lack_of(_NEEDS.get(family, ())) for family in families}
     return {
         family: COVERAGE.incomplete(name, f"the watch of {family} was left out: {reason}", hint=_OTHER_RELEASE)
