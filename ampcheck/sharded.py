@@ -20,8 +20,8 @@ from ampcheck.core.exit import exit_without_teardown
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, merge
+from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
-from ampcheck.shadow.companions import roundoff
 from ampcheck.torchtools.storage import local, placements
 from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.policies import FollowedPolicies

@@ -79,7 +79,7 @@ _SHADOW: dict[str, Mechanism] = {
         {"shadow.format_constants:wide_constant": argument(0)},
     ),
     "pooled-spread": Mechanism("the spread that all rows share", {"shadow.bounds:_pooled": Gives(0.0)}),
-    "moved": Mechanism("the moved companion: the conditioning of the data", {"shadow.moves:Moves.shake": argument(1)}),
+    "moved": Mechanism("the moved companion: the conditioning of the data", {"facts.moves:Moves.shake": argument(1)}),
     "chance": Mechanism("few numbers that cancel by chance", {"shadow.bounds:is_chance": NO}),
     "accumulators": Mechanism(
         "the bound of values that build on themselves", {"shadow.judged_results:_ACCUMULATES": 10**9}

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.cuda_stand_in import current_device, placed_kind
+from ampcheck.facts.store import StorageMap
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.private import restore_location
-from ampcheck.torchtools.storage import StorageMap, unwrapped
+from ampcheck.torchtools.storage import unwrapped
 
 _DEVICE = re.compile(r"(cuda|xpu|mps)(?::(\d+))?")
 

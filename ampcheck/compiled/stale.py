@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.core.errors import UsageError, as_result
 from ampcheck.core.subject import name_of
-from ampcheck.shadow.memory import dtype_name
+from ampcheck.facts.memory import dtype_name
 from ampcheck.torchtools.contexts import Attributes, attributes, contexts_of, set_attributes
 from ampcheck.torchtools.dynamo import in_eager_mode, reset
 from ampcheck.torchtools.interception import CompiledCall

@@ -20,6 +20,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
+from ampcheck.facts.memory import roundoff
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.record import Recorded, arguments, run_plan
@@ -37,7 +38,6 @@ from ampcheck.numerics.run import (
 from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.bounds import JUDGED_UNIT
-from ampcheck.shadow.companions import roundoff
 from ampcheck.shadow.compare import (
     LOST,
     Key,

@@ -19,7 +19,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
     """The record of a shadow without a model so far. The reach of damage is known when its block has ended."""
     judged, seen = judged_by(shadow)
     formats = {dtype for _, dtype in judged["largest"]} | {fault.dtype for fault in shadow.faults}
-    ends = (companions for companions in shadow.store if companions.written and not companions.consumed)
+    ends = (companions for companions in shadow.store.values() if companions.written and not companions.consumed)
     seen["ops on integers alone"] = 0 if shadow.ops else shadow.whole  # evidence too: they round nothing
     return NumericsStats(
         subject=subject,

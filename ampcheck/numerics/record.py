@@ -15,9 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
+from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import Blocks, Outcome, Plan, Receive, run_subject
 from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.companions import MOVE, has_companions, roundoff
 from ampcheck.shadow.compare import Key, Result, result_of
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.private import is_traceable_subclass, without_modes

@@ -21,11 +21,12 @@ from ampcheck.autocast.missing import MissingKernels
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Plan, run_subject
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.torchtools.copying import Prepared, prepare
 from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.seeds import seeded

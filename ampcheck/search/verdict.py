@@ -8,13 +8,13 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import is_floating
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Result as Returned
 from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
 from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
 from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
-from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.compare import Key, Result, at_the_edge, result_of
 
 _FEW = 64

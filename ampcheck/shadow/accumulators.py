@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 
-from ampcheck.core.run import Where
+from ampcheck.facts.history import Part, Past
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions
-
-Part: TypeAlias = "tuple[int, torch.Size, tuple[int, ...]]"
-"""A part of a storage: offset, shape and strides."""
-
-Past: TypeAlias = "tuple[int, frozenset[Where]]"
-"""How many writes in a row built on the previous value, and the ops that made it."""
 
 _NEVER: Past = (0, frozenset())
 

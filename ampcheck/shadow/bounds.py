@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.shadow.companions import MOVE
+from ampcheck.facts.moves import MOVE
 
 SLACK = 8.0
 """Honest errors reach a few times what a sample shows: standard deviations."""

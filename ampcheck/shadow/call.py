@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ampcheck.core.run import Where
+from ampcheck.facts.history import Key
+from ampcheck.facts.memory import has_companions, values_of, view_of, with_values
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.ops.traits import Traits
-from ampcheck.shadow.companions import Companions, CompanionStore, Key, has_companions, view_of
 from ampcheck.shadow.format_constants import wide_constant
-from ampcheck.shadow.memory import values_of, with_values
 from ampcheck.stream.ops import OpCall
 from ampcheck.stream.ops import leaves as leaves
 from ampcheck.torchtools.private import OpOverload, efficient_zeros

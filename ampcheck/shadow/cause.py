@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
+from ampcheck.facts.memory import dtype_name, finite, roundoff
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call, Side, SideOf, leaves
-from ampcheck.shadow.companions import Companions, CompanionStore, roundoff
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.faults import Fault
-from ampcheck.shadow.memory import dtype_name, finite
 from ampcheck.shadow.norms import difference
 
 _KEPT = 0.125

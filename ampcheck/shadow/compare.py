@@ -15,10 +15,9 @@ from functools import partial
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.facts.memory import dtype_name, has_companions, roundoff
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, Examination, examine
-from ampcheck.shadow.companions import has_companions, roundoff
 from ampcheck.shadow.freedom import Freedom
-from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.result import BEYOND as BEYOND
 from ampcheck.shadow.result import CAST as CAST

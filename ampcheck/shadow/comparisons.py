@@ -11,9 +11,11 @@ import math
 
 import torch
 
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.moves import MOVE
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow.bounds import SLACK, floor_of
 from ampcheck.shadow.call import Call, item_of, leaves
-from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 from ampcheck.shadow.decisions import doubt
 from ampcheck.shadow.increments import take_up
 from ampcheck.shadow.suspects import ERROR, TAKEN

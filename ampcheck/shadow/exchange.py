@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from ampcheck.facts.history import Key
+from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import Traits
 from ampcheck.shadow.call import Call, floating_values, leaves
-from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective, Parts
 from ampcheck.torchtools.process_groups import group_among, wait_for
 

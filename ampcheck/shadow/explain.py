@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from ampcheck.shadow.faults import Step
+from ampcheck.facts.history import Step
 from ampcheck.shadow.mode import Shadow
 from ampcheck.shadow.norms import relative_error
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Where
+from ampcheck.facts.history import Key
 from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.companions import Key
 
 OVERFLOW = "overflow"
 MASK = "mask"
@@ -74,20 +74,3 @@ class Fault:
             f"{seen.spread:.2e}, {seen.flagged} of {seen.groups} groups, lost {seen.lost}, x{self.count} "
             f"{list(self.shape)} in {self.amax_in:.3g} out {self.amax_out:.3g} exact {self.exact_amax:.3g} {self.note}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A value on the way of an error: the op that made it, its error, and a bad value that it was made of."""
-
-    where: Where
-    error: float
-    before: Step | None = None
-    length: int = 1
-
-
-def extended(where: Where, error: float, before: Step | None) -> Step:
-    """A step after another. The way of an error through a long loop keeps its last steps."""
-    if before is not None and before.length >= 64:
-        before = None
-    return Step(where, error, before, 1 if before is None else before.length + 1)

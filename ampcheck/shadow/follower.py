@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampcheck.core.errors import brief
+from ampcheck.facts.memory import finite, has_companions, roundoff
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
-from ampcheck.shadow.companions import CompanionStore, has_companions, roundoff
-from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rowwise import is_constant
 from ampcheck.shadow.rules.registry import RULES, Rule, restart
 from ampcheck.torchtools.source import op_name

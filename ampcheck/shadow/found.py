@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.shadow.companions import Companions, CompanionStore, Key
+from ampcheck.facts.history import Key
+from ampcheck.facts.memory import largest_number
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow.comparisons import ZERO
 from ampcheck.shadow.faults import Fault
-from ampcheck.shadow.memory import largest_number
 from ampcheck.shadow.norms import relative_error
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.recurrence import Recurrence

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.bounds import FLOOR
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.shadow.decisions import doubt
 
 

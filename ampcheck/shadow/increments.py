@@ -9,25 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
 
 import torch
 
+from ampcheck.facts.history import Sum
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.moves import MOVE
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow.bounds import FLOOR
 from ampcheck.shadow.call import Call, item_of
-from ampcheck.shadow.companions import MOVE, Companions, CompanionStore, has_companions
 
 _numbers = count()
 
 _MOST = 2.0
 """How far the sum may lie from where it would be without rounding, in unit roundoffs: what compensates keeps less."""
-
-
-class Lineage(NamedTuple):
-    """A name of values, which copies of them share, and the names of what they are a sum of."""
-
-    name: int
-    terms: frozenset[int]
 
 
 def follow_lineage(call: Call, store: CompanionStore) -> None:
@@ -46,9 +41,9 @@ def follow_lineage(call: Call, store: CompanionStore) -> None:
                 store.of(result).lineage = None
             else:
                 own = _name_of(source, copied)
-                store.of(result).lineage = Lineage(own, copied.lineage.terms if copied.lineage else frozenset())
+                store.of(result).lineage = Sum(own, copied.lineage.terms if copied.lineage else frozenset())
             continue
-        store.of(result).lineage = Lineage(next(_numbers), frozenset(_terms(call, number, result, store)))
+        store.of(result).lineage = Sum(next(_numbers), frozenset(_terms(call, number, result, store)))
 
 
 def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -104,7 +99,7 @@ def _terms(call: Call, number: int, result: torch.Tensor, store: CompanionStore)
 def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
     """The name of the present values of a tensor, or of a part of a storage."""
     if companions.lineage is None:
-        companions.lineage = Lineage(next(_numbers), frozenset())
+        companions.lineage = Sum(next(_numbers), frozenset())
     name = companions.lineage.name
     if tensor.numel() == companions.numel:
         return name

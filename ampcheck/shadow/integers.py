@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from ampcheck.facts.memory import roundoff
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
-from ampcheck.shadow.companions import CompanionStore, roundoff
 from ampcheck.shadow.faults import COLLISION, Fault
 
 IDENTITIES = ("order", "equality", "identity", "bin")

@@ -9,17 +9,17 @@ from operator import attrgetter
 
 import torch
 
+from ampcheck.facts.memory import dtype_name, has_companions
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow import faults
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
-from ampcheck.shadow.companions import Companions, CompanionStore, has_companions
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.guards import bound_that_decides, divisors
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES
 from ampcheck.shadow.judged_results import ResultJudge
-from ampcheck.shadow.memory import dtype_name
 from ampcheck.shadow.norms import error_square, exact_square, honest_share
 from ampcheck.shadow.reached import LEFT, UNSCALES
 from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, ILL, MASKED, TAKEN, drop, pass_on
@@ -100,7 +100,7 @@ class Judge:
 
     def reach_ends(self) -> None:
         """Record which faults are left in values that are alive and that no op has used."""
-        for companions in self._store:
+        for companions in self._store.values():
             if not companions.consumed:
                 self._found.reach_values([companions], "a result that is still in use")
 

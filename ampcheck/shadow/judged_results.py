@@ -10,6 +10,9 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.history import extended
+from ampcheck.facts.memory import dtype_name, largest_number, view_of
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination, Look, cut_off, examine, floor_of, look
 from ampcheck.shadow.call import Call
@@ -22,12 +25,9 @@ from ampcheck.shadow.cause import (
     makes_nonfinite,
     with_sizes,
 )
-from ampcheck.shadow.companions import Companions, CompanionStore, view_of
 from ampcheck.shadow.comparisons import determine, own_error
-from ampcheck.shadow.faults import extended
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.integers import CONSECUTIVE, collisions_in
-from ampcheck.shadow.memory import dtype_name, largest_number
 from ampcheck.shadow.ranking import hides_ranking
 from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.facts.memory import finite, has_companions
+from ampcheck.facts.moves import MOVE
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SIXTEEN, SLACK, UNKNOWABLE, floor_of
-from ampcheck.shadow.companions import MOVE, CompanionStore, has_companions
-from ampcheck.shadow.memory import finite
 
 _PART = 1 << 22
 """Elements of a part."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from ampcheck.facts.memory import roundoff
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.bounds import SLACK, Look, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import alone, mended_side
-from ampcheck.shadow.companions import CompanionStore, roundoff
 
 _HIDDEN = 0.25
 """The error of a result, relative to what ranks its elements, from which it hides them."""

@@ -16,8 +16,8 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.history import Key
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.companions import Key
 from ampcheck.shadow.faults import OVERFLOW, Fault
 
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"

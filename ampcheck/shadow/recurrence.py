@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.companions import Key
+from ampcheck.facts.history import Key
 from ampcheck.shadow.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
 
 _FIRST = 64

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.facts.moves import MOVE
 from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, UNKNOWABLE, Examination, is_chance
-from ampcheck.shadow.companions import MOVE
 
 Key: TypeAlias = tuple[str, str, int]
 """What a result is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, number of the call."""
@@ -37,7 +37,7 @@ inf and NaN that eager mode has about as many of: the edge of overflow."""
 class Reference:
     """The companions of one result of an eager run: its exact value, with which other runs of the call are compared.
 
-    exact: float64. moved: float32, see `ampcheck.shadow.companions`. unit: the unit roundoff of the coarsest format
+    exact: float64. moved: float32, see `ampcheck.facts.values`. unit: the unit roundoff of the coarsest format
     that the eager run used on the way.
     """
 

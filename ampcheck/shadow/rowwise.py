@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ampcheck.facts.rows import is_large, is_large_size
+from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import Traits
 from ampcheck.shadow.call import Call, leaves
-from ampcheck.shadow.companions import CompanionStore
-from ampcheck.shadow.rows import is_large, is_large_size
 
 _READS = frozenset(("embedding", "index_select"))
 _GRADIENT = "embedding_dense_backward"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from ampcheck.shadow.companions import CompanionStore, has_companions
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.norms import follow_noise
 from ampcheck.torchtools.storage import local
 

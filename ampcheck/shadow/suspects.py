@@ -24,6 +24,8 @@ from operator import attrgetter
 import torch
 
 from ampcheck.core.run import Where
+from ampcheck.facts.history import Key
+from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
@@ -34,7 +36,6 @@ from ampcheck.shadow.cause import (
     largest_of,
     survives,
 )
-from ampcheck.shadow.companions import Companions, CompanionStore, Key
 from ampcheck.shadow.faults import Fault
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.call import floating_values
-from ampcheck.shadow.companions import CompanionStore
 from ampcheck.stream.ops import OpEvent, OpSubscriber, subscribed_here, subscribers_here
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.threads import Function, wrapped_threads

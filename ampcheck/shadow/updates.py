@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from ampcheck.facts.history import Key
+from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow import faults
 from ampcheck.shadow.bounds import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at
-from ampcheck.shadow.companions import CompanionStore, Key, has_companions, roundoff
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.norms import error_square, relative_error
 from ampcheck.shadow.suspects import UNHELD

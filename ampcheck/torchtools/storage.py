@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Iterator
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 
 from ampcheck.torchtools.private import NO_DISPATCH, FakeTensor, is_transformed_tensor, transformed_from, transforms
-
-Value = TypeVar("Value")
 
 Region: TypeAlias = "tuple[int, int, int]"
 """Number of the storage, offset and length in elements."""
@@ -76,61 +72,6 @@ def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains addends that are still to be summed over processes (`Partial`)."""
     return any(part.is_partial() for part in placements(tensor))
-
-
-class StorageMap(Generic[Value]):
-    """Values by the storage of tensors: all views of one memory have the same. A value goes with its storage.
-
-    The key is a tensor, or a storage itself.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
-
-    def get(self, key: object) -> Value | None:
-        """The value of a storage; None without one, and for what has no storage."""
-        if not self._values:
-            return None
-        try:
-            storage = key.untyped_storage() if isinstance(key, torch.Tensor) else key
-        except (RuntimeError, NotImplementedError):
-            return None
-        entry = self._values.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
-        return None if entry is None else entry[1]
-
-    def put(self, key: object, value: Value) -> None:
-        """Set the value of a storage; nothing for what has no storage."""
-        storage = _storage(key)
-        if storage is not None:
-            number = storage._cdata
-            self._values[number] = weakref.ref(storage, lambda _: self._values.pop(number, None)), value
-
-    def pop(self, key: object) -> Value | None:
-        """Drop the value of a storage."""
-        storage = _storage(key)
-        entry = None if storage is None else self._values.pop(storage._cdata, None)
-        return None if entry is None else entry[1]
-
-    def clear(self) -> None:
-        """Drop all values."""
-        self._values.clear()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[tuple[torch.UntypedStorage, Value]]:
-        """Each storage with its value."""
-        pairs = [(alive(), value) for alive, value in self._values.values()]
-        return iter([(storage, value) for storage, value in pairs if storage is not None])
-
-
-def _storage(key: object) -> torch.UntypedStorage | None:
-    if isinstance(key, torch.Tensor):
-        try:
-            return key.untyped_storage()
-        except (RuntimeError, NotImplementedError):
-            return None
-    return key if isinstance(key, torch.UntypedStorage) else None
 
 
 def is_transformed() -> bool:

@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.companions import has_companions
+from ampcheck.facts.memory import has_companions
 from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.storage import local

@@ -16,11 +16,11 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
-from ampcheck.shadow.memory import dtype_name
+from ampcheck.facts.linear import Form, LinearFacts, Operand, combined, itself, mixed
+from ampcheck.facts.memory import dtype_name
 from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
 from ampcheck.torchtools.private import backward_task, without_modes
-from ampcheck.torchtools.storage import StorageMap, storage_number
-from ampcheck.training.forms import Form, Operand, combined, itself, mixed
+from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.loop import Resident, Role
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -89,13 +89,13 @@ class VanishedConstant:
 class Lineage(OpSubscriber):
     """Follows forms through the ops of a step. It stands above the shadow, and changes nothing.
 
-    written: by storage what was done to the tensors of the loop. overwritten: is called with a tensor of the loop, or a
-    part of it, that was given values which do not depend on the ones it had. iterates: the names of further weights:
-    tensors that parameters are mixed from, as the second iterate of a schedule-free optimizer. drawn: the origin of
-    random numbers; weights: those of narrow parameters and iterates. draws: whether random numbers were drawn after a
-    backward pass or while autograd was off, as by an optimizer that rounds at random. additions: watches, such as a
-    `ReductionWatch`, which see every op and may add origins. active: whether ops are followed. unfollowed: counts ops
-    that were not, by reason.
+    facts: the forms, of one step. written: by storage what was done to the tensors of the loop. overwritten: is called
+    with a tensor of the loop, or a part of it, that was given values which do not depend on the ones it had. iterates:
+    the names of further weights: tensors that parameters are mixed from, as the second iterate of a schedule-free
+    optimizer. drawn: the origin of random numbers; weights: those of narrow parameters and iterates. draws: whether
+    random numbers were drawn after a backward pass or while autograd was off, as by an optimizer that rounds at random.
+    additions: watches, such as a `ReductionWatch`, which see every op and may add origins. active: whether ops are
+    followed. unfollowed: counts ops that were not, by reason.
 
     An op that is neither elementwise nor a write hands on `loose` origins only, such as those of running sums; so do
     ops that autograd records or runs, for the parameters: a gradient does not count as made of its weight.
@@ -119,21 +119,19 @@ class Lineage(OpSubscriber):
     def begin(self, residents: Sequence[Resident]) -> None:
         """A step begins: its origins are the narrow ones of these tensors."""
         self.iterates.update(self._mixed_into_weights())
-        self._forms, self._bits = StorageMap[Form](), StorageMap[int]()
+        self.facts = LinearFacts()
         self._origins = {}
         self.written: dict[int, Written] = {}
-        self._count = self.weights = 0
+        self.weights = 0
         self.draws = self._after_backward = False
-        self._residents = self.drawn = self.new_origin()
+        self._residents = self.drawn = self.facts.new_origin()
         for resident in residents:
             narrow = resident.tensor.dtype in NARROW and resident.role is not Role.GRADIENT
-            if narrow and not self.bit_of(resident.tensor):
-                bit = self.new_origin()
-                self._bits.put(resident.tensor, bit)
+            if narrow and not self.facts.bit_of(resident.tensor):
+                bit = self.facts.enter(resident.tensor)
                 self._origins[bit] = resident
                 self._residents |= bit
                 self.weights |= bit if resident.role is Role.PARAMETER or resident.name in self.iterates else 0
-                self.put(resident.tensor, itself(bit))
         for watch in self._additions:
             watch.begin(self)
 
@@ -143,38 +141,12 @@ class Lineage(OpSubscriber):
         A gradient, or a sum of them that is then cleared, is added to a parameter that keeps all but a decay.
         """
         for parameter in (resident for resident in self._origins.values() if resident.role is Role.PARAMETER):
-            gains = self.form(parameter.tensor).gains
+            gains = self.facts.form(parameter.tensor).gains
             extra = abs(sum(gains.values()) - 1.0)
             mixed_in = [self._origins[bit] for bit, gain in gains.items() if extra < _DECAYED * gain]
-            yield from (other.name for other in mixed_in if self.form(other.tensor).mask & self.bit_of(other.tensor))
-
-    def new_origin(self) -> int:
-        """The bit of a new origin."""
-        self._count += 1
-        return 1 << (self._count - 1)
-
-    def bit_of(self, key: object) -> int:
-        """The bit of a tensor of the loop, or of its storage; 0 for another."""
-        return self._bits.get(key) or 0
-
-    def form(self, key: object) -> Form:
-        """The form of the values of a tensor, all parts of its memory together."""
-        return self._forms.get(key) or Form()
-
-    def put(self, tensor: torch.Tensor, form: Form) -> None:
-        """Note the form of the values of a tensor; other parts of its memory keep theirs."""
-        rest = self._forms.get(tensor)
-        if rest is None and not form.mask:
-            return
-        if rest is not None and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
-            same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
-            form = Form(rest.mask | form.mask, same)
-        self._forms.put(tensor, form)
-
-    def depend(self, key: object, mask: int) -> None:
-        """Let all that the memory of a tensor, or a storage, holds depend on further origins."""
-        form = self.form(key)
-        self._forms.put(key, Form(form.mask | mask, form.gains, form.pure))
+            yield from (
+                other.name for other in mixed_in if self.facts.form(other.tensor).mask & self.facts.bit_of(other.tensor)
+            )
 
     def see(self, event: OpEvent) -> Any:
         """Follow the values of an op. Within a subclass a DTensor runs its ops on the local shard, and those count."""
@@ -232,7 +204,7 @@ class Lineage(OpSubscriber):
         if call.traits.random:
             self.draws |= self._after_backward or not torch.is_grad_enabled()
             return [_Note(t, Form(self.drawn)) for _, t in written], [] if written else [Form(self.drawn)]
-        if not any(map(_MASK, filter(None, map(self._forms.get, call.tensors)))):
+        if not any(map(_MASK, filter(None, map(self.facts.get, call.tensors)))):
             return [_Note(tensor, Form()) for _, tensor in written] if written else [], []
         op = call.traits
         followed = bool(written) or op.pointwise or op.copies is not None
@@ -246,7 +218,7 @@ class Lineage(OpSubscriber):
         for position, tensor in written:
             operands = self._operands(call, counts[position])
             counts[position] += 1
-            form = self._result(call, operands, tensor).without(hidden & ~self.bit_of(tensor))
+            form = self._result(call, operands, tensor).without(hidden & ~self.facts.bit_of(tensor))
             scaled = self._bare(call, operands, tensor, form)
             old = tensor.detach().clone() if 0.0 < scaled < 1.0 and tensor.dtype in NARROW else None
             notes.append(_Note(tensor, form, scaled, old))
@@ -264,7 +236,7 @@ class Lineage(OpSubscriber):
                 continue
             value = value[index] if isinstance(value, (list, tuple)) and index < len(value) else value
             if isinstance(value, torch.Tensor):
-                form = self.form(value)
+                form = self.facts.form(value)
                 plain = value.dim() == 0 and not form.mask and reads
                 plain = plain and value.device.type != "meta" and not value.is_complex()
                 operands.append(Operand(form, float(value) if plain else None))
@@ -279,30 +251,30 @@ class Lineage(OpSubscriber):
             return mixed([operand.form for operand in operands])
         if target is not None and "batch_norm" in op.base:
             momentum = call.argument("momentum", call.argument("exponential_average_factor", 0.0))
-            return self.form(target).times(1.0 - (momentum if call.argument("training", True) else 0.0))
+            return self.facts.form(target).times(1.0 - (momentum if call.argument("training", True) else 0.0))
         if target is not None and op.base.startswith("_fused_"):
             for name, option in _FUSED_GAINS.items():  # its kernels mix all, but keep of the state a fixed part
                 if any(t is target for t in leaves(call.argument(name))):
-                    return self.form(target).times(float(call.argument(option)) if option else 1.0)
-            return Form(self.form(target).mask)
+                    return self.facts.form(target).times(float(call.argument(option)) if option else 1.0)
+            return Form(self.facts.form(target).mask)
         return combined(op, operands, _number(call, "alpha"), _number(call, "beta"))
 
     def _bare(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
-        bit, op = self.bit_of(target) if target is not None else 0, call.traits
+        bit, op = self.facts.bit_of(target) if target is not None else 0, call.traits
         if not bit or target is None or not operands or "batch_norm" in op.base or op.base.startswith("_fused_"):
             return 0.0
         if op.copies == 1 or not any(t is target for t in leaves(call.args[:1])):  # assigned, as by out=
-            gain, now = form.gain(bit), self.form(target).gain(bit)
+            gain, now = form.gain(bit), self.facts.form(target).gain(bit)
             return gain / now if form.pure and gain and now else 0.0
         relative = self._result(call, [Operand(itself(bit)), *operands[1:]], target)
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
     def _note(self, call: OpEvent, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
-        number, bit = storage_number(result), self.bit_of(result)
+        number, bit = storage_number(result), self.facts.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
-        self.put(result, form)
+        self.facts.join(result, form)
         if not bit or number is None:
             return
         if not form.mask & bit and self.overwritten is not None:

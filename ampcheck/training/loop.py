@@ -19,8 +19,8 @@ from ampcheck.core.arguments import is_number, parse_integer
 from ampcheck.core.errors import as_result, brief, message_of, require_ran
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
+from ampcheck.facts.memory import has_companions
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.companions import has_companions
 from ampcheck.stream.ops import OpEvent
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.private import READ_NUMBER, without_modes

@@ -16,7 +16,7 @@ import torch
 from ampcheck.catalog.training import RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Finding, Table, Where
-from ampcheck.shadow.memory import dtype_name
+from ampcheck.facts.memory import dtype_name
 from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place

@@ -18,7 +18,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ampcheck.core.errors import EnoughSteps, as_result
-from ampcheck.shadow.companions import has_companions
+from ampcheck.facts.memory import has_companions
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.private import backward_task, without_modes

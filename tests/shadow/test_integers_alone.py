@@ -12,10 +12,10 @@ import torch
 from opinfo import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import traits
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.call import Call, Side, leaves, results_of
-from ampcheck.shadow.companions import CompanionStore
 
 INTEGERS = (torch.int64, torch.bool, torch.uint8)
 SAMPLES = 4

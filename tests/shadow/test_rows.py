@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import ampcheck
-from ampcheck.shadow import Shadow, rows
+from ampcheck.facts import rows
+from ampcheck.shadow import Shadow
 from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 
 ROWS, WIDTH = 512, 32

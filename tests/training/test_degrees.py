@@ -15,10 +15,10 @@ from torch import nn
 
 import ampcheck
 from ampcheck.core.run import Run, Verdict
+from ampcheck.facts.degree import Degree
 from ampcheck.training.loop import LoopShadow
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.running import RunningLoop
-from ampcheck.training.scale.degree import Degree
 from ampcheck.training.scale.degrees import Degrees
 
 Values = list[torch.Tensor]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.facts.linear import Form, Operand, combined, itself
 from ampcheck.ops.traits import traits
-from ampcheck.training.forms import Form, Operand, combined, itself
 
 ATEN = torch.ops.aten
 A, B = Operand(itself(1)), Operand(itself(2))

@@ -8,7 +8,7 @@ from narrow_loops import B16, F16, F32, kahan, loop, measure_stagnation, net, sg
 from torch import nn
 
 from ampcheck.core.subject import Subject
-from ampcheck.training.forms import Form, itself, mixed
+from ampcheck.facts.linear import Form, itself, mixed
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
 from ampcheck.training.stagnation.updates import UpdateWatch

@@ -10,9 +10,9 @@ import torch
 
 from ampcheck.compiled.accuracy.stats import OTHER_STREAMS
 from ampcheck.core.run import Where
+from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.record import CHANGES, NUMPY, Recorded
 from ampcheck.shadow import Reference
-from ampcheck.shadow.companions import MOVE
 from ampcheck.shadow.compare import FLOAT32, Key, Result, ResultError, compare_results
 from ampcheck.shadow.freedom import Freedom
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.facts.memory import finite, roundoff
 from ampcheck.shadow.call import Call, Side
-from ampcheck.shadow.companions import roundoff
-from ampcheck.shadow.memory import finite
 from ampcheck.shadow.rules.registry import restart, rule
 
 

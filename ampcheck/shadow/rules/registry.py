@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ampcheck.facts.memory import finite
 from ampcheck.shadow.call import Call, Side, results_of
-from ampcheck.shadow.memory import finite
 from ampcheck.torchtools.pytree import map_tensors
 
 Rule: TypeAlias = "Callable[[Call, Side], Any]"

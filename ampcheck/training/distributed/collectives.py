@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.store import StorageMap
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.shadow.call import floating_values
@@ -20,7 +21,7 @@ from ampcheck.shadow.rules.collectives import COLLECTIVES, Collective
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import backward_task, chunk_cat, without_modes
 from ampcheck.torchtools.process_groups import group_among, reduction_around, wait_for
-from ampcheck.torchtools.storage import Region, StorageMap, placements, region
+from ampcheck.torchtools.storage import Region, placements, region
 
 _SAMPLE = 256
 """Elements of a collective that are followed."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ampcheck.core.errors import UsageError
+from ampcheck.facts.memory import dtype_name
 from ampcheck.health import PendingHealth, Unmeasured, measure_health
 from ampcheck.health.plan import Plan
-from ampcheck.shadow.memory import dtype_name
 from ampcheck.stream.calls import method_of, steps_of
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of, local

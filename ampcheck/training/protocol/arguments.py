@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ampcheck.shadow.memory import dtype_name
+from ampcheck.facts.memory import dtype_name
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import tensors
 

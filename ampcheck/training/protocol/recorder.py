@@ -13,8 +13,8 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from ampcheck.facts.memory import dtype_name
 from ampcheck.numerics.losses import computed_in, factor_of
-from ampcheck.shadow.memory import dtype_name
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import backward_task

@@ -10,8 +10,8 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.store import StorageMap
 from ampcheck.stream.ops import OpEvent, leaves
-from ampcheck.torchtools.storage import StorageMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.moves import MOVE
+from ampcheck.facts.store import StorageMap
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.companions import MOVE, has_companions
 from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import backward_node, backward_task
 from ampcheck.torchtools.spacing import spacing
-from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormWatch
 
@@ -115,13 +116,13 @@ class ReductionWatch:
         """Sums go on over the steps, with origins of their own in each; those that turn out to be weights end."""
         self.norms.forget()
         for storage, sums in self._partial:
-            if lineage.bit_of(storage) & lineage.weights:
+            if lineage.facts.bit_of(storage) & lineage.weights:
                 self._partial.pop(storage)
                 for total in sums.values():
                     self.sums.pop(total.number, None)
                 continue
-            mask = lineage.new_origin()
-            lineage.depend(storage, mask)
+            mask = lineage.facts.new_origin()
+            lineage.facts.depend(storage, mask)
             self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: OpEvent, lineage: Lineage) -> None:
@@ -159,7 +160,7 @@ class ReductionWatch:
         self, accumulator: torch.Tensor, addend: Any, sign: float, lineage: Lineage
     ) -> tuple[torch.Tensor, _Sum] | None:
         """The partial sum that an addition makes."""
-        if lineage.bit_of(accumulator) & lineage.weights:
+        if lineage.facts.bit_of(accumulator) & lineage.weights:
             return None  # what updates of a weight lose is counted by `stagnation`
         total = self._of(accumulator)
         if not isinstance(addend, torch.Tensor):  # `sum(...)` starts at 0: no addend, but part of the value
@@ -174,7 +175,7 @@ class ReductionWatch:
             return None
         if total is None:
             return accumulator, self._begun(accumulator, addend, sign, lineage)
-        if lineage.form(addend).mask & total.mask:
+        if lineage.facts.form(addend).mask & total.mask:
             return None
         longer = replace(total, addends=total.addends + (other.addends if other else 1))
         if other is not None:  # pairwise summation
@@ -191,7 +192,7 @@ class ReductionWatch:
         """The partial sum that the first addition makes."""
         self._count += 1
         started = sum(bool(t.detach().reshape(-1)[:_SAMPLE].any()) for t in (accumulator, addend))
-        total = _Sum(self._count, lineage.new_origin(), max(started, 1))
+        total = _Sum(self._count, lineage.facts.new_origin(), max(started, 1))
         if _kind(accumulator) == "graph":
             return total
         return _widened(total, accumulator, sign * _sampled(addend, accumulator))
@@ -213,7 +214,7 @@ class ReductionWatch:
         if sums is None:
             self._partial.put(tensor, sums := {})
         sums[int(tensor.storage_offset()), tensor.numel()] = total
-        lineage.depend(tensor, total.mask)
+        lineage.facts.depend(tensor, total.mask)
         known = self.sums.get(total.number)
         over = low and total.addends >= _OVERFLOWING and not bool(tensor.isfinite().all())
         if (total.addends >= FEWEST or over) and (known is None or total.addends >= known.addends):

@@ -24,19 +24,21 @@ from typing import Any
 import torch
 
 from ampcheck.catalog.causes import RETURNED
+from ampcheck.facts.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
+from ampcheck.facts.memory import has_companions
+from ampcheck.facts.store import StorageMap
+from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import Traits, traits
 from ampcheck.shadow.call import item_of
-from ampcheck.shadow.companions import CompanionStore, has_companions
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import leaves
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
-from ampcheck.torchtools.storage import StorageMap, local, storage_number
+from ampcheck.torchtools.storage import local, storage_number
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
 _COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))

@@ -9,9 +9,9 @@ from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.facts.degree import Dependence, Place
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped
-from ampcheck.training.scale.degree import Dependence, Place
 from ampcheck.training.scale.degrees import Degrees
 
 _READ = "unscale gradients (scaler.unscale_) before code reads them, and read the loss from before it is scaled"

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from ampcheck.facts.degree import NONE, UNKNOWN, Degree, Place
+from ampcheck.facts.store import StorageMap
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.source import users_line
-from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.degree import NONE, UNKNOWN, Degree, Place
 
 _DIGITS = 4
 """So many digits say most numbers that somebody wrote down."""

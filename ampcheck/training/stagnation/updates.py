@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.shadow.companions import has_companions
+from ampcheck.facts.memory import has_companions
 from ampcheck.torchtools.saving import same_bits
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
@@ -195,7 +195,7 @@ class UpdateWatch:
         self._versions = {id(r.tensor): r.tensor._version for r in residents if not r.tensor.is_inference()}
         self._before = []
         for resident in residents:
-            bit, number = self._lineage.bit_of(resident.tensor), id(resident.tensor)
+            bit, number = self._lineage.facts.bit_of(resident.tensor), id(resident.tensor)
             if self.steps and before.get(number) != self._versions.get(number):
                 self._changing.add(resident.name)
             recorded = self.tensors.get((resident.role, resident.name))
@@ -233,7 +233,7 @@ class UpdateWatch:
             after = [(before, now.get((before.resident.role, before.resident.name))) for before in self._before]
             pairs = [(before, tensor) for before, tensor in after if tensor is not None]
             # A tensor that the step set to values which do not depend on it has lost what it held.
-            lost = {id(tensor) for before, tensor in pairs if not self._lineage.form(tensor).mask & before.bit}
+            lost = {id(tensor) for before, tensor in pairs if not self._lineage.facts.form(tensor).mask & before.bit}
             carriers = _Carriers([r for r in residents if id(r.tensor) not in lost], self._versions)
             for before, tensor in pairs:
                 if tensor.shape == before.old.shape and tensor.dtype is before.old.dtype:
@@ -261,7 +261,7 @@ class UpdateWatch:
             if not same_bits(tensor, before.old):
                 self.unseen["changes of a narrow tensor by ops that cannot be followed"] += 1
             return
-        form = lineage.form(tensor)
+        form = lineage.facts.form(tensor)
         if not form.mask & before.bit or not has_companions(tensor):
             updates.overwritten += 1
             return

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.facts.memory import has_companions
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.companions import has_companions
 from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.spacing import spacing
@@ -93,7 +93,7 @@ class MomentWatch:
         """Note the origins of what an op divides by."""
         for name in call.traits.divides:
             for tensor in leaves(call.argument(name)):
-                self._divisors |= lineage.form(tensor).mask
+                self._divisors |= lineage.facts.form(tensor).mask
 
     def start(self, residents: Sequence[Resident]) -> None:
         """Copy the values of the narrow parameters, before a step."""
@@ -151,8 +151,8 @@ class MomentWatch:
         that divides by the root of an average are of one size.
         """
         lineage, tensor = self._lineage, state.tensor
-        bit = lineage.bit_of(tensor) if lineage is not None else 0
-        gain = lineage.form(tensor).gain(bit) if lineage is not None and bit else None
+        bit = lineage.facts.bit_of(tensor) if lineage is not None else 0
+        gain = lineage.facts.form(tensor).gain(bit) if lineage is not None and bit else None
         if not bit & self._divisors or gain is None or not 0.0 < gain < 1.0 or bool((tensor < 0).any()):
             return None
         addend = zeros.sum / (self._steps - zeros.since + 1)

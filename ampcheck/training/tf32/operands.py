@@ -15,10 +15,10 @@ from ampcheck.core.check import LISTED
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.facts.store import StorageMap
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import map_tensors
-from ampcheck.torchtools.storage import StorageMap
 from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
 
 _LOST = 13

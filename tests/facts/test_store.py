@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from ampcheck.torchtools.storage import StorageMap
+from ampcheck.facts.store import StorageMap
 
 
 def test_all_views_of_one_memory_have_one_value():

@@ -7,28 +7,17 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
 
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.shadow.memory import has_companions as has_companions
-from ampcheck.shadow.memory import roundoff as roundoff
-from ampcheck.shadow.memory import values_in, write_view
-from ampcheck.shadow.memory import view_of as view_of
-from ampcheck.shadow.moves import MOVE as MOVE
-from ampcheck.shadow.moves import Moves
-from ampcheck.shadow.rows import Rows, is_large
+from ampcheck.facts.history import Key, Part, Past, Step, Sum
+from ampcheck.facts.memory import roundoff, values_in, view_of, write_view
+from ampcheck.facts.moves import Moves
+from ampcheck.facts.rows import Rows, is_large
+from ampcheck.facts.store import StorageMap
 from ampcheck.torchtools.private import storage_users
-
-if TYPE_CHECKING:
-    from ampcheck.shadow.accumulators import Part, Past
-    from ampcheck.shadow.faults import Step
-    from ampcheck.shadow.increments import Lineage
-
-Key: TypeAlias = tuple[str, Where, str]
-"""Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
 
 
 class Values:
@@ -78,7 +67,7 @@ class Companions:
         self.updates = 0
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
-        self.lineage: Lineage | None = None
+        self.lineage: Sum | None = None
         self.consumed = self.settled = self.gradient = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
@@ -133,21 +122,19 @@ _HISTORY = (
 )  # fmt: skip
 
 
-class CompanionStore:
+class CompanionStore(StorageMap[Companions]):
     """The companions of every floating storage that was seen and is alive.
 
-    watches: some memory is watched. by_rows: some matrices are followed by rows.
+    watches: some memory is watched. by_rows: some matrices are followed by rows. on_forget: is called with companions
+    that have faults when their storage is freed.
     """
 
     def __init__(self, seed: int = 0) -> None:
+        super().__init__()
         self.on_forget: Callable[[Companions], None] | None = None
-        self._by_storage: dict[int, Companions] = {}
         self.watches = False
         self.by_rows = False
         self.moves = Moves(seed)
-
-    def __iter__(self) -> Iterator[Companions]:
-        return iter(list(self._by_storage.values()))
 
     def known(self, tensor: torch.Tensor) -> Companions | None:
         """The companions of a tensor's storage; None where no op has seen it.
@@ -156,9 +143,10 @@ class CompanionStore:
         gets companions of its own, which are not kept.
         """
         storage = tensor.untyped_storage()
-        companions = self._by_storage.get(storage._cdata)
-        if companions is None:
+        entry = self._entries.get(storage._cdata)  # inlined: asked for each tensor of each op
+        if entry is None:
             return None
+        companions = entry[1]
         dtype = companions.dtype
         if storage.nbytes() != companions.numel * dtype.itemsize:
             _resize(companions, storage)
@@ -174,8 +162,9 @@ class CompanionStore:
         moves: the values are data, whose conditioning is measured, and no result of the run.
         """
         storage = tensor.untyped_storage()
-        companions = self._by_storage.get(storage._cdata)
-        if companions is not None:
+        entry = self._entries.get(storage._cdata)
+        if entry is not None:
+            companions = entry[1]
             plain = companions.bytes is None and companions.dtype is tensor.dtype
             same = plain and storage.nbytes() == companions.numel * companions.dtype.itemsize
             return companions if same else self.known(tensor) or companions
@@ -203,9 +192,15 @@ class CompanionStore:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Drop the companions of a tensor's storage."""
-        companions = self._by_storage.pop(tensor.untyped_storage()._cdata, None)
+        companions = self.pop(tensor)
         if companions is not None:
             companions.release()
+
+    def ended(self, companions: Companions) -> None:
+        """The storage was freed: release its values, and report its faults."""
+        companions.release()
+        if companions.faults and self.on_forget is not None:
+            self.on_forget(companions)
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
@@ -222,7 +217,7 @@ class CompanionStore:
         storage = tensor.untyped_storage()
         dtype = tensor.dtype.to_real()
         size = storage.nbytes() // dtype.itemsize
-        companions = self._by_storage.get(storage._cdata)
+        companions = self.get(storage)
         if companions is not None and companions.dtype is dtype and companions.numel == size:
             companions.own()  # the second result in one storage
             write_view(tensor, companions.values.exact, exact)
@@ -252,7 +247,7 @@ class CompanionStore:
         size = storage.nbytes() // dtype.itemsize
         if not size == companions.numel == tensor.numel() * (2 if tensor.is_complex() else 1):
             return False
-        if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._by_storage:
+        if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._entries:
             return False
         self._shared(storage, companions, dtype)
         return True
@@ -260,7 +255,7 @@ class CompanionStore:
     def copy_memory(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
         """Follow a copy of all bytes to another storage, as `copy.deepcopy` makes; False of any other."""
         storage, copied = tensor.untyped_storage(), source.untyped_storage()
-        companions = self._by_storage.get(copied._cdata)
+        companions = self.get(copied)
         if companions is None or storage._cdata == copied._cdata:
             return False
         if len({storage.nbytes(), copied.nbytes(), *(t.numel() * t.element_size() for t in (tensor, source))}) == 1:
@@ -271,7 +266,7 @@ class CompanionStore:
     def reread(self, tensor: torch.Tensor) -> None:
         """Restart the companions of the memory of a tensor, which was written in another format."""
         storage = tensor.untyped_storage()
-        companions = self._by_storage.get(storage._cdata)
+        companions = self.get(storage)
         if companions is None or not tensor.numel():
             return
         companions.own()
@@ -307,8 +302,9 @@ class CompanionStore:
 
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
-        shared = {id(c.values): c.values for c in self if c.rows is None}
-        rows = sum(c.rows.nbytes for c in self if c.rows is not None)
+        known = self.values()
+        shared = {id(c.values): c.values for c in known if c.rows is None}
+        rows = sum(c.rows.nbytes for c in known if c.rows is not None)
         return sum(values.exact.nbytes + values.moved.nbytes for values in shared.values()) + rows
 
     def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
@@ -330,20 +326,10 @@ class CompanionStore:
         self._keep(storage, Companions(values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
-        number = storage._cdata
-        old = self._by_storage.get(number)
+        old = self._entries.get(storage._cdata)
         if old is not None:
-            old.release()
-
-        def forget(_: object) -> None:
-            if self._by_storage.get(number) is companions:
-                del self._by_storage[number]
-                companions.release()
-                if companions.faults and self.on_forget is not None:
-                    self.on_forget(companions)
-
-        companions.alive = weakref.ref(storage, forget)
-        self._by_storage[number] = companions
+            old[1].release()
+        companions.alive = self.put(storage, companions)
         return companions
 
 

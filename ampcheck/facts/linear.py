@@ -8,6 +8,9 @@ from operator import attrgetter, or_
 from types import MappingProxyType
 from typing import NamedTuple
 
+import torch
+
+from ampcheck.facts.store import StorageMap
 from ampcheck.ops.traits import Traits
 
 
@@ -83,3 +86,47 @@ def _factors(op: Traits, numbers: Sequence[float | None], alpha: float, beta: fl
         other = numbers[1 - position] if len(numbers) > 1 else None
         known |= {"other": other, "1/other": 1.0 / other if other else None}
         yield known.get(name)
+
+
+class LinearFacts(StorageMap[Form]):
+    """The forms of the values in every storage, and the origins that they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bits = StorageMap[int]()
+        self._count = 0
+
+    def new_origin(self) -> int:
+        """The bit of a new origin."""
+        self._count += 1
+        return 1 << (self._count - 1)
+
+    def enter(self, tensor: torch.Tensor) -> int:
+        """Make the present values of a tensor an origin; its bit."""
+        bit = self.new_origin()
+        self._bits.put(tensor, bit)
+        self.join(tensor, itself(bit))
+        return bit
+
+    def bit_of(self, key: object) -> int:
+        """The bit of a tensor, or a storage, that entered; 0 for another."""
+        return self._bits.get(key) or 0
+
+    def form(self, key: object) -> Form:
+        """The form of the values of a tensor, all parts of its memory together."""
+        return self.get(key) or Form()
+
+    def join(self, tensor: torch.Tensor, form: Form) -> None:
+        """Note the form of the values of a tensor; other parts of its memory keep theirs."""
+        rest = self.get(tensor)
+        if rest is None and not form.mask:
+            return
+        if rest is not None and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
+            same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
+            form = Form(rest.mask | form.mask, same)
+        self.put(tensor, form)
+
+    def depend(self, key: object, mask: int) -> None:
+        """Let all that the memory of a tensor, or a storage, holds depend on further origins."""
+        form = self.form(key)
+        self.put(key, Form(form.mask | mask, form.gains, form.pure))

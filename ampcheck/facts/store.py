@@ -1,0 +1,85 @@
+"""What is known of the memory of tensors, by storage: all views of one memory share it, and it goes with the memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import torch
+
+Value = TypeVar("Value")
+
+
+class StorageMap(Generic[Value]):
+    """Values by the storage of tensors: all views of one memory have the same. A value goes with its storage.
+
+        known = StorageMap[str]()
+        known.put(tensor[1:], "data")
+        known.get(tensor)  # "data"
+
+    A key is a tensor, or a storage itself; what has no storage (sparse, functional) has no value.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
+
+    def get(self, key: object) -> Value | None:
+        """The value of a storage; None without one."""
+        if not self._entries:
+            return None
+        try:
+            storage = key.untyped_storage() if isinstance(key, torch.Tensor) else key
+        except (RuntimeError, NotImplementedError):
+            return None
+        entry = self._entries.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
+        return None if entry is None else entry[1]
+
+    def put(self, key: object, value: Value) -> weakref.ref[torch.UntypedStorage] | None:
+        """Set the value of a storage; a reference to the storage, None for what has none."""
+        storage = _storage(key)
+        if storage is None:
+            return None
+        number = storage._cdata
+
+        def end(_: object) -> None:
+            if (entry := self._entries.pop(number, None)) is not None:
+                self.ended(entry[1])
+
+        alive = weakref.ref(storage, end)
+        self._entries[number] = alive, value
+        return alive
+
+    def pop(self, key: object) -> Value | None:
+        """Drop the value of a storage, and return it."""
+        storage = _storage(key)
+        entry = None if storage is None else self._entries.pop(storage._cdata, None)
+        return None if entry is None else entry[1]
+
+    def ended(self, value: Value) -> None:
+        """A storage was freed, and its value went with it."""
+
+    def values(self) -> list[Value]:
+        """The values of all storages."""
+        return [value for _, value in self._entries.values()]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[torch.UntypedStorage, Value]]:
+        """Each storage with its value."""
+        pairs = [(alive(), value) for alive, value in self._entries.values()]
+        return iter([(storage, value) for storage, value in pairs if storage is not None])
+
+
+def _storage(key: object) -> torch.UntypedStorage | None:
+    if isinstance(key, torch.Tensor):
+        try:
+            return key.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return None
+    return key if isinstance(key, torch.UntypedStorage) else None
