@@ -83,6 +83,11 @@ UNKNOWN = Degree(known=False)
 ENTERED = Degree(known=False, entered=True)
 
 
+def joined(first: Degree, second: Degree) -> Degree:
+    """The degree of what two parts of a memory hold together."""
+    return second if first.is_like(second) else UNKNOWN
+
+
 def rest_of(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:
     """What a result held before a term was added in place; zero where that is no more than the rounding."""
     whole = result.detach().double()

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from ampcheck.catalog.causes import RETURNED
-from ampcheck.facts.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, rest_of
+from ampcheck.facts.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, joined, rest_of
 from ampcheck.facts.memory import has_companions
-from ampcheck.facts.store import StorageMap
+from ampcheck.facts.parts import PartMap
 from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import Traits, traits
 from ampcheck.shadow.call import item_of
@@ -36,7 +36,7 @@ from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
-from ampcheck.torchtools.storage import local, storage_number
+from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import parameters_of
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.scales import Numbers, Read, Scales
@@ -76,7 +76,7 @@ class Degrees:
         self.left: Place | None = None
         self.lost: Place | None = None
         self.recorder, self.numbers = recorder, Numbers()
-        self._degrees = StorageMap[Degree]()
+        self._degrees = PartMap[Degree](joined)
         self.scales = Scales(recorder, self._degrees, self.numbers)
         self._store, self._stepping = store, False
 
@@ -243,23 +243,12 @@ class Degrees:
             self._add(f"what the code itself writes into {name}", name, degree)
 
     def _put(self, results: Sequence[tuple[torch.Tensor, Degree | None]]) -> None:
-        """Note the degrees of results. Those that share memory, as views of one buffer do, have one together."""
-        written: dict[int | None, tuple[torch.Tensor, Degree | None, int]] = {}
+        """Note the degrees of results; what does not depend on the scale any more has none."""
         for target, degree in results:
-            number = storage_number(target)
-            _, other, size = written.get(number, (target, degree, 0))
-            written[number] = target, degree if (other or NONE).is_like(degree) else UNKNOWN, size + target.nbytes
-        for number, (target, degree, size) in written.items():
-            if number is None:
-                continue
-            before = self.of(target)
-            part = size < target.untyped_storage().nbytes()
-            if part and before is not None and not before.is_like(degree):
-                degree = UNKNOWN  # the rest of the memory has another
-            if degree is not None:
-                self._degrees.put(target, degree)
-            elif not part:
+            if degree is None:
                 self._degrees.pop(target)
+            else:
+                self._degrees.put(target, degree)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.facts.degree import NONE, UNKNOWN, Degree, Place
-from ampcheck.facts.store import StorageMap
+from ampcheck.facts.parts import PartMap
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.source import users_line
 from ampcheck.training.protocol.recorder import Recorder
@@ -122,7 +122,7 @@ class Scales:
     reading: whether `scaler.get_scale` runs.
     """
 
-    def __init__(self, recorder: Recorder, degrees: StorageMap[Degree], numbers: Numbers) -> None:
+    def __init__(self, recorder: Recorder, degrees: PartMap[Degree], numbers: Numbers) -> None:
         self.scaling: Degree | None = None
         self.used = self.reading = False
         self._recorder, self._degrees, self._numbers = recorder, degrees, numbers
