@@ -471,19 +471,20 @@ def test_a_bucket_of_gradients_that_every_step_fills_again_is_judged_by_what_it_
     sizes = [parameter.numel() for parameter in model.parameters()]
     bucket = torch.zeros(sum(sizes))
 
-    def step(number: int) -> None:
+    def step(number: int) -> float:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
             loss = model(DATA).float().square().mean()
         scaler.scale(loss).backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         for gradient, piece in zip(gradients, bucket.split(sizes), strict=True):
-            torch.mul(gradient.view(-1), 1.0, out=piece)
+            torch.mul(gradient.view(-1), torch.ones(()), out=piece)
         bucket.mul_(1.0)  # as a sum over processes writes all of it
         for gradient, piece in zip(gradients, bucket.split(sizes), strict=True):
             gradient.view(-1).copy_(piece)
         scaler.step(optimizer)
         scaler.update()
+        return float(loss)
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
     assert found.verdict is Verdict.PASS
