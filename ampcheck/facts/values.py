@@ -263,6 +263,15 @@ class CompanionStore(StorageMap[Companions]):
             return True
         return False
 
+    def write_integers(self, tensor: torch.Tensor, source: object) -> None:
+        """Follow integers that were written to memory that may hold floating numbers as well. source: of a copy."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        if isinstance(source, torch.Tensor) and (source.dtype, source.layout) == (tensor.dtype, tensor.layout):
+            if self.copy_memory(tensor, source):
+                return
+        self.reread(tensor)
+
     def reread(self, tensor: torch.Tensor) -> None:
         """Restart the companions of the memory of a tensor, which was written in another format."""
         storage = tensor.untyped_storage()

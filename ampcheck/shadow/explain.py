@@ -20,13 +20,24 @@ def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
     """
     if shadow.store.known(tensor) is None:
         return "the shadow has not seen this tensor: it was made outside of the block, or no op has read it"
-    steps = shadow.trail(tensor)
+    steps = trail_of(shadow, tensor)
     if not steps:
         return f"the tensor is within its bound: its relative error is {relative_error(tensor, shadow.store):.2g}"
     lines = ["the error began at the first of these ops and went through the others:"]
     for number, step in enumerate(steps):
         lines += _step(step, "lost here" if not number else "")
     return "\n".join(lines)
+
+
+def trail_of(shadow: Shadow, tensor: torch.Tensor) -> list[Step]:
+    """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
+    companions = shadow.store.known(tensor)
+    step = companions.trail if companions is not None else None
+    steps: list[Step] = []
+    while step is not None:
+        steps.insert(0, step)
+        step = step.before
+    return steps
 
 
 def _step(step: Step, mark: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 
 from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
-from ampcheck.facts.history import Step
 from ampcheck.facts.memory import has_companions, roundoff
 from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.accumulators import follow_accumulators
@@ -119,23 +118,19 @@ class Shadow(OpSubscriber):
         )
         self._origins = Origins(self._scopes)
         self._exchange = Exchange(self.store)
-        self._open = ExitStack()
 
-    def __enter__(self) -> Shadow:
-        escapes = watched_escapes(self._escaped, self._entered)
-        threads = watched_threads(self, self.store, self.unruled)
-        eager = in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces)
-        scopes = self._scopes.watched(), subscribed(optimizer_step=self._step) if self._model is None else _NOTHING
-        with ExitStack() as opening:
-            for context in (*scopes, literals_by_ops(), escapes, exports_of_the_user(), threads, *eager):
-                opening.enter_context(context)
-            super().__enter__()
-            self._open = opening.pop_all()
-        return self
+    def around(self) -> Iterator[AbstractContextManager[Any]]:
+        """The scopes of modules, and what follows ops that are no calls of the dispatcher or run elsewhere."""
+        yield self._scopes.watched()
+        yield subscribed(optimizer_step=self._step) if self._model is None else _NOTHING
+        yield literals_by_ops()
+        yield watched_escapes(self._escaped, self._entered)
+        yield exports_of_the_user()
+        yield watched_threads(self, self.store, self.unruled)
+        yield from (in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces))
 
     def __exit__(self, *exc: object) -> None:
-        with self._open:
-            super().__exit__(*exc)
+        super().__exit__(*exc)
         self._left()
 
     @property
@@ -204,16 +199,6 @@ class Shadow(OpSubscriber):
     def _after_root(self, module: torch.nn.Module, output: object) -> None:
         results = {path: unwrapped(t) for path, t in tensors(output) if t.is_floating_point()}
         self.reach({f"the output {path} of {type(module).__name__}": t for path, t in results.items()})
-
-    def trail(self, tensor: torch.Tensor) -> tuple[Step, ...]:
-        """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
-        companions = self.store.known(tensor)
-        step = companions.trail if companions is not None else None
-        steps: list[Step] = []
-        while step is not None:
-            steps.append(step)
-            step = step.before
-        return tuple(reversed(steps))
 
     def see(self, event: OpEvent) -> Any:
         """Follow an op. A subclass unwraps itself first; its inner ops come here."""
@@ -285,7 +270,8 @@ class Shadow(OpSubscriber):
             call.written = floating_values(written)
             for tensor in leaves(written):
                 if not tensor.is_floating_point() and not tensor.is_complex():
-                    self._write_integers(call, tensor)
+                    with torch.inference_mode(False), torch.no_grad():
+                        self.store.write_integers(tensor, call.args[1] if call.name == "copy_" else None)
         call.results = results_of(call.out)
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
 
@@ -360,17 +346,6 @@ class Shadow(OpSubscriber):
     def _note_precision(self, call: Call) -> None:
         narrow = any(t.dtype.itemsize <= 2 for t in (*call.inputs, *call.fresh, *call.written))
         self.in_16_bits[call.where] = narrow or self.in_16_bits.get(call.where, False)
-
-    def _write_integers(self, call: Call, tensor: torch.Tensor) -> None:
-        """Follow integers that were written to memory that may hold floating numbers as well."""
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            return
-        source = call.args[1] if call.name == "copy_" else None
-        if not isinstance(source, torch.Tensor) or (source.dtype, source.layout) != (tensor.dtype, tensor.layout):
-            source = None
-        with torch.inference_mode(False), torch.no_grad():
-            if source is None or not self.store.copy_memory(tensor, source):
-                self.store.reread(tensor)
 
     def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -124,22 +124,32 @@ class OpSubscriber:
 
     compiles = False
     _mode: _Ops | None = None
+    _open: ExitStack
+
+    def around(self) -> Iterator[AbstractContextManager[Any]]:
+        """The contexts that are open while it is subscribed, and longer: they are entered before."""
+        return iter(())
 
     def see(self, event: OpEvent) -> Any:
         """Return the result of an op, which may be of a higher order."""
         return event.run()
 
     def __enter__(self) -> Any:
-        self._mode = _joined(self)
-        if self._mode is None:
-            self._mode = _mode_of(self)
-            self._mode.__enter__()
+        with ExitStack() as opening:
+            for context in self.around():
+                opening.enter_context(context)
+            self._mode = _joined(self)
+            if self._mode is None:
+                self._mode = _mode_of(self)
+                self._mode.__enter__()
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._mode is not None and self._mode.drop(self):
-            self._mode.__exit__(*exc)
-        self._mode = None
+        with self._open:
+            if self._mode is not None and self._mode.drop(self):
+                self._mode.__exit__(*exc)
+            self._mode = None
 
 
 class _Ops(DispatchMode):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,18 +37,10 @@ class Trace(OpSubscriber):
         self.failed: TracedOp | None = None
         self._scopes = Scopes(model)
         self._origins = Origins(self._scopes)
-        self._open = ExitStack()
 
-    def __enter__(self) -> Trace:
-        with ExitStack() as opening:
-            opening.enter_context(self._scopes.watched())
-            super().__enter__()
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with self._open:
-            super().__exit__(*exc)
+    def around(self) -> Iterator[AbstractContextManager[Any]]:
+        """The scopes of the modules."""
+        yield self._scopes.watched()
 
     def see(self, event: OpEvent) -> Any:
         """Record an op."""

@@ -21,6 +21,7 @@ from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
 from ampcheck.shadow import Shadow
+from ampcheck.shadow.explain import trail_of
 from ampcheck.stream.ops import OpEvent
 from ampcheck.torchtools.batches import Playback
 from ampcheck.torchtools.private import READ_NUMBER, without_modes
@@ -360,7 +361,7 @@ def first_nonfinite(shadow: Shadow, values: Iterable[torch.Tensor | None]) -> Wh
     """Where an infinity or a NaN in one of these tensors came from, also where its inputs had lost digits before."""
     for value in values:
         if value is not None and has_companions(value) and not bool(value.detach().isfinite().all()):
-            steps = shadow.trail(value.detach())
+            steps = trail_of(shadow, value.detach())
             place = next((step.where for step in steps if step.error == torch.inf), None)
             if place is not None:
                 return place
