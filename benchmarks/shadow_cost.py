@@ -1,6 +1,10 @@
 """What the shadow costs beside other watchers, per step and in memory, all in one interleaved run.
 
     python benchmarks/shadow_cost.py --evidence reports/evidence/shadow_cost.json [--rounds 7] [--device cuda]
+                                     [--base TREE]
+
+`--base` names a checkout of an earlier commit: its shadow runs the same steps, in a process beside this one and in turn
+with it, and each ratio of a step to the plain step is compared with the base's of the same round.
 
 The yardstick is one plain float32 forward and backward: a CPU's own 16-bit kernels can be many times slower. Each
 watcher runs the step once in every round, in random order; ratios are medians over rounds of the time over that of the
@@ -12,8 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _evidence import write_evidence
+from _evidence import markdown_table, write_evidence
 from torch import nn
 from torch.nn import functional as F
 
 from ampcheck.shadow import Shadow
 
 Step = Callable[[], None]
+COMPARED = ["plain float32", "shadow, bfloat16", "shadow, float16"]
 
 
 class Block(nn.Module):
@@ -138,8 +147,8 @@ def _underflow_overflow(model: nn.Module) -> Any:
                 module._forward_hooks.update(hooks)
 
 
-def measure(name: str, rounds: int, device: str) -> dict[str, Any]:
-    """Ratios of the step time over the plain float32 step, and bytes of companions over those of the weights."""
+def made(name: str, device: str) -> tuple[nn.Module, torch.Tensor, Callable[..., float]]:
+    """A subject, its input, and a step of it, which returns its seconds."""
     build, make = SUBJECTS[name]
     torch.manual_seed(0)
     model, data = build().to(device), make().to(device)
@@ -153,6 +162,54 @@ def measure(name: str, rounds: int, device: str) -> dict[str, Any]:
             model(data).backward()
         finish()
         return time.perf_counter() - start
+
+    return model, data, step
+
+
+def serve(device: str) -> None:
+    """For each subject named on standard input, run the steps that are compared, and print their seconds."""
+    subjects = {name: made(name, device) for name in SUBJECTS}
+    for line in sys.stdin:
+        model, _, step = subjects[line.strip()]
+        known = watchers()
+        seconds = {key: step(known[key][0], known[key][1](model)) for key in random.sample(COMPARED, len(COMPARED))}
+        print(json.dumps(seconds), flush=True)
+
+
+def compared(base: Path, rounds: int, device: str) -> list[dict[str, Any]]:
+    """Of each subject and shadow the ratio to the plain step here, over that of the base; quartiles of the rounds."""
+
+    def started(tree: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, "--serve", "--device", device]
+        paths = os.pathsep.join((str(tree), str(Path(__file__).parent)))
+        return subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": paths}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def asked(process: subprocess.Popen[str], name: str) -> dict[str, float]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(name, file=process.stdin, flush=True)
+        seconds = json.loads(process.stdout.readline())
+        return {key: value / seconds[COMPARED[0]] for key, value in seconds.items()}
+
+    here, there = (started(tree) for tree in (Path(__file__).parents[1], base))
+    rows = []
+    for name in SUBJECTS:
+        pairs = [(asked(here, name), asked(there, name)) for _ in range(rounds + 1)][1:]  # the first warms up
+        for key in COMPARED[1:]:
+            low, middle, high = statistics.quantiles([own[key] / other[key] for own, other in pairs], n=4)
+            row = {"subject": name, "watcher": key, "over the base": round(middle, 3)}
+            rows.append({**row, "low": round(low, 3), "high": round(high, 3)})
+    for process in (here, there):
+        process.communicate()
+    return rows
+
+
+def measure(name: str, rounds: int, device: str) -> dict[str, Any]:
+    """Ratios of the step time over the plain float32 step, and bytes of companions over those of the weights."""
+    model, data, step = made(name, device)
+    finish = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def torchlens() -> float:
         import torchlens
@@ -205,11 +262,17 @@ def measure(name: str, rounds: int, device: str) -> dict[str, Any]:
 def main() -> None:
     """Measure every subject and write the evidence."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evidence", type=Path, required=True)
+    parser.add_argument("--evidence", type=Path)
+    parser.add_argument("--base", type=Path, metavar="TREE")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.serve:
+        serve(options.device)
+        return
+    beside = compared(options.base, options.rounds, options.device) if options.base is not None else []
     rows = [measure(name, options.rounds, options.device) for name in SUBJECTS]
     table = ["| subject | watcher | times the plain float32 step |", "|---|---|---|"]
     for row in rows:
@@ -217,8 +280,16 @@ def main() -> None:
             f"| {row['subject']} | {key} | {value} |" for key, value in row["times the plain float32 step"].items()
         ]
         table.append(f"| {row['subject']} | companions, times the weights | {row['companions over weights']} |")
+    if beside:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=options.base, text=True, capture_output=True
+        )
+        table += ["", f"Beside {commit.stdout.strip()}, step by step in turn (quartiles over the rounds):", ""]
+        table += markdown_table(beside)
     print("\n".join(table))
-    write_evidence(options.evidence, {"rounds": options.rounds, "subjects": rows}, table, device=options.device)
+    if options.evidence is not None:
+        data = {"rounds": options.rounds, "subjects": rows, "beside": beside}
+        write_evidence(options.evidence, data, table, device=options.device)
 
 
 if __name__ == "__main__":

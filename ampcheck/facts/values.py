@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -263,14 +264,13 @@ class CompanionStore(StorageMap[Companions]):
             return True
         return False
 
-    def write_integers(self, tensor: torch.Tensor, source: object) -> None:
+    def write_integers(self, tensor: torch.Tensor, source: Any) -> None:
         """Follow integers that were written to memory that may hold floating numbers as well. source: of a copy."""
         if tensor.layout is not torch.strided or tensor.is_meta:
             return
-        if isinstance(source, torch.Tensor) and (source.dtype, source.layout) == (tensor.dtype, tensor.layout):
-            if self.copy_memory(tensor, source):
-                return
-        self.reread(tensor)
+        same = isinstance(source, torch.Tensor) and (source.dtype, source.layout) == (tensor.dtype, tensor.layout)
+        if not (same and self.copy_memory(tensor, source)):
+            self.reread(tensor)
 
     def reread(self, tensor: torch.Tensor) -> None:
         """Restart the companions of the memory of a tensor, which was written in another format."""
