@@ -41,7 +41,7 @@ class Outcomes:
     start: seconds to import what a watch needs and to probe policies, which no budget counts. runs: test to its run, as
     JSON. own: tests that fail under AMP by themselves, with the error. ended: those whose watch was ended by the
     budget; left_out: those that it left out; both with their own seconds. unlike: tests that do not pass a second time
-    as they are. failing: how many fail as they are.
+    as they are. failing: those that fail as they are.
     """
 
     tests: float = 0.0
@@ -52,7 +52,7 @@ class Outcomes:
     ended: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, float] = field(default_factory=dict)
     unlike: dict[str, str] = field(default_factory=dict)
-    failing: int = 0
+    failing: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Outcomes) -> None:
         """Add those of another process."""
@@ -101,17 +101,17 @@ def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
         f"watched {counted(watched, 'tests')} {label}: {outcomes.watches:.1f} s beside {outcomes.tests:.1f} s of the "
         f"tests themselves, {total:.1f}x in all, and {outcomes.start:.1f} s to start"
     )
-    if outcomes.failing:
-        yield f"not watched, as they fail without AMP: {counted(outcomes.failing, 'tests')}"
-    limit = None if verbose else _NAMED
+    limit, own = None if verbose else _NAMED, sorted(outcomes.own.items())
     kinds = {
-        f"fails {label}: its own assertion": dict(sorted(outcomes.own.items())),
+        "not watched, as it fails as it is": dict(sorted(outcomes.failing.items())),
+        f"fails {label}: its own assertion": {name: why for name, why in own if why.startswith("AssertionError")},
+        f"fails {label}: the test itself raises": {n: why for n, why in own if not why.startswith("AssertionError")},
         "not judged, as it does not pass a second time": dict(sorted(outcomes.unlike.items())),
         "watched in part, the budget ended it (--ampcheck-budget)": _seconds(outcomes.ended),
         "not watched, beyond the budget (--ampcheck-budget)": _seconds(outcomes.left_out),
     }
     for text, tests in kinds.items():
-        yield from (f"{text}: {name} ({why})" for name, why in list(tests.items())[:limit])
+        yield from (f"{text}: {name}" + f" ({why})" * bool(why) for name, why in list(tests.items())[:limit])
         if more := len(tests) - len(list(tests)[:limit]):
             yield f"{text}: {counted(more, 'more tests')}; -vv names them"
 

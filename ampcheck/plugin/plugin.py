@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if options.watch is not None:
             from ampcheck.plugin.suite import Suite
 
-            config.pluginmanager.register(Suite(config, options, options.watch, report), "ampcheck-suite")
+            suite = Suite(config, options, options.watch, report, config.stash.get(_STDERR, None))
+            config.pluginmanager.register(suite, "ampcheck-suite")
     if options.history is not None or compare:
         _register_speed_session(config)
 

@@ -1,8 +1,8 @@
-"""`--ampcheck-watch`: each test of a suite runs as it is, and once more under AMP and watched.
+"""`--ampcheck-watch`: a suite runs as it is, and its tests that passed once more, under AMP and watched.
 
-The first run is the test's own: its result, its reports, the random numbers that later tests draw. The second has
-fixtures of its own, but for those of a class, a module or the session; what it finds is a finding of the session. Where
-it fails, the test runs under AMP without the watch, and as it is, which tells why.
+The first pass is the suite's own: its results, its reports, the random numbers that tests draw. The second begins when
+the fixtures of the first, also those of the session, are torn down, and sets up its own; what it finds is a finding of
+the session. Where a test fails in it, the test runs under AMP without the watch, and as it is, which tells why.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.core.text import counted
 from ampcheck.plugin.comparisons import is_compared
 from ampcheck.plugin.outcomes import Account, Outcomes, notes, of_tests, place_in_library, shortened
 from ampcheck.plugin.settings import Options, WatchOptions
@@ -42,10 +44,20 @@ PASSED, FAILED, ENDED, SKIPPED = "passed", "failed", "ended", "skipped"
 
 
 class Suite:
-    """The plugin of `--ampcheck-watch`. report: of the process that owns the terminal; None in a worker of xdist."""
+    """The plugin of `--ampcheck-watch`. report: of the process that owns the terminal; None in a worker of xdist.
+    descriptor: of standard error, for progress."""
 
-    def __init__(self, config: pytest.Config, options: Options, watch: WatchOptions, report: Report | None) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        options: Options,
+        watch: WatchOptions,
+        report: Report | None,
+        descriptor: int | None = None,
+    ) -> None:
         self._config, self._options, self._watch, self._report = config, options, watch, report
+        self._descriptor = descriptor
+        self._passed: list[tuple[pytest.Item, float, Any]] = []
         self._account = Account(watch.budget)
         self._outcomes = Outcomes()
         self._inside = False
@@ -56,22 +68,28 @@ class Suite:
 
     # Running: where tests run ----------------------------------------------------------------------------------------
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run the test as it is, through all plugins, and then watched, before its wider fixtures are torn down."""
-        if self._inside or not _is_watchable(item):
-            return None
-        self._inside, self._plain = True, {}
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Run the tests of this process through all plugins, and then watch those that passed."""
         try:
-            began, random = perf_counter(), _random_state()
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
-            seconds = perf_counter() - began
-            if not (item.session.shouldstop or item.session.shouldfail):
-                self._follow(item, seconds, random)
-            self._tear_down(item, nextitem)
-        finally:
-            self._inside, self._error = False, None
-        return True
+            ended = yield
+        except session.Failed:  # -x
+            self._follow_all(session)
+            raise
+        self._follow_all(session)
+        return ended
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note how a test ended, how long it took, and the random numbers that it began with."""
+        self._plain = {}
+        watchable, began, random = _is_watchable(item), perf_counter(), _random_state()
+        result = yield
+        if watchable and set(self._plain.values()) == {PASSED}:
+            self._passed.append((item, perf_counter() - began, random))
+        elif watchable and FAILED in self._plain.values():
+            self._outcomes.failing[item.nodeid] = ""
+        return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a phase of the test ended as it is."""
@@ -96,12 +114,32 @@ class Suite:
             if self._watched is not None and self._watched.shadow is not None:
                 self._watched.shadow.reach_ends()
 
-    def _follow(self, item: pytest.Item, seconds: float, random: Any) -> None:
-        """Run the test under AMP and watched, where it passes as it is."""
-        outcomes = self._outcomes
-        if "torch" not in sys.modules or set(self._plain.values()) != {PASSED}:
-            outcomes.failing += FAILED in self._plain.values()
+    def _follow_all(self, session: pytest.Session) -> None:
+        """Watch the tests that passed, in their order."""
+        if "torch" not in sys.modules or not self._passed:
             return
+        with self._progress(len(self._passed)) as next_test:
+            for item, seconds, random in self._passed:
+                next_test(item)
+                _tear_down(session, item)
+                self._follow(item, seconds, random)
+        _tear_down(session, None)
+
+    @contextmanager
+    def _progress(self, total: int) -> Iterator[Callable[[pytest.Item], None]]:
+        """Report every few seconds which test is watched; nothing in workers of xdist."""
+        if self._descriptor is None:
+            yield lambda item: None
+            return
+        from ampcheck.plugin.progress import heartbeat
+
+        with heartbeat(f"watching {counted(total, 'tests')} {self._watch.label}", self._descriptor) as beat:
+            numbers = count(1)
+            yield lambda item: beat.step(f"watching {item.name} {self._watch.label} ({next(numbers)} of {total})")
+
+    def _follow(self, item: pytest.Item, seconds: float, random: Any) -> None:
+        """Run a test under AMP and watched."""
+        outcomes = self._outcomes
         if not outcomes.start:
             outcomes.start = self._begin()
         limit = self._account.limit(seconds)
@@ -170,6 +208,7 @@ class Suite:
         if outcome == ENDED:
             self._outcomes.ended[item.nodeid] = seconds
         elif outcome == FAILED:
+            runs[0] = replace(run, findings=tuple(f for f in run.findings if not _lacks_evidence(f)))
             findings = self._explained(item, random)
             shown = {f.where.place for f in run.of(Verdict.FAIL)}  # a check that says more of the same line
             runs.append(Run(findings=tuple(f for f in findings if not f.where.file or f.where.place not in shown)))
@@ -226,10 +265,13 @@ class Suite:
             yield self._circumstances
 
     def _attempt(self, item: pytest.Item) -> str:
-        """Run the test once more with new fixtures, without reports."""
-        self._error = None
-        with warnings.catch_warnings(record=True):
-            reports = runtestprotocol(item, nextitem=item.parent, log=False)  # type: ignore[arg-type]
+        """Run the test once more, without reports."""
+        self._error, self._inside = None, True
+        try:
+            with warnings.catch_warnings(record=True), _unreported(item) as reports:
+                reports += runtestprotocol(item, nextitem=item.parent, log=False)  # type: ignore[arg-type]
+        finally:
+            self._inside = False
         ends = {"xfailed" if hasattr(report, "wasxfail") else report.outcome for report in reports}
         return FAILED if FAILED in ends else SKIPPED if ends - {PASSED} else PASSED
 
@@ -238,6 +280,7 @@ class Suite:
         from ampcheck.catalog import REGISTRY
 
         error, name = self._error, item.nodeid
+        _tear_down(item.session, None)  # each attempt has fixtures of its own
         with self._under_amp(random) as circumstances, circumstances.within():
             outcome = self._attempt(item)
         subject = f"{name} {self._watch.label}"
@@ -247,6 +290,7 @@ class Suite:
             yield REGISTRY["coverage"].incomplete(subject, text, hint=hint)
             return
         error = self._error
+        _tear_down(item.session, None)
         if random is not None:
             random()
         if self._attempt(item) == FAILED:
@@ -259,19 +303,6 @@ class Suite:
         check = REGISTRY["low-precision-error"]
         text = f"what runs in float32 must also run {self._watch.label}; it raised {shortened(error)}"
         yield check.fail(subject, text, where=place, hint=check.fix)
-
-    def _tear_down(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Tear down the fixtures that the next test does not need; an error is one of this test."""
-        capture = self._config.pluginmanager.getplugin("capturemanager")
-        with capture.item_capture("teardown", item) if capture is not None else nullcontext():
-            call = pytest.CallInfo.from_call(
-                lambda: item.session._setupstate.teardown_exact(nextitem),
-                when="teardown",
-                reraise=(pytest.exit.Exception, KeyboardInterrupt),
-            )
-        if call.excinfo is not None:
-            report = pytest.TestReport.from_item_and_call(item, call)
-            item.ihook.pytest_runtest_logreport(report=report)
 
     # Reporting: the process that owns the terminal -------------------------------------------------------------------
 
@@ -297,8 +328,10 @@ class Suite:
         for name, run in runs.items():
             self._report.add_watched(f"{name} {label}", run)
         self._report.notes += notes(self._outcomes, label, verbose=self._config.option.verbose > 1)
-        fatal = FAIL_ON[load_settings().fail_on]
-        if any(finding.verdict in fatal for run in runs.values() for finding in run.findings):
+        fail_on = load_settings().fail_on
+        fatal = [f for run in runs.values() for f in run.findings if f.verdict in FAIL_ON[fail_on]]
+        if fatal:
+            self._report.notes.append(f"findings fail the session (fail-on = {fail_on}), whatever the tests' results")
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
@@ -306,6 +339,30 @@ def _is_watchable(item: pytest.Item) -> bool:
     """Whether a test can run twice and is not watched or measured already."""
     measures = set(_MEASURES) & set(getattr(item, "fixturenames", ()))
     return isinstance(item, pytest.Function) and not measures and item.get_closest_marker("ampcheck") is None
+
+
+def _tear_down(session: pytest.Session, item: pytest.Item | None) -> None:
+    """Tear down the fixtures that a test does not need. What they raise is known from the first pass."""
+    pytest.CallInfo.from_call(
+        lambda: session._setupstate.teardown_exact(item),
+        when="teardown",
+        reraise=(pytest.exit.Exception, KeyboardInterrupt),
+    )
+
+
+@contextmanager
+def _unreported(item: pytest.Item) -> Iterator[list[pytest.TestReport]]:
+    """Collect the reports that a test itself logs, as of subtests, instead of those of its phases."""
+    reports: list[pytest.TestReport] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for hooks in (item.ihook, item.config.hook):
+            patch.setattr(hooks, "pytest_runtest_logreport", lambda report: reports.append(report))
+        yield reports
+
+
+def _lacks_evidence(finding: Finding) -> bool:
+    """Whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
+    return finding.check == "coverage" and finding.verdict is Verdict.FAIL
 
 
 def _random_state() -> Any:

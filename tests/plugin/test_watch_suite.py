@@ -188,11 +188,10 @@ def test_a_tests_own_assertion_is_reported_apart(pytester: pytest.Pytester) -> N
     assert problems(run) == []
     result.stdout.fnmatch_lines(
         [
-            "not watched, as they fail without AMP: 1 test",
-            *(
-                f"fails under bfloat16 autocast: its own assertion: test_it.py::{error}: *"
-                for error in ("test_bits (AssertionError", "test_dtype (AssertionError", "test_numpy (TypeError")
-            ),
+            "not watched, as it fails as it is: test_it.py::test_fails_anyway",
+            "fails under bfloat16 autocast: its own assertion: test_it.py::test_bits (AssertionError: *",
+            "fails under bfloat16 autocast: its own assertion: test_it.py::test_dtype (AssertionError: *",
+            "fails under bfloat16 autocast: the test itself raises: test_it.py::test_numpy (TypeError: *",
         ]
     )
 
@@ -307,10 +306,10 @@ def test_the_products_of_an_optimizer_are_not_under_our_autocast(pytester: pytes
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             assert model(torch.ones(2, 4)).shape == (2, 4)
-        def test_dtypes(): assert seen == 2 * [torch.float32] and len(seen) == 2
+            assert set(seen) == {torch.float32}
     """
     result, run = watch(pytester, code=code)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=1)
     assert problems(run) == []
 
 
@@ -413,6 +412,81 @@ def test_a_test_that_does_not_pass_twice_is_named_and_keeps_its_result(pytester:
     result.assert_outcomes(passed=1)
     assert (result.ret, problems(run)) == (pytest.ExitCode.OK, [])
     result.stdout.fnmatch_lines(["not judged, as it does not pass a second time: test_it.py::test_once (*"])
+
+
+SHARED = """
+    import unittest
+    import pytest, torch
+
+    @pytest.fixture(scope="{scope}")
+    def counted():
+        return {{"calls": 0, "model": torch.nn.Linear(2, 2)}}
+
+    class TestShared(unittest.TestCase if {unittest} else object):
+        made = 0
+
+        @classmethod
+        def setUpClass(cls):
+            cls.made = 0
+        setup_class = setUpClass
+
+        if not {unittest}:
+            def test_1(self, counted):
+                counted["calls"] += 1
+                counted["model"](torch.ones(2, 2))
+
+            def test_2(self, counted):
+                assert counted["calls"] == 1
+
+        def test_3(self):
+            type(self).made += 1
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+        def test_4(self):
+            assert self.made == 1
+"""
+
+
+@pytest.mark.parametrize(("scope", "unittest"), [("class", False), ("module", True), ("session", False)])
+def test_tests_that_share_a_fixture_pass_as_without_the_watch(
+    pytester: pytest.Pytester, scope: str, unittest: bool
+) -> None:
+    result, run = watch(pytester, code=SHARED.format(scope=scope, unittest=unittest))
+    result.assert_outcomes(passed=2 if unittest else 4)
+    assert problems(run) == []
+    assert "fails" not in result.stdout.str()
+
+
+def test_subtests_that_fail_under_autocast_alone_are_listed_and_fail_nothing(pytester: pytest.Pytester) -> None:
+    code = """
+        import unittest
+        import torch
+        class Dtypes(unittest.TestCase):
+            def test_it(self):
+                for size in (2, 3):
+                    with self.subTest(size=size):
+                        assert torch.mm(torch.ones(size, size), torch.ones(size, size)).dtype is torch.float32
+    """
+    result, run = watch(pytester, code=code)
+    assert result.ret == 0
+    assert "SUBFAIL" not in result.stdout.str()
+    assert problems(run) == []
+    result.stdout.fnmatch_lines(["fails under bfloat16 autocast: its own assertion: *::test_it (AssertionError: *"])
+
+
+def test_a_test_that_ends_before_it_runs_an_op_fails_nothing(pytester: pytest.Pytester) -> None:
+    code = """
+        import torch
+        names = set()
+        def test_registers_once():
+            assert "name" not in names
+            names.add("name")
+        def test_is_not_under_autocast():
+            assert not torch.is_autocast_enabled("cpu")
+    """
+    result, run = watch(pytester, code=code)
+    assert result.ret == 0
+    assert problems(run) == []
 
 
 def test_the_budget_ends_the_watch_of_a_slow_test_and_names_it(
