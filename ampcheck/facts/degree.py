@@ -78,6 +78,7 @@ class Dependence:
     place: Place
 
 
+NOWHERE: Place = ("", None)
 NONE = Degree()
 UNKNOWN = Degree(known=False)
 ENTERED = Degree(known=False, entered=True)
@@ -85,7 +86,9 @@ ENTERED = Degree(known=False, entered=True)
 
 def joined(first: Degree, second: Degree) -> Degree:
     """The degree of what two parts of a memory hold together."""
-    return second if first.is_like(second) else UNKNOWN
+    if first.is_like(second):
+        return second
+    return next((degree for degree in (first, second) if not degree.known), UNKNOWN)
 
 
 def rest_of(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:

@@ -19,10 +19,12 @@ _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
 _DECIDES = 0.5
 """The part of the values from which a bound decides: most of them."""
 
-_SMALLEST = frozenset(value for form in FORMATS.values() for value in (2 * form.unit_roundoff, form.smallest_normal))
-"""The spacing at 1 and the smallest normal number of each format."""
+_SMALLEST = frozenset(2 * form.unit_roundoff for form in FORMATS.values() if form.bits == 16)
+"""The spacing at 1 of each format of 16 bits. Narrower formats have 0.125 and larger, which code has for other reasons
+too; smallest normal numbers are below the largest floor."""
 
-_ENDS = frozenset(form.max for form in FORMATS.values() if form.name not in ("float32", "float64"))
+_ENDS = frozenset(form.max for form in FORMATS.values() if form.bits in (8, 16) and form.mantissa_bits)
+"""Those of narrower formats, such as 6 and 28, are also those of `relu6` and of much else."""
 
 
 def divisors(call: Call) -> slice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sysconfig
 import threading
@@ -307,6 +308,22 @@ def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> Li
     """
     path, line = users_frame(frame, inside=inside)
     return _relative(path, os.getcwd()), line
+
+
+def is_constant_here(frame: FrameType | None, number: float) -> bool:
+    """Whether the line of the user's code that runs has a number as a constant."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and number in _constants_of(frame.f_code, frame.f_lineno)
+
+
+@lru_cache(maxsize=1024)
+def _constants_of(code: CodeType, line: int) -> frozenset[object]:
+    """The numbers that a line has as constants, folded as the compiler folds them."""
+    parts = [(start, end) for start, end, number in code.co_lines() if number == line]
+    loads = [each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_CONST")]
+    at = [each.argval for each in loads if any(start <= each.offset < end for start, end in parts)]
+    return frozenset(value for value in at if isinstance(value, (int, float)))
 
 
 def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:

@@ -192,3 +192,17 @@ def test_what_is_lost_on_a_temporary_value_is_no_fault_of_the_weights_that_come_
         return values
 
     assert not [fault for fault in reaching(case, torch.bfloat16) if fault.kind == "drift"]
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5, 0.125])
+def test_a_floor_that_code_has_for_another_reason_is_none_of_a_format(bound: float) -> None:
+    def ball(dtype: torch.dtype) -> object:
+        x = torch.randn(16, 32).to(dtype) * 0.01
+        return x / x.norm(dim=-1, keepdim=True).clamp(min=bound)
+
+    assert reaching(ball, torch.bfloat16) == []
+
+
+@pytest.mark.parametrize("bound", [6.0, 28.0, 1.0])
+def test_an_end_that_code_has_for_another_reason_is_none_of_a_format(bound: float) -> None:
+    assert reaching(lambda dtype: (torch.rand(16, 32) + 40).to(dtype).clamp(max=bound), torch.bfloat16) == []

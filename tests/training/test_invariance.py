@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 from typing import Any
 
@@ -484,6 +485,111 @@ def test_a_bucket_of_gradients_that_every_step_fills_again_is_judged_by_what_it_
             gradient.view(-1).copy_(piece)
         scaler.step(optimizer)
         scaler.update()
+        return float(loss)
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is Verdict.PASS
+
+
+def gradients_of(model: nn.Module) -> Any:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def by_numpy(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(gradient.numpy().copy())
+
+
+def by_list(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(gradient.tolist())
+
+
+def by_file(gradient: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("leave", [by_numpy, by_list, by_file])
+def test_gradients_that_leave_the_run_and_come_back_are_not_judged_and_the_line_is_named(leave) -> None:
+    def between(scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        for gradient in gradients_of(model):
+            gradient.copy_(leave(gradient))
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.INCOMPLETE
+    assert "def by_" not in line_of(found)
+    assert "gradient" in line_of(found)
+
+
+def test_a_constant_that_happens_to_equal_the_scale_is_a_constant() -> None:
+    model, optimizer, scaler = parts(init_scale=65536.0)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        scaler.get_scale()  # for the log
+        with torch.autocast("cpu", torch.float16):
+            output = model(DATA).float()
+        loss = output.square().sum() * 256.0 / 65536.0
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return float(loss)
+
+    (found,) = judged(loop_of(model, optimizer, scaler, step))
+    assert found.verdict is Verdict.PASS
+
+
+def test_a_scaled_loss_that_is_returned_as_a_tensor_is_found_where_it_was_scaled() -> None:
+    model, optimizer, scaler = parts()
+
+    def step(number: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().square().mean()
+        loss = scaler.scale(loss)
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    (found,) = failed(loop_of(model, optimizer, scaler, step))
+    assert line_of(found) == "loss = scaler.scale(loss)"
+
+
+def test_a_limit_that_every_element_reaches_is_one_finding_at_its_line() -> None:
+    def between(scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        for number, gradient in enumerate(gradients_of(model)):
+            gradient.clamp_(max=-1e6 if number else 1.0)
+
+    (found,) = failed(amp_loop(between=between))
+    assert line_of(found).startswith("gradient.clamp_")
+
+
+def test_gradients_that_are_chosen_by_their_size_name_the_line() -> None:
+    def between(scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.where(parameter.grad.abs() > 1.0, parameter.grad.sign(), parameter.grad)
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.INCOMPLETE
+    assert "torch.where" in line_of(found)
+
+
+def test_a_warm_up_whose_parts_are_eighths_is_a_schedule() -> None:
+    model, _, scaler = parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: (number + 1) / 8)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.get_scale()  # for the log
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
         return float(loss)
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))

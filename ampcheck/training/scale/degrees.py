@@ -17,14 +17,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from ampcheck.catalog.causes import RETURNED
-from ampcheck.facts.degree import ENTERED, NONE, UNKNOWN, Degree, Dependence, Place, counts, is_taken, joined, rest_of
+from ampcheck.facts.degree import (
+    ENTERED,
+    NONE,
+    NOWHERE,
+    UNKNOWN,
+    Degree,
+    Dependence,
+    Place,
+    counts,
+    is_taken,
+    joined,
+    rest_of,
+)
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.parts import PartMap
 from ampcheck.facts.values import CompanionStore
@@ -37,7 +49,7 @@ from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import local
-from ampcheck.training.loop import parameters_of
+from ampcheck.training.loop import TrainingLoop, parameters_of
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
@@ -55,6 +67,10 @@ class _Call:
     options: dict[str, Any]
     floating: list[torch.Tensor]
     result: torch.Tensor
+
+
+_TAKE = TrainingLoop._take.__code__
+"""Reads what a step returned, which is no line of the user's."""
 
 
 class Degrees:
@@ -79,6 +95,7 @@ class Degrees:
         self._degrees = PartMap[Degree](joined)
         self.scales = Scales(recorder, self._degrees, self.numbers)
         self._store, self._stepping = store, False
+        self._left_sizes: set[int] = set()  # of tensors that left the run with values that vary
 
     def following(self) -> AbstractContextManager[None]:
         """Follow what runs inside; its ops come by `see`."""
@@ -89,7 +106,8 @@ class Degrees:
     def returned(self, value: float) -> None:
         """Judge the value that a step returned, at its end."""
         if (made := self.numbers.returned(value)) is not None:
-            self._add(RETURNED, "", made[1], made[0].place)
+            read = made[0].place
+            self._add(RETURNED, "", made[1], read if read[0] else self.scales.at)  # it may return a tensor
 
     def of(self, value: Any) -> Degree | None:
         """The degree of a tensor; None of one that no scaled value went into, and of what is no tensor."""
@@ -161,7 +179,9 @@ class Degrees:
     def escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """A tensor leaves the run without an op, to NumPy or a list. shared: it may be written from there."""
         degree = self.of(tensor)
-        self._lose(degree is not None and degree.varies)
+        if degree is not None and degree.varies:
+            self._lose(True)
+            self._left_sizes.add(tensor.numel())
         if shared and self.scales.used:
             self._degrees.put(tensor, UNKNOWN)
 
@@ -181,8 +201,8 @@ class Degrees:
         else:
             operands = leaves((*args, *kwargs.values()))
             held = list(filter(None, map(self._degrees.get, operands)))
-            if self.numbers.known:
-                held += filter(None, map(self._made_of_number, operands))
+            if self.numbers.known or self._left_sizes:
+                held += filter(None, map(self._made_outside, operands))
             if op.leaves and held:
                 if not self.scales.reading:
                     self._leave(held[0], out)
@@ -191,13 +211,19 @@ class Degrees:
                 self._lose(counts and any(not (degree.known or degree.entered) for degree in held))
                 self._follow(op, args, kwargs, out)
 
-    def _made_of_number(self, tensor: torch.Tensor) -> Degree | None:
-        """The degree of a number that entered as a tensor, from now on; None of what is none."""
-        one = tensor.numel() == 1 and tensor.is_floating_point() and not tensor.requires_grad
-        companions = self._store.known(tensor) if one and has_companions(tensor) else None
-        if companions is None or companions.written or self.of(tensor) is not None:
+    def _made_outside(self, tensor: torch.Tensor) -> Degree | None:
+        """The degree of data that may be made of what left the run, from now on: of a number, and of values as many as
+        some that left; None of other data."""
+        numbers = bool(self.numbers.known) and tensor.numel() == 1
+        if tensor.requires_grad or not tensor.is_floating_point() or not has_companions(tensor):
             return None
-        self._degrees.put(tensor, self._of_factor(float(tensor)) or ENTERED)
+        if not (numbers or tensor.numel() in self._left_sizes) or self.of(tensor) is not None:
+            return None
+        companions = self._store.known(tensor)
+        if companions is None or companions.written:
+            return None
+        outside = Degree(place=self.left or NOWHERE, known=False)
+        self._degrees.put(tensor, (self._of_factor(float(tensor)) or ENTERED) if numbers else outside)
         return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
@@ -257,7 +283,8 @@ class Degrees:
         alike = (ranks or len(degrees) > 1) and len({degree.signature for degree in degrees}) == 1
         varying = [degree for degree in degrees if degree.varies]
         if op.decides != "finite" and varying and not (alike and degrees[0].known):
-            self._degrees.put(result, ENTERED if all(map(_ENTERED, varying)) else UNKNOWN)
+            unknown = Degree(place=self._line(), known=False)
+            self._degrees.put(result, ENTERED if all(map(_ENTERED, varying)) else unknown)
 
     def _of_result(
         self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
@@ -277,12 +304,13 @@ class Degrees:
         held = list(filter(None, map(self._degrees.get, operands)))
         if not held and not self._scales_by_hand(values):
             return None
-        if not all(map(_KNOWN, held)):
-            return ENTERED if all(map(_ENTERED, held)) else UNKNOWN  # an unknown mask chooses among the values, too
+        if not all(map(_KNOWN, held)):  # an unknown mask chooses among the values, too
+            lost = next((d for d in held if not d.known and not d.entered), Degree(place=self._line(), known=False))
+            return ENTERED if all(map(_ENTERED, held)) else lost
         call = _Call(op, values, options, [t for t in operands if t.is_floating_point() or t.is_complex()], result)
         for rule in (self._product, self._power, self._terms, self._moved):
             if (made := rule(call)) is not None:
-                return made
+                return made if made is not UNKNOWN else Degree(place=self._line(), known=False)
         mixed = next((degree for degree in held if degree.mixed), None)  # no function of it is the same at every scale
         varies = not held or any(degree.depends for degree in held)
         lost = Degree(place=self._line(), known=False) if varies else held[0]
@@ -340,7 +368,9 @@ class Degrees:
             compared = [d or NONE for d, t, end in zip(held, terms, ends, strict=True) if counts(t, result) and not end]
             self._lose(len({degree.signature for degree in compared}) > 1)  # at another scale it may take another
         pairs = zip(held, terms, strict=True)
-        return self._sum(result, [(d, t) for d, t in pairs if not op.limits or is_taken(t, result)])
+        made = self._sum(result, [(d, t) for d, t in pairs if not op.limits or is_taken(t, result)])
+        # Where the limit was taken throughout, the line says why there is nothing left of the scale.
+        return replace(made, place=self._line()) if op.limits and any(held) and not made.place[0] else made
 
     def _moved(self, call: _Call) -> Degree | None:
         """The degree of elements that are moved, or measured together."""
@@ -386,4 +416,4 @@ class Degrees:
         return Degree(degrees[0].powers, self._line(), mixed=True)
 
     def _line(self) -> Place:
-        return users_line(sys._getframe())
+        return users_line(sys._getframe(), inside=_TAKE)

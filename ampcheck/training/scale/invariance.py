@@ -9,7 +9,7 @@ from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.facts.degree import Dependence, Place
+from ampcheck.facts.degree import NOWHERE, Dependence, Place
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped
 from ampcheck.training.scale.degrees import Degrees
@@ -54,17 +54,21 @@ def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> Invari
     if stats.found or (degrees.looked and not degrees.unknown and left is None):
         return stats
     if left is not None:
-        at = f" at {left[0]}:{left[1]}" if left[0] else ""
-        why = f"the run uses a number that depends on the loss scale{at}, and what that decides was not judged"
+        why = f"the run uses a number that depends on the loss scale{_at(left)}, and what that decides was not judged"
         return replace(stats, skipped=why, place=left, hint=_READ)
     if degrees.unknown:
         total = degrees.looked + degrees.unknown
-        why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale"
+        after = _at(degrees.lost or NOWHERE).replace(" at ", " after ")
+        why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale{after}"
         return replace(stats, skipped=why, place=degrees.lost or ("", None), hint=_READ)
     why, hint = "no optimizer stepped a gradient", _NO_STEP
     if all_skipped(degrees.recorder.events):
         why, hint = "every step was skipped: its gradients are not finite", _NOT_FINITE
     return replace(stats, skipped=why, hint=hint if named else "")
+
+
+def _at(place: Place) -> str:
+    return f" at {place[0]}:{place[1]}" if place[0] else ""
 
 
 def check_invariance(stats: InvarianceStats, events: Sequence[Event] = ()) -> list[Finding]:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -14,8 +15,11 @@ import torch
 from ampcheck.facts.degree import NONE, UNKNOWN, Degree, Place
 from ampcheck.facts.parts import PartMap
 from ampcheck.torchtools.patching import attribute
-from ampcheck.torchtools.source import users_line
+from ampcheck.torchtools.source import is_constant_here, users_line
 from ampcheck.training.protocol.recorder import Recorder
+
+_PARTS, _ROUNDING = 100, 2.0**-48
+"""The largest denominator of a simple part, and what the arithmetic of a schedule may round."""
 
 _DIGITS = 4
 """So many digits say most numbers that somebody wrote down."""
@@ -74,16 +78,20 @@ class Numbers:
         if type(value) is int:  # a size, or the scale
             return None if value in self.known else NONE
         degree = self.known[value][1] if value in self.known else self._written(value)
+        if value in self.known and is_constant_here(sys._getframe(), value):
+            degree = NONE
         if degree is not None and degree is not NONE:
             self._used[value] = degree
         return degree
 
     def may_make(self, value: float, before: float) -> bool:
         """Whether code may have made an option of a number that left the run: it is one, or the product of one and a
-        number that somebody wrote down. before: the option as the optimizer was made; schedules halve it."""
+        number that somebody wrote down. before: the option as the optimizer was made, of which schedules take a simple
+        part, such as 3/8 in a warm-up."""
         numbers = [number for number in self.known if not _is_common(number)]
-        if before and math.frexp(value / before)[0] == 0.5:
-            return value / before in numbers
+        ratio = value / before if before else 0.0
+        if ratio and abs(Fraction(ratio).limit_denominator(_PARTS) / Fraction(ratio) - 1) < _ROUNDING:
+            return ratio in numbers or (ratio > 1 and math.frexp(ratio)[0] == 0.5 and not _is_common(ratio))
         fewest = min(_digits(value), _DIGITS)
         return value in numbers or any(_digits(value / number) < fewest for number in numbers)
 
@@ -118,12 +126,13 @@ class Scales:
     """Follows the scales of the scalers in use.
 
     recorder: what it asks a scaler is not the user's. degrees: takes those of the scales. numbers: takes scales that
-    the user reads. used: whether one was. scaling: the degree of the scale while `scaler.scale` multiplies by it.
-    reading: whether `scaler.get_scale` runs.
+    the user reads. used: whether one was. scaling: the degree of the scale while `scaler.scale` multiplies by it; at:
+    the line of that call. reading: whether `scaler.get_scale` runs.
     """
 
     def __init__(self, recorder: Recorder, degrees: PartMap[Degree], numbers: Numbers) -> None:
         self.scaling: Degree | None = None
+        self.at: Place = ("", None)
         self.used = self.reading = False
         self._recorder, self._degrees, self._numbers = recorder, degrees, numbers
         self._count = count(1)
@@ -139,7 +148,7 @@ class Scales:
     def scale(self, scaler: Any, *_: object, **__: object) -> Iterator[None]:
         """A loss is scaled."""
         if scaler.is_enabled():
-            self.used = True
+            self.used, self.at = True, users_line(sys._getframe())
             with attribute(self, "scaling", self._degree_of_scale(scaler)):
                 yield
 

@@ -16,7 +16,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Scalar, Table
-from ampcheck.torchtools.private import NO_DISPATCH
+from ampcheck.torchtools.private import NO_DISPATCH, without_modes
 from ampcheck.torchtools.storage import local
 from ampcheck.training.loop import Resident, Role, TrainingLoop
 from ampcheck.training.state_dtypes.moments import VanishedState
@@ -238,7 +238,7 @@ def sum_of_bits(part: torch.Tensor) -> int:
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(part.element_size())
     if integers is None or part.layout is not torch.strided or part.is_meta:
         return 0
-    with suppress(RuntimeError, TypeError, AttributeError):  # a subclass that has no view of its bits
+    with suppress(RuntimeError, TypeError, AttributeError), without_modes():  # a subclass may have no view of its bits
         return int(part.view(integers).sum(dtype=torch.int64))
     return 0
 
