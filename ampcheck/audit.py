@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -40,6 +40,7 @@ from ampcheck.numerics import native_format
 from ampcheck.numerics.run import COMPILED
 from ampcheck.outcome.raising import verify
 from ampcheck.stages import AuditContext, audit_stages, run_stages
+from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.contexts import attributes, contexts_of, set_attributes
 from ampcheck.torchtools.interception import calls_of_compile
@@ -226,13 +227,7 @@ def _audit_unchanged(
         return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
     runs: list[Run] = []
     raised: list[BaseException] = []
-
-    def user() -> object:
-        try:
-            return subject.run_call()
-        except BaseException as error:
-            raised.append(error)
-            raise
+    user = _call_of(subject, raised)
 
     def call(run: judge_running.Runner) -> None:
         seen = replace(subject, shape=lambda: run(user))
@@ -258,6 +253,27 @@ def _audit_unchanged(
         message = "not judged: calls of compiled functions ran in eager mode"
         runs[-1] = Run(findings=(CACHE_ARTIFACTS.skip(subject.name, message),))
     return _with_one_coverage(runs, values)
+
+
+def _call_of(subject: Subject, raised: list[BaseException]) -> Callable[[], object]:
+    """A call of the subject, which notes in `raised` what ended it; `sys.exit(0)` is how trainings end, too."""
+    stepped: list[torch.optim.Optimizer] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
+        stepped[:] = [optimizer]
+        yield
+
+    def call() -> object:
+        try:
+            with subscribed(optimizer_step=note):
+                return subject.run_call()
+        except BaseException as error:
+            if isinstance(error, SystemExit) and not error.code and stepped:
+                return None
+            raised.append(error)
+            raise
+
+    return call
 
 
 def _neither_trained_nor_returned(subject: Subject, error: BaseException | None) -> str:

@@ -106,6 +106,8 @@ def _audited(target: Target, device: str) -> Run:
     from ampcheck import demo
     from ampcheck.audit import judge_subject
     from ampcheck.autocast.device import place
+    from ampcheck.core.arguments import parse_dtypes
+    from ampcheck.core.subject import Kind
     from ampcheck.torchtools.seeds import seeded
 
     try:
@@ -115,6 +117,10 @@ def _audited(target: Target, device: str) -> Run:
         if (lack := _needs_cuda(error, target.target, device)) is None:
             raise
         return Run(findings=(lack,), title=f"audit of {target.target}")
+    if target.dtype and subject.kind in (Kind.TRAINING, Kind.CALL):
+        parse_dtypes(target.dtype)
+        text = "runs in its own dtypes: --dtype, or dtype in pyproject.toml, is for models alone"
+        print(f"ampcheck: {target.target} {text}", file=sys.stderr, flush=True)
     with _as_script(target.target, target.arguments), seeded(place(device).device):
         return judge_subject(
             subject,

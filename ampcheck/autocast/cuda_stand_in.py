@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.gpus import GPU, GPUS, THREADS
-from ampcheck.autocast.graph_replay import CUDAGraph, graph
+from ampcheck.autocast.graph_replay import CUDAGraph, end_captures, graph
 from ampcheck.torchtools.patching import attribute, once_imported, replaced
 from ampcheck.torchtools.private import tracing_context
 
@@ -170,6 +170,16 @@ class _Generator(metaclass=_GeneratorType):
     """`torch.Generator`: one for CUDA is one of the CPU."""
 
 
+def _set_default_tensor_type(real: Callable[[Any], None], kind: Any) -> None:
+    """`torch.set_default_tensor_type`; a type of CUDA's also makes it the default device."""
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    for device in KINDS:
+        if name.startswith(f"torch.{device}."):
+            torch.set_default_device(device)
+            return real(name.replace(f"{device}.", "", 1))
+    return real(kind)
+
+
 def _zero(*args: object, **kwargs: object) -> int:
     return 0
 
@@ -280,8 +290,11 @@ def stand_in(kind: str, gpu: str = "") -> Iterator[None]:
     before, _kind = (_current, _kind), kind
     with ExitStack() as stack:
         stack.callback(_restore, *before)
+        stack.callback(end_captures)
         _replace(stack, [torch.accelerator] if hasattr(torch, "accelerator") else [], _of_accelerator())
         stack.enter_context(attribute(torch, "Generator", _Generator))
+        by_type = partial(_set_default_tensor_type, torch.set_default_tensor_type)
+        stack.enter_context(attribute(torch, "set_default_tensor_type", by_type))
         _replace_parallel(stack)
         functions = _functions(GPUS[gpu or "a100"])
         if kind == "cuda":

@@ -9,6 +9,14 @@ import torch
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import tree_flatten
 
+_capturing: list[CUDAGraph] = []
+
+
+def end_captures() -> None:
+    """End the captures that code has begun and, since it raised, not ended."""
+    for each in reversed(list(_capturing)):
+        each.capture_end()
+
 
 class CUDAGraph:
     """`torch.cuda.CUDAGraph`. Unlike CUDA's, ops of a capture also run while they are captured."""
@@ -21,12 +29,14 @@ class CUDAGraph:
         """Record from now on."""
         self._recorder = _Recorder(self._calls)
         self._recorder.__enter__()
+        _capturing.append(self)
 
     def capture_end(self) -> None:
         """End the record."""
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
             self._recorder = None
+            _capturing.remove(self)
 
     def replay(self) -> None:
         """Run the ops again, with results written to the tensors of the capture."""

@@ -29,6 +29,9 @@ def add_command(commands: Commands) -> None:
 def _audit(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     targets = targets_of(options, settings)
+    if not targets:
+        text = "no target is named, here or in pyproject.toml: this is the built-in demo, and none of your code"
+        print(f"ampcheck: {text}", file=sys.stderr, flush=True)
 
     from ampcheck.core.run import Run, merge
     from ampcheck.outcome.accept import selected_groups

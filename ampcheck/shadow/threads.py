@@ -41,12 +41,14 @@ class OtherThread(OpSubscriber):
         finite = not infinite and all(map(_is_finite, inputs))  # before the op, which may overwrite them
         out = event.run()
         values = [*inputs, *floating_values(out)]
-        if values and not self._ended.is_set():
+        if self._ended.is_set():
+            return out
+        if values and (event.traits.copies is None or len({tensor.dtype for tensor in values}) > 1):  # copies are exact
             self._counts[OTHER_THREADS] += 1
             if finite and not all(map(_is_finite, values)):
                 self._counts[OTHER_INFINITIES] += 1
-            for tensor in floating_values(event.written_values()):
-                self._store.forget(tensor)
+        for tensor in floating_values(event.written_values()):
+            self._store.forget(tensor)
         return out
 
 

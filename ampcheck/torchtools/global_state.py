@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ampcheck.torchtools.private import default_device
 from ampcheck.torchtools.regions import abandoned_regions
 
 Setting: TypeAlias = tuple[Callable[[], object], Callable[[Any], object]]
@@ -166,6 +167,9 @@ def _default_device() -> torch.device:
         return torch.get_default_device()
     except AttributeError:  # PyTorch 2.6 after `torch.set_default_device(None)`
         return torch.device("cpu")
+    except (AssertionError, RuntimeError):  # one that this machine lacks, of which it asks the current index
+        chosen = default_device()
+        return chosen if isinstance(chosen, torch.device) else torch.device("cpu")
 
 
 def _set_default_device(device: torch.device) -> None:
