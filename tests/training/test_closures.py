@@ -45,3 +45,32 @@ def test_a_search_among_losses_of_nearly_equal_value_is_no_error(seed, search):
 
 def test_a_loss_that_loses_its_digits_in_a_closure_is_found():
     assert "precision-loss aten::sub.Tensor" in failures(2, None, by_squares=True)
+
+
+def test_a_search_in_float32_after_training_under_amp_divides_nothing_by_the_scale() -> None:
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 1))
+        adam, search = torch.optim.Adam(model.parameters(), 1e-3), torch.optim.LBFGS(model.parameters(), max_iter=2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        x = torch.randn(64, 4)
+        y = x.sin().sum(1, keepdim=True)
+        for _ in range(4):
+            adam.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = nn.functional.mse_loss(model(x).float(), y)
+            scaler.scale(loss).backward()
+            scaler.step(adam)
+            scaler.update()
+
+        def closure() -> torch.Tensor:
+            search.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            search.step(closure)
+
+    found = audit(train, checks=["scaler-protocol", "scale-invariance"]).findings
+    assert {f.verdict for f in found if f.check != "coverage"} == {Verdict.PASS}

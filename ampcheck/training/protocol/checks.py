@@ -245,7 +245,7 @@ class _Order:
                 case Act.UNSCALE | Act.SCALER_STEP:
                     yield from self._unscale(event)
                     last = event if event.act is Act.SCALER_STEP else last
-                case Act.OPTIMIZER_STEP if not event.through_scaler:
+                case Act.OPTIMIZER_STEP if not event.through_scaler and not event.closure:
                     yield from self._direct(event)
                 case Act.UPDATE:
                     self._epochs[event.who] += 1

@@ -51,7 +51,7 @@ class Event:
     factor: of BACKWARD, the number by which the loss was multiplied last, such as a constant loss scale.
     cleared: of BACKWARD, the optimizers that had no gradient, or zeros only, when it began; of UNSCALE, those whose
     gradients the code itself assigned since the last step.
-    through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it.
+    through_scaler: of OPTIMIZER_STEP, whether `scaler.step` called it; closure: whether it computes its own gradients.
     gradients: of OPTIMIZER_STEP, whether a parameter has a gradient when it begins.
     skipped: of SCALER_STEP, whether the optimizer was not stepped.
     nonfinite: of SCALER_STEP, and of an OPTIMIZER_STEP that was called directly while a scaler is in use, parameters
@@ -74,6 +74,7 @@ class Event:
     optimizers: tuple[str, ...] = ()
     cleared: tuple[str, ...] = ()
     through_scaler: bool = False
+    closure: bool = False
     skipped: bool = False
     nonfinite: tuple[str, ...] = ()
     create_graph: bool = False

@@ -219,13 +219,14 @@ class Recorder:
         yield
         self._add(act, **self._of(scaler))
 
-    def _optimizer_step(self, optimizer: _Optimizer, *_: object, **__: object) -> None:
+    def _optimizer_step(self, optimizer: _Optimizer, *args: object, **options: object) -> None:
         inside = self._inside_scaler
         self._look(optimizer)
         self._add(
             Act.OPTIMIZER_STEP,
             who=self._path(optimizer, "optimizer"),
             through_scaler=inside,
+            closure=any(map(callable, (*args, options.get("closure")))),
             half=self._half(optimizer),
             nonfinite=() if inside or not self._scaling else self._nonfinite(optimizer),
             gradients=any(parameter.grad is not None for parameter in parameters_of(optimizer)),
