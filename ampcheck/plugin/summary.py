@@ -252,6 +252,8 @@ class Report:
         summary = list(summary_lines(run, width=width, verbose=verbose, limit=limit, more=more, shown=shown))
         if not run.findings:
             hint = "call one of ampcheck's asserts in a test, or mark the test with @pytest.mark.ampcheck"
+            if not any(terminalreporter.stats.get(how) for how in ("passed", "failed", "skipped", "error", "xfailed")):
+                hint = "no test ran: -k, -m or the paths selected none"
             summary.append(f"hint: {hint}")
         annotations = annotations_in_job(self._unexpected(run), config.rootpath)
         lines = map(clean, (*summary, *failed, *self._locks(), *self.notes, *written))

@@ -144,7 +144,7 @@ def _headroom(stats: PropertyStats, factor: float) -> list[Finding]:
         return []
     if stats.overflow is not None:
         return [_overflowed(stats, stats.overflow)]
-    if not peak.magnitude:
+    if not peak.magnitude or stats.breakings:  # of examples that hold: what breaks another may be larger
         return []
     room = format_of(peak.format).max / peak.magnitude
     place = peak.where.module or _op(peak)
@@ -176,6 +176,9 @@ def _coverage(stats: PropertyStats) -> Finding:
         notes.append(f"{stats.examples} of {stats.budget} examples, since {stats.stopped}")
     notes += [f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items()]
     total, text = stats.coverage.total, "; ".join(notes)
+    if not (stats.peak.magnitude or stats.breakings or stats.overflow):
+        text = f"a verdict on {stats.format} needs ops that compute in it; none did: {text}"
+        return COVERAGE.warn(stats.name, text, observed=0, limit=1, unit="ops")
     if stats.outside <= stats.examples / 2:
         return COVERAGE.passed(stats.name, text, total, observed=total, limit=1, unit="observations")
     return COVERAGE.warn(stats.name, text, observed=total, limit=1, unit="observations")
