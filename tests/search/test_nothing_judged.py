@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from searches import search
 
 from ampcheck import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, collect
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, collect
 from ampcheck.search import BatchOrder
 from ampcheck.search.checks import check_property
-from ampcheck.search.stats import PropertyStats
+from ampcheck.search.stats import Peak, PropertyStats
 from ampcheck.strategies import tensors
 
 ONE = tensors("float16", shape=1, min_value=-4, max_value=4)
@@ -197,7 +197,15 @@ def test_what_would_not_run_by_itself_is_not_written(tmp_path: Path) -> None:
 def test_a_property_of_which_nothing_was_looked_at_is_skipped_and_a_pass_counts_what_it_rests_on() -> None:
     stats = PropertyStats("f [float16, eager]", "float16", examples=3, budget=3, elements=12)
     stats = replace(stats, asked=("property-accuracy", "property-compiled"), coverage=Coverage({"examples": 3}))
+    stats = replace(stats, peak=Peak(0.5, 1.0, Where(), "float16"))
     found = {finding.check: finding for finding in check_property(stats, 4.0)}
     assert found["property-compiled"].verdict is Verdict.SKIP
     assert found["property-accuracy"].verdict is Verdict.PASS
     assert (found["property-accuracy"].seen, found["coverage"].seen) == (12, 3)
+
+
+def test_a_module_that_computes_nothing_in_16_bits_is_a_warning() -> None:
+    run = search(torch.nn.Embedding(10, 4), inputs=st.just(torch.tensor([1, 2])), dtype="float16")
+    (found,) = [finding for finding in run.findings if finding.check == "coverage"]
+    assert found.verdict is Verdict.WARN
+    assert "needs ops that compute in it" in found.message
