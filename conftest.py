@@ -62,7 +62,7 @@ def warm_processes() -> Iterator[None]:
 
 
 NIGHTLY = Path(__file__).parent / "tests" / "nightly.txt"
-"""Node ids of cases that are slow; other cases of the same tests run always."""
+"""Node ids of tests that are slow; others that show the same run always."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects what is marked slow
