@@ -257,13 +257,14 @@ def _audit_unchanged(
 
 def _call_of(subject: Subject, raised: list[BaseException]) -> Callable[[], object]:
     """A call of the subject, which notes in `raised` what ended it; `sys.exit(0)` is how trainings end, too."""
-    stepped: list[torch.optim.Optimizer] = []
+    stepped: list[bool] = []
 
-    def note(optimizer: torch.optim.Optimizer, *_: object, **__: object) -> Iterator[None]:
-        stepped[:] = [optimizer]
+    def note(*_: object, **__: object) -> Iterator[None]:
+        stepped[:] = [True]
         yield
 
     def call() -> object:
+        stepped.clear()
         try:
             with subscribed(optimizer_step=note):
                 return subject.run_call()

@@ -172,11 +172,13 @@ class _Generator(metaclass=_GeneratorType):
 
 def _set_default_tensor_type(real: Callable[[Any], None], kind: Any) -> None:
     """`torch.set_default_tensor_type`; a type of CUDA's also makes it the default device."""
-    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    name = kind if isinstance(kind, str) else f"{getattr(kind, '__module__', '')}.{getattr(kind, '__name__', '')}"
     for device in KINDS:
         if name.startswith(f"torch.{device}."):
             torch.set_default_device(device)
             return real(name.replace(f"{device}.", "", 1))
+    if torch.get_default_device().type in KINDS:
+        torch.set_default_device(None)
     return real(kind)
 
 

@@ -26,7 +26,9 @@ class CUDAGraph:
         self._recorder: _Recorder | None = None
 
     def capture_begin(self, *args: object, **kwargs: object) -> None:
-        """Record from now on."""
+        """Record from now on. Raises `RuntimeError` inside of a capture, as CUDA does."""
+        if _capturing:
+            raise RuntimeError("a capture of a CUDA graph cannot begin inside of another")
         self._recorder = _Recorder(self._calls)
         self._recorder.__enter__()
         _capturing.append(self)

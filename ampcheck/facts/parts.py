@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 Span: TypeAlias = tuple[int, int, bool]
 """Of a tensor in its storage: the first byte, the one behind the last, and whether it has all between them."""
 
-_MOST = 256
+_MOST = 4096
 """Parts of one storage; with more of them, all have the value of all."""
 
 
@@ -48,15 +48,18 @@ class PartMap(Generic[Value]):
         return found
 
     def put(self, tensor: torch.Tensor, value: Value) -> None:
-        """Set the value of what a tensor covers; nothing for one without a storage."""
+        """Set the value of what a tensor covers; nothing for one without a storage or elements."""
+        if not tensor.numel():
+            return
         parts = self._parts.get(tensor)
         if parts is None:
             parts = {}
             if self._parts.put(tensor, parts) is None:
                 return
         span = _span(tensor)
-        if span[2] and span[1] - span[0] == tensor.untyped_storage().nbytes():
-            parts.clear()
+        if span not in parts and span[2]:
+            for inside in [each for each in parts if span[0] <= each[0] and each[1] <= span[1]]:
+                del parts[inside]
         parts.pop(span, None)  # the last one written is the last one in order
         parts[span] = value
         if len(parts) > _MOST:
@@ -66,13 +69,16 @@ class PartMap(Generic[Value]):
                 values[0] = self._join(values[0], each)
             parts[0, tensor.untyped_storage().nbytes(), True] = values[0]
 
-    def pop(self, tensor: torch.Tensor) -> None:
-        """Drop the values of parts that a tensor covers."""
+    def pop(self, tensor: torch.Tensor) -> bool:
+        """Drop the values of what a tensor covers; whether other parts of its storage have any."""
         if (parts := self._parts.get(tensor)) is None:
-            return
+            return False
         start, stop, full = _span(tensor)
-        for span in [span for span in parts if full and start <= span[0] and span[1] <= stop]:
+        for span, value in [each for each in parts.items() if full and each[0][0] < stop and start < each[0][1]]:
             del parts[span]
+            for first, end in _outside([span[:2]], start, stop):
+                parts[first, end, span[2]] = value
+        return bool(parts)
 
 
 def _outside(spans: list[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -89,4 +95,4 @@ def _span(tensor: torch.Tensor) -> Span:
     if tensor.is_contiguous():
         return start, start + tensor.numel() * size, True
     last = sum((n - 1) * stride for n, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return start, start + (last + 1) * size, tensor.numel() == last + 1
+    return start, start + (last + 1) * size, tensor.numel() == last + 1 and 0 not in tensor.stride()

@@ -103,7 +103,7 @@ def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
     )
     limit, own = None if verbose else _NAMED, sorted(outcomes.own.items())
     kinds = {
-        "not watched, as it fails as it is": dict(sorted(outcomes.failing.items())),
+        "not watched, since it fails without AMP, too": dict(sorted(outcomes.failing.items())),
         f"fails {label}: its own assertion": {name: why for name, why in own if why.startswith("AssertionError")},
         f"fails {label}: the test itself raises": {n: why for n, why in own if not why.startswith("AssertionError")},
         "not judged, as it does not pass a second time": dict(sorted(outcomes.unlike.items())),

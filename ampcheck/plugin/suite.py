@@ -12,16 +12,16 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.text import counted
+from ampcheck.plugin.attempts import tear_down, unreported
 from ampcheck.plugin.comparisons import is_compared
 from ampcheck.plugin.outcomes import Account, Outcomes, notes, of_tests, place_in_library, shortened
 from ampcheck.plugin.settings import Options, WatchOptions
@@ -43,6 +43,16 @@ _MEASURES = ("benchmark", "speed")
 PASSED, FAILED, ENDED, SKIPPED = "passed", "failed", "ended", "skipped"
 
 
+@dataclass(frozen=True)
+class _Passed:
+    """A test that passed as it is: its seconds, and the random numbers with which it and its body began."""
+
+    item: pytest.Item
+    seconds: float
+    random: Any
+    random_of_body: Any
+
+
 class Suite:
     """The plugin of `--ampcheck-watch`. report: of the process that owns the terminal; None in a worker of xdist.
     descriptor: of standard error, for progress."""
@@ -57,7 +67,10 @@ class Suite:
     ) -> None:
         self._config, self._options, self._watch, self._report = config, options, watch, report
         self._descriptor = descriptor
-        self._passed: list[tuple[pytest.Item, float, Any]] = []
+        self._passed: list[_Passed] = []
+        self._drawn: object = None
+        self._state: Any = None
+        self._random: Any = None
         self._account = Account(watch.budget)
         self._outcomes = Outcomes()
         self._inside = False
@@ -73,7 +86,7 @@ class Suite:
         """Run the tests of this process through all plugins, and then watch those that passed."""
         try:
             ended = yield
-        except session.Failed:  # -x
+        except (session.Failed, session.Interrupted):  # -x, --stepwise
             self._follow_all(session)
             raise
         self._follow_all(session)
@@ -82,18 +95,23 @@ class Suite:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Note how a test ended, how long it took, and the random numbers that it began with."""
+        if self._inside:
+            return (yield)
         self._plain = {}
-        watchable, began, random = _is_watchable(item), perf_counter(), _random_state()
+        watchable, began, random = _is_watchable(item), perf_counter(), self._random_state()
         result = yield
         if watchable and set(self._plain.values()) == {PASSED}:
-            self._passed.append((item, perf_counter() - began, random))
+            self._passed.append(_Passed(item, perf_counter() - began, random, self._random))
         elif watchable and FAILED in self._plain.values():
             self._outcomes.failing[item.nodeid] = ""
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a phase of the test ended as it is."""
-        self._plain[report.when] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        """Note how a phase of the test ended as it is; a subtest that fails has a report of its own."""
+        if report.when == "setup":  # of another try, too
+            self._plain = {}
+        outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        self._plain[report.when] = FAILED if self._plain.get(report.when) == FAILED else outcome
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -107,7 +125,12 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
-        """Judge what is alive when the body of a watched test ends, before fixtures are torn down."""
+        """Draw the random numbers that the body drew as it is, whatever its fixtures drew now; judge what is alive when
+        the body of a watched test ends, before fixtures are torn down."""
+        if not self._inside:
+            self._random = self._random_state()
+        elif self._random is not None:
+            self._random()
         try:
             return (yield)
         finally:
@@ -118,12 +141,16 @@ class Suite:
         """Watch the tests that passed, in their order."""
         if "torch" not in sys.modules or not self._passed:
             return
-        with self._progress(len(self._passed)) as next_test:
-            for item, seconds, random in self._passed:
-                next_test(item)
-                _tear_down(session, item)
-                self._follow(item, seconds, random)
-        _tear_down(session, None)
+        with self._progress(len(self._passed)) as next_test, pytest.MonkeyPatch.context() as patch:
+            for name in ("_shouldfail", "_shouldstop"):  # with which pytest tears down all fixtures after each test
+                patch.setattr(session, name, False, raising=False)
+            tear_down(session, None)
+            for passed in self._passed:
+                next_test(passed.item)
+                tear_down(session, passed.item)
+                self._random = passed.random_of_body
+                self._follow(passed.item, passed.seconds, passed.random)
+            tear_down(session, None)
 
     @contextmanager
     def _progress(self, total: int) -> Iterator[Callable[[pytest.Item], None]]:
@@ -136,6 +163,17 @@ class Suite:
         with heartbeat(f"watching {counted(total, 'tests')} {self._watch.label}", self._descriptor) as beat:
             numbers = count(1)
             yield lambda item: beat.step(f"watching {item.name} {self._watch.label} ({next(numbers)} of {total})")
+
+    def _random_state(self) -> Any:
+        """The random numbers to come, as a function that restores them; None before PyTorch is imported. Tests that
+        draw nothing share one."""
+        if "torch" not in sys.modules:
+            return None
+        from ampcheck.torchtools.restore import random_state_key, save_random_state
+
+        if (key := random_state_key()) != self._drawn:
+            self._drawn, self._state = key, save_random_state()
+        return self._state
 
     def _follow(self, item: pytest.Item, seconds: float, random: Any) -> None:
         """Run a test under AMP and watched."""
@@ -265,11 +303,11 @@ class Suite:
             yield self._circumstances
 
     def _attempt(self, item: pytest.Item) -> str:
-        """Run the test once more, without reports."""
+        """Run the test once more through all plugins, without reports."""
         self._error, self._inside = None, True
         try:
-            with warnings.catch_warnings(record=True), _unreported(item) as reports:
-                reports += runtestprotocol(item, nextitem=item.parent, log=False)  # type: ignore[arg-type]
+            with warnings.catch_warnings(record=True), unreported(item) as reports:
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=item.parent)
         finally:
             self._inside = False
         ends = {"xfailed" if hasattr(report, "wasxfail") else report.outcome for report in reports}
@@ -277,10 +315,17 @@ class Suite:
 
     def _explained(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
         """Why a test fails watched: under AMP, for its own reason or that of the code it tests; or by our doing."""
+        try:
+            yield from self._compared(item, random)
+        finally:
+            tear_down(item.session, None)  # the next test is watched with fixtures that are
+
+    def _compared(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
+        """What two more attempts say, each with fixtures of its own: under AMP, and as it is."""
         from ampcheck.catalog import REGISTRY
 
         error, name = self._error, item.nodeid
-        _tear_down(item.session, None)  # each attempt has fixtures of its own
+        tear_down(item.session, None)
         with self._under_amp(random) as circumstances, circumstances.within():
             outcome = self._attempt(item)
         subject = f"{name} {self._watch.label}"
@@ -290,7 +335,7 @@ class Suite:
             yield REGISTRY["coverage"].incomplete(subject, text, hint=hint)
             return
         error = self._error
-        _tear_down(item.session, None)
+        tear_down(item.session, None)
         if random is not None:
             random()
         if self._attempt(item) == FAILED:
@@ -341,37 +386,9 @@ def _is_watchable(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and not measures and item.get_closest_marker("ampcheck") is None
 
 
-def _tear_down(session: pytest.Session, item: pytest.Item | None) -> None:
-    """Tear down the fixtures that a test does not need. What they raise is known from the first pass."""
-    pytest.CallInfo.from_call(
-        lambda: session._setupstate.teardown_exact(item),
-        when="teardown",
-        reraise=(pytest.exit.Exception, KeyboardInterrupt),
-    )
-
-
-@contextmanager
-def _unreported(item: pytest.Item) -> Iterator[list[pytest.TestReport]]:
-    """Collect the reports that a test itself logs, as of subtests, instead of those of its phases."""
-    reports: list[pytest.TestReport] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for hooks in (item.ihook, item.config.hook):
-            patch.setattr(hooks, "pytest_runtest_logreport", lambda report: reports.append(report))
-        yield reports
-
-
 def _lacks_evidence(finding: Finding) -> bool:
     """Whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
     return finding.check == "coverage" and finding.verdict is Verdict.FAIL
-
-
-def _random_state() -> Any:
-    """The random numbers to come, as a function that restores them; None before PyTorch is imported."""
-    if "torch" not in sys.modules:
-        return None
-    from ampcheck.torchtools.restore import save_random_state
-
-    return save_random_state()
 
 
 def _silent(run: Run, item: pytest.Item) -> Run:

@@ -176,7 +176,7 @@ def _coverage(stats: PropertyStats) -> Finding:
         notes.append(f"{stats.examples} of {stats.budget} examples, since {stats.stopped}")
     notes += [f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items()]
     total, text = stats.coverage.total, "; ".join(notes)
-    if not (stats.peak.magnitude or stats.breakings or stats.overflow):
+    if not (stats.peak.format or stats.breakings or stats.overflow):
         text = f"a verdict on {stats.format} needs ops that compute in it; none did: {text}"
         return COVERAGE.warn(stats.name, text, observed=0, limit=1, unit="ops")
     if stats.outside <= stats.examples / 2:

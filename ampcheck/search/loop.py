@@ -171,7 +171,7 @@ class Search:
         self.undefined += look.undefined
         if not look.problems:
             stats = replace(stats, ratio=max(stats.ratio, look.ratio))
-            if look.peak.share > stats.peak.share:
+            if look.peak.share > stats.peak.share or (look.peak.format and not stats.peak.format):
                 stats = replace(stats, peak=replace(look.peak, code=example.code()))
                 self._starts = [example, *self._starts[-_STARTS + 1 :]]
             if look.overflow is not None and stats.overflow is None:

@@ -123,7 +123,7 @@ class Judged:
         for (where, name), (largest, source) in self._largest.items():
             most = format_of(name).max
             masked = largest == most <= source  # the lowest value of a mask, and what is added to it
-            if largest / most > self.look.peak.share and not masked:
+            if not masked and (not self.look.peak.format or largest / most > self.look.peak.share):
                 self.look.peak = Peak(largest / most, largest, where, name)
         lost = next((f for f in self._faults if f.kind == faults.OVERFLOW and not f.reaches), None)
         if lost is not None and not self.look.problems:

@@ -21,7 +21,7 @@ _DECIDES = 0.5
 
 _SMALLEST = frozenset(2 * form.unit_roundoff for form in FORMATS.values() if form.bits == 16)
 """The spacing at 1 of each format of 16 bits. Narrower formats have 0.125 and larger, which code has for other reasons
-too; smallest normal numbers are below the largest floor."""
+too; the smallest normal numbers of 16 bits are below the largest floor."""
 
 _ENDS = frozenset(form.max for form in FORMATS.values() if form.bits in (8, 16) and form.mantissa_bits)
 """Those of narrower formats, such as 6 and 28, are also those of `relu6` and of much else."""

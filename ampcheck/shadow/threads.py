@@ -13,7 +13,7 @@ import torch
 
 from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.call import floating_values
-from ampcheck.stream.ops import OpEvent, OpSubscriber, subscribed_here, subscribers_here
+from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves, subscribed_here, subscribers_here
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.threads import Function, wrapped_threads
 
@@ -43,7 +43,8 @@ class OtherThread(OpSubscriber):
         values = [*inputs, *floating_values(out)]
         if self._ended.is_set():
             return out
-        if values and (event.traits.copies is None or len({tensor.dtype for tensor in values}) > 1):  # copies are exact
+        copies = event.traits.copies is not None and len({t.dtype for t in (*event.tensors, *leaves(out))}) == 1
+        if values and not copies:  # which are exact
             self._counts[OTHER_THREADS] += 1
             if finite and not all(map(_is_finite, values)):
                 self._counts[OTHER_INFINITIES] += 1

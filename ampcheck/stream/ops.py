@@ -127,7 +127,7 @@ class OpSubscriber:
     _open: ExitStack
 
     def around(self) -> Iterator[AbstractContextManager[Any]]:
-        """The contexts that are open while it is subscribed, and longer: they are entered before."""
+        """Contexts that are entered before it subscribes and left after it; not those of `subscribed_here`."""
         return iter(())
 
     def see(self, event: OpEvent) -> Any:

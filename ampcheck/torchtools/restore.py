@@ -134,6 +134,16 @@ def save_random_state() -> Restore:
     return restore
 
 
+def random_state_key() -> tuple[int, ...]:
+    """Equal while nothing was drawn from those generators."""
+    numpy = sys.modules.get("numpy")
+    state = torch.get_rng_state().numpy().tobytes()
+    of_numpy = "" if numpy is None else numpy.random.get_state()[1].tobytes() + bytes(numpy.random.get_state()[2])
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = [each.numpy().tobytes() for each in torch.cuda.get_rng_state_all()] if initialized else []
+    return hash(state), hash(random.getstate()), hash(of_numpy), *map(hash, cuda)
+
+
 def save_global_state() -> Restore:
     """Save PyTorch's settings of autocast and of precision, of this process and thread."""
     return functools.partial(_run, _saved([(read_state, restore_state)]))

@@ -319,11 +319,11 @@ def is_constant_here(frame: FrameType | None, number: float) -> bool:
 
 @lru_cache(maxsize=1024)
 def _constants_of(code: CodeType, line: int) -> frozenset[object]:
-    """The numbers that a line has as constants, folded as the compiler folds them."""
+    """The floats that a line has as constants, folded as the compiler folds them."""
     parts = [(start, end) for start, end, number in code.co_lines() if number == line]
     loads = [each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_CONST")]
     at = [each.argval for each in loads if any(start <= each.offset < end for start, end in parts)]
-    return frozenset(value for value in at if isinstance(value, (int, float)))
+    return frozenset(value for value in at if isinstance(value, float))
 
 
 def users_frame(frame: FrameType | None, *, inside: CodeType | None = None) -> Line:

@@ -77,3 +77,19 @@ def test_a_gain_is_the_jacobian(steps: Steps) -> None:
         for bit, slope in zip(bits, slopes, strict=True):
             if (gain := form.gain(bit)) is not None:  # of every element by itself
                 torch.testing.assert_close(slope[number], gain * torch.eye(SIZE, dtype=torch.float64))
+
+
+LINEAR = ("add", "add_", "sub_", "number", "mul", "mul_", "div_", "lerp_", "copy_", "zero_", "neg", "cast", "clone")
+
+
+@given(STEPS)
+@settings(deadline=None)
+def test_of_a_linear_program_on_whole_memories_every_gain_is_known(steps: Steps) -> None:
+    steps = [(name, first, second, factor, SIZE) for name, first, second, factor, _ in steps if name in LINEAR]
+    narrow = [torch.ones(SIZE, dtype=torch.bfloat16), torch.ones(SIZE, dtype=torch.bfloat16)]
+    lineage = Lineage()
+    lineage.begin([Resident(Role.PARAMETER, str(number), tensor) for number, tensor in enumerate(narrow)])
+    with lineage, torch.no_grad():
+        ends = run(steps, list(narrow), own=False)
+    bits = [lineage.facts.bit_of(tensor) for tensor in narrow]
+    assert all(lineage.facts.form(end).gain(bit) is not None for end in ends for bit in bits)

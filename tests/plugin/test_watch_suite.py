@@ -188,7 +188,7 @@ def test_a_tests_own_assertion_is_reported_apart(pytester: pytest.Pytester) -> N
     assert problems(run) == []
     result.stdout.fnmatch_lines(
         [
-            "not watched, as it fails as it is: test_it.py::test_fails_anyway",
+            "not watched, since it fails without AMP, too: test_it.py::test_fails_anyway",
             "fails under bfloat16 autocast: its own assertion: test_it.py::test_bits (AssertionError: *",
             "fails under bfloat16 autocast: its own assertion: test_it.py::test_dtype (AssertionError: *",
             "fails under bfloat16 autocast: the test itself raises: test_it.py::test_numpy (TypeError: *",
@@ -415,28 +415,27 @@ def test_a_test_that_does_not_pass_twice_is_named_and_keeps_its_result(pytester:
 
 
 SHARED = """
-    import unittest
     import pytest, torch
 
     @pytest.fixture(scope="{scope}")
     def counted():
-        return {{"calls": 0, "model": torch.nn.Linear(2, 2)}}
+        print("set up", torch.is_autocast_enabled("cpu"))
+        yield {{"calls": 0, "model": torch.nn.Linear(2, 2)}}
+        print("torn down")
 
-    class TestShared(unittest.TestCase if {unittest} else object):
+    class TestShared:
         made = 0
 
         @classmethod
-        def setUpClass(cls):
+        def setup_class(cls):
             cls.made = 0
-        setup_class = setUpClass
 
-        if not {unittest}:
-            def test_1(self, counted):
-                counted["calls"] += 1
-                counted["model"](torch.ones(2, 2))
+        def test_1(self, counted):
+            counted["calls"] += 1
+            counted["model"](torch.ones(2, 2))
 
-            def test_2(self, counted):
-                assert counted["calls"] == 1
+        def test_2(self, counted):
+            assert counted["calls"] == 1
 
         def test_3(self):
             type(self).made += 1
@@ -447,14 +446,99 @@ SHARED = """
 """
 
 
-@pytest.mark.parametrize(("scope", "unittest"), [("class", False), ("module", True), ("session", False)])
+@pytest.mark.parametrize("scope", ["class", "module", "session"])
+@pytest.mark.parametrize("options", [(), ("-x", "test_it.py", "test_other.py")], ids=["all", "ends early"])
 def test_tests_that_share_a_fixture_pass_as_without_the_watch(
-    pytester: pytest.Pytester, scope: str, unittest: bool
+    pytester: pytest.Pytester, scope: str, options: tuple[str, ...]
 ) -> None:
-    result, run = watch(pytester, code=SHARED.format(scope=scope, unittest=unittest))
-    result.assert_outcomes(passed=2 if unittest else 4)
+    pytester.makepyfile(test_other="def test_fails(): assert False")
+    result, run = watch(pytester, *(options or ("test_it.py",)), code=SHARED.format(scope=scope))
+    result.assert_outcomes(passed=4, failed=len(options[:1]))
     assert problems(run) == []
-    assert "fails" not in result.stdout.str()
+    assert "second time" not in result.stdout.str()
+    shown = result.stdout.str() + result.stderr.str()
+    assert shown.count("torn down") == (len(options) > 0 and scope == "session")  # captured for the test that fails
+
+
+def test_a_test_that_fails_under_autocast_leaves_the_next_one_fixtures_that_are_watched(
+    pytester: pytest.Pytester,
+) -> None:
+    code = """
+        import pytest, torch
+        seen = []
+
+        @pytest.fixture(scope="session")
+        def overflowing():
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return torch.mm(torch.full((2, 2), 300.0).half(), torch.full((2, 2), 300.0).half()).float()
+
+        def test_dtype(overflowing):
+            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
+
+        def test_next(overflowing):
+            assert overflowing.shape == (2, 2)
+            assert seen[-1] == torch.is_autocast_enabled("cpu")
+    """
+    result, _ = watch(pytester, code=code)
+    result.assert_outcomes(passed=2)
+    assert "second time" not in result.stdout.str()
+    assert "::test_next" not in "".join(line for line in result.outlines if line.startswith("fails"))
+
+
+def test_marks_and_hooks_of_pytest_hold_in_the_second_pass_and_its_warnings_are_not_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    code = """
+        import pytest, torch, warnings
+
+        @pytest.mark.filterwarnings("error")
+        def test_raises():
+            with pytest.raises(UserWarning):
+                warnings.warn("loud")
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+        def test_warns():
+            warnings.warn("once")
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    """
+    result, _ = watch(pytester, "-Wdefault", code=code)
+    result.assert_outcomes(passed=2, warnings=1)
+    assert "second time" not in result.stdout.str()
+
+
+def test_the_body_draws_what_it_drew_whoever_set_up_its_fixtures(pytester: pytest.Pytester) -> None:
+    code = """
+        import pytest, torch
+
+        @pytest.fixture(scope="module")
+        def drawn():
+            return torch.rand(3)
+
+        def test_first(drawn):
+            assert not torch.is_autocast_enabled("cpu") or pytest.skip("here alone")
+
+        numbers = {}
+
+        def test_second(drawn):
+            assert numbers.setdefault("body", float(torch.rand(1))) == numbers["body"]
+            again = float(torch.rand(1))
+            assert numbers.setdefault("again", again) == again
+    """
+    result, _ = watch(pytester, code=code)
+    assert "::test_second" not in "".join(line for line in result.outlines if "second time" in line)
+
+
+def test_a_test_with_a_subtest_that_fails_as_it_is_is_not_watched(pytester: pytest.Pytester) -> None:
+    code = """
+        import unittest
+        import torch
+        class Fails(unittest.TestCase):
+            def test_it(self):
+                with self.subTest(size=1):
+                    assert torch.ones(1).sum() == 2
+    """
+    result, _ = watch(pytester, code=code)
+    result.stdout.fnmatch_lines(["not watched, *test_it.py::Fails::test_it"])
 
 
 def test_subtests_that_fail_under_autocast_alone_are_listed_and_fail_nothing(pytester: pytest.Pytester) -> None:

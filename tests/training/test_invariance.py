@@ -594,3 +594,39 @@ def test_a_warm_up_whose_parts_are_eighths_is_a_schedule() -> None:
 
     (found,) = judged(loop_of(model, optimizer, scaler, step))
     assert found.verdict is Verdict.PASS
+
+
+def test_a_part_of_a_gradient_that_code_overwrites_is_no_pass() -> None:
+    def between(scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        gradient = gradients_of(model)[0]
+        gradient[0].copy_(torch.ones_like(gradient[0]))
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.16])
+def test_a_rate_that_code_sets_without_the_scale_is_none_of_it(rate: float) -> None:
+    def between(scaler: Any, optimizer: Any, model: nn.Module) -> None:
+        optimizer.param_groups[0]["lr"] = 0.0 if rate != 0.16 else rate
+        optimizer.param_groups[0]["weight_decay_of_ours"] = rate
+
+    (found,) = judged(amp_loop(between=between))
+    assert found.verdict is Verdict.PASS
+
+
+def test_a_size_that_equals_the_scale_is_no_constant_of_its_line() -> None:
+    model, optimizer, scaler = parts(init_scale=16.0)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(DATA).float().square().mean()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        for gradient in gradients_of(model):
+            gradient.view(-1, 1)[:16].div_(scale), gradient.view(-1, 1)[16:].div_(scale)
+        optimizer.step()
+        return float(loss)
+
+    assert [f.verdict for f in judged(loop_of(model, optimizer, scaler, step))] == [Verdict.PASS]

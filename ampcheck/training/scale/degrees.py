@@ -53,8 +53,8 @@ from ampcheck.training.loop import TrainingLoop, parameters_of
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.scale.scales import Numbers, Read, Scales
 
-_COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
 _KNOWN, _ENTERED = attrgetter("known"), attrgetter("entered")
+_COLLECTIVE = frozenset(("c10d", "_c10d_functional", "fsdp"))
 """Namespaces of ops that sum, average and move values between processes."""
 
 
@@ -214,16 +214,16 @@ class Degrees:
     def _made_outside(self, tensor: torch.Tensor) -> Degree | None:
         """The degree of data that may be made of what left the run, from now on: of a number, and of values as many as
         some that left; None of other data."""
-        numbers = bool(self.numbers.known) and tensor.numel() == 1
+        is_number = bool(self.numbers.known) and tensor.numel() == 1
         if tensor.requires_grad or not tensor.is_floating_point() or not has_companions(tensor):
             return None
-        if not (numbers or tensor.numel() in self._left_sizes) or self.of(tensor) is not None:
+        if not (is_number or tensor.numel() in self._left_sizes) or self.of(tensor) is not None:
             return None
         companions = self._store.known(tensor)
         if companions is None or companions.written:
             return None
-        outside = Degree(place=self.left or NOWHERE, known=False)
-        self._degrees.put(tensor, (self._of_factor(float(tensor)) or ENTERED) if numbers else outside)
+        unknown = Degree(place=self.left or NOWHERE, known=False)
+        self._degrees.put(tensor, (self._of_factor(float(tensor)) or ENTERED) if is_number else unknown)
         return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
@@ -271,10 +271,8 @@ class Degrees:
     def _put(self, results: Sequence[tuple[torch.Tensor, Degree | None]]) -> None:
         """Note the degrees of results; what does not depend on the scale any more has none."""
         for target, degree in results:
-            if degree is None:
-                self._degrees.pop(target)
-            else:
-                self._degrees.put(target, degree)
+            if degree is not None or self._degrees.pop(target):  # a constant part of a memory that has others
+                self._degrees.put(target, degree or NONE)
 
     def _decide(self, op: Traits, operands: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """A decision may come out otherwise at another scale, unless all that it compares depends on that alike."""

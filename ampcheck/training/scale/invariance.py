@@ -58,7 +58,7 @@ def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> Invari
         return replace(stats, skipped=why, place=left, hint=_READ)
     if degrees.unknown:
         total = degrees.looked + degrees.unknown
-        after = _at(degrees.lost or NOWHERE).replace(" at ", " after ")
+        after = _at(degrees.lost or NOWHERE, "after")
         why = f"it is not known how {degrees.unknown} of {total} gradients depend on the loss scale{after}"
         return replace(stats, skipped=why, place=degrees.lost or ("", None), hint=_READ)
     why, hint = "no optimizer stepped a gradient", _NO_STEP
@@ -67,8 +67,8 @@ def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> Invari
     return replace(stats, skipped=why, hint=hint if named else "")
 
 
-def _at(place: Place) -> str:
-    return f" at {place[0]}:{place[1]}" if place[0] else ""
+def _at(place: Place, word: str = "at") -> str:
+    return f" {word} {place[0]}:{place[1]}" if place[0] else ""
 
 
 def check_invariance(stats: InvarianceStats, events: Sequence[Event] = ()) -> list[Finding]:

@@ -90,8 +90,10 @@ class Numbers:
         part, such as 3/8 in a warm-up."""
         numbers = [number for number in self.known if not _is_common(number)]
         ratio = value / before if before else 0.0
+        if not numbers or not math.isfinite(ratio):
+            return False
         if ratio and abs(Fraction(ratio).limit_denominator(_PARTS) / Fraction(ratio) - 1) < _ROUNDING:
-            return ratio in numbers or (ratio > 1 and math.frexp(ratio)[0] == 0.5 and not _is_common(ratio))
+            return ratio in numbers
         fewest = min(_digits(value), _DIGITS)
         return value in numbers or any(_digits(value / number) < fewest for number in numbers)
 
@@ -116,7 +118,7 @@ class Numbers:
         unit = Read(1.0, NONE, ("", None), 0, of_scale=True)
         scales = [unit, *(read for read in self._reads if read.of_scale)]
         pairs = [(a, b) for a in self._reads for b in scales if a is not b and _digits(value) > _DIGITS]
-        made = [(a, a.degree.over(b.degree)) for a, b in pairs if a.value / b.value == value]
+        made = [(a, a.degree.over(b.degree)) for a, b in pairs if b.value and a.value / b.value == value]
         self._reads = [read for read in self._reads if all(read is not own for own, _ in made)]
         self.close()
         return made[0] if made and all(degree.depends for _, degree in made) else None
