@@ -17,7 +17,7 @@ from ampcheck.setup.candidates import candidates, unimportable
 from ampcheck.setup.files import Planned, require_writable
 from ampcheck.setup.render import Contents, render_tests, render_workflow
 from ampcheck.setup.repository import Repository, read_repository
-from ampcheck.setup.sandbox import Process, Tried, copied, import_paths, lock_policy, rehearse, try_all
+from ampcheck.setup.sandbox import ENOUGH, Process, Tried, copied, import_paths, lock_policy, rehearse, try_all
 from ampcheck.setup.scripts import TrainingScript
 
 TESTS = "tests/test_amp.py"
@@ -112,7 +112,8 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Content
     wanted = candidates(repository)
     with copied(repository.folder) as copy, Process(copy) as process:
         tried = try_all(copy, wanted, process, show)
-        models = [each for each in tried if each.attempt is not None]
+        ran = [each for each in tried if each.attempt is not None]
+        models = [each for each in ran if not each.heavy][:ENOUGH] or ran[:ENOUGH]
         failed = [each for each in tried if each.attempt is None]
         cuda = any(script.cuda for script in repository.scripts)
         tests = Contents(models, failed[0] if failed and not models else None, cuda=cuda)
@@ -123,8 +124,9 @@ def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Content
     reached = {each.candidate.title for each in tried}
     if models and (others := [each.title for each in wanted if each.title not in reached]):
         reasons.append(f"not tried, as {len(models)} models have tests: {listed(others)}")
-    rest = "is heavy, by its weights and the FLOPs of a pass: compiled code is left to `ampcheck audit`"
-    reasons += [f"{each.candidate.title} {rest}" for each in models if each.heavy]
+    rest = "is heavy, by its weights and the FLOPs of a pass: {} is left to `ampcheck audit`"
+    what = {True: "compiled code", False: "all of it"}
+    reasons += [f"{each.candidate.title} {rest.format(what[each in models])}" for each in ran if each.heavy]
     return replace(tests, locked=locked), lock, [*reasons, *unlocked, *untrained]
 
 

@@ -23,6 +23,9 @@ from ampcheck.setup.sources import Attempt
 ENOUGH = 2
 """Models that get a factory."""
 
+_HEAVY_TRIED = 3
+"""So many more models are tried for one whose tests take no minutes: a folder of many models has small ones."""
+
 _FILE_BYTES = 20_000_000
 """A larger file is left out: it is data or a checkpoint."""
 
@@ -153,7 +156,8 @@ class Process:
 
 
 def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show: Callable[[str], None]) -> list[Tried]:
-    """Build and run the candidates in the copy until `ENOUGH` of them run; those that were not reached are left out.
+    """Build and run the candidates in the copy until `ENOUGH` of them run, and up to `_HEAVY_TRIED` more where some are
+    heavy; those that were not reached are left out.
 
     show: called with each one that begins.
     """
@@ -170,7 +174,8 @@ def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show:
             tried.append(Tried(candidate, error=_reason(error)))
             break
         tried.append(_tried(candidate, answer))
-        if sum(each.attempt is not None for each in tried) == ENOUGH:
+        ran = [each.heavy for each in tried if each.attempt is not None]
+        if ran.count(False) == ENOUGH or len(ran) == ENOUGH + _HEAVY_TRIED:
             break
     return [*tried, *lacking]
 

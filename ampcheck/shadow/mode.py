@@ -41,6 +41,7 @@ from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, autocast_of_caller
 from ampcheck.torchtools.origin import Origin, Origins
+from ampcheck.torchtools.patching import traces_unseen
 from ampcheck.torchtools.private import (
     TRACERS,
     DispatchKey,
@@ -126,6 +127,7 @@ class Shadow(OpSubscriber):
         yield literals_by_ops()
         yield watched_escapes(self._escaped, self._entered)
         yield exports_of_the_user()
+        yield traces_unseen(self._traced)
         yield watched_threads(self, self.store, self.unruled)
         yield from (in_eager_mode(self._ran_eagerly), eager_flex_attention(), eager_cond(_traces))
 
@@ -357,6 +359,13 @@ class Shadow(OpSubscriber):
                 self.escapes[place := f"{origin.file}:{origin.line}"] += 1
                 if self.judge is not None:
                     self.judge.reach_values([self.store.of(values)], LEFT.format(place), reported=True)
+
+    def _traced(self, module: object) -> None:
+        """Go on with the values of a module that ran unseen."""
+        with _aside():
+            for tensor in (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ():
+                if has_companions(tensor) and self.store.known(tensor) is not None:
+                    self.store.lift(tensor)
 
     def _ran_eagerly(self) -> None:
         self.compiled += 1

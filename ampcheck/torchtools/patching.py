@@ -12,7 +12,9 @@ from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from ampcheck.torchtools.private import without_modes
+import torch
+
+from ampcheck.torchtools.private import without_modes, without_torch_function
 
 Observer: TypeAlias = Callable[..., Iterator[None] | None]
 """Gets the arguments of a call before it. A generator function goes on after it, with the result: `result = yield`."""
@@ -173,6 +175,22 @@ def around_exports(enter: Callable[[], AbstractContextManager[object]]) -> Abstr
             yield
 
     return once_imported("torch.export._trace", lambda module: observed(module, "_export_to_torch_ir", export))
+
+
+@contextmanager
+def traces_unseen(ended: Callable[[object], None]) -> Iterator[None]:
+    """`torch.jit.trace` runs outside of any mode: its tracer refuses ops that Python code runs in between.
+
+    ended: is called with the function or module that was traced, whose buffers that may have changed.
+    """
+
+    def trace(traced: object = None, *_: object, **__: object) -> Iterator[None]:
+        with without_modes(), without_torch_function():
+            yield
+        ended(traced)
+
+    with observed(torch.jit, "trace", trace), observed(torch.jit, "trace_module", trace):
+        yield
 
 
 @contextmanager
