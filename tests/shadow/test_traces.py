@@ -13,8 +13,7 @@ from ampcheck.core.run import Verdict
 def train(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).to(device)
-    traced = torch.jit.trace(model, torch.randn(2, 3, 8, 8, device=device), check_trace=False)
-    assert "Tensor" in str(traced.graph)
+    torch.jit.trace(model, torch.randn(2, 3, 8, 8, device=device), check_trace=False)
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler(device)
     for _ in range(4):
         optimizer.zero_grad()
