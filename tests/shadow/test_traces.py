@@ -24,7 +24,7 @@ def train(device: str, dtype: torch.dtype) -> None:
         scaler.update()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float16)])
 def test_training_after_a_trace_is_judged(device: str, dtype: torch.dtype) -> None:
     run = ampcheck.audit(lambda: train(device, dtype), device=device)
