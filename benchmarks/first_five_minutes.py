@@ -128,7 +128,7 @@ def measured(project: Project, mirror: Path | None, python: str) -> Log:
 
 def _without_machine(line: str, top: Path) -> str:
     """A line that names no folder of this machine: files of packages begin at `site-packages`."""
-    return _PACKAGES.sub("site-packages/", line.replace(str(top), top.name).replace(gettempdir(), "TMP"))
+    return _PACKAGES.sub("site-packages/", line.replace(str(top), top.name)).replace(gettempdir(), "TMP")
 
 
 def shortened(lines: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ from ampcheck.autocast.cuda_devices import (
     tensors,
 )
 from ampcheck.autocast.cuda_stand_in import KINDS, current_device, placed_kind
-from ampcheck.torchtools.patching import observed, once_imported, replaced
+from ampcheck.torchtools.patching import observed, once_imported, replaced, traces_unseen
 from ampcheck.torchtools.private import (
     DeviceContext,
     MetaTensorDescriber,
@@ -307,6 +307,7 @@ def _replacements(kind: str, gpu: str) -> Iterator[Any]:
     yield replaced(torch.Tensor, "record_stream", lambda original: lambda tensor, stream: None)
     yield replaced(MetaTensorDescriber, "describe_tensor", _make_true)
     yield once_imported("torch.utils.checkpoint", _checkpoints)
+    yield traces_unseen(lambda traced: None)
     yield from cuda_devices.replaced_storages()
     for module in (torch.autograd, torch.autograd.graph):
         yield replaced(module, "_engine_run_backward", _make_backward)

@@ -30,3 +30,12 @@ def test_training_after_a_trace_is_judged(device: str, dtype: torch.dtype) -> No
     run = ampcheck.audit(lambda: train(device, dtype), device=device)
     assert run.of(Verdict.FAIL) == ()
     assert run.coverage.seen["optimizer steps"] >= 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_under_emulation_equals_the_model() -> None:
+    with ampcheck.emulate("cuda"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).cuda()
+        x = torch.randn(2, 3, 4).cuda()
+        traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(x), model(x))
