@@ -31,7 +31,7 @@ class PartMap(Generic[Value]):
     def get(self, tensor: torch.Tensor) -> Value | None:
         """The value of what a tensor covers; None where no part of it has one."""
         parts = self._parts.get(tensor)
-        if not parts:
+        if not parts or not tensor.numel():
             return None
         if len(parts) == 1:
             ((span, value),) = parts.items()
@@ -60,8 +60,7 @@ class PartMap(Generic[Value]):
         if span not in parts and span[2]:
             for inside in [each for each in parts if span[0] <= each[0] and each[1] <= span[1]]:
                 del parts[inside]
-        parts.pop(span, None)  # the last one written is the last one in order
-        parts[span] = value
+        self._append(parts, span, value)
         if len(parts) > _MOST:
             values = list(parts.values())
             parts.clear()
@@ -69,15 +68,26 @@ class PartMap(Generic[Value]):
                 values[0] = self._join(values[0], each)
             parts[0, tensor.untyped_storage().nbytes(), True] = values[0]
 
+    def _append(self, parts: dict[Span, Value], span: Span, value: Value) -> None:
+        """Note what was written last, which is the last one in order."""
+        if span in parts:
+            before = parts.pop(span)
+            value = value if span[2] else self._join(before, value)  # which may lie between its elements
+        parts[span] = value
+
     def pop(self, tensor: torch.Tensor) -> bool:
         """Drop the values of what a tensor covers; whether other parts of its storage have any."""
         if (parts := self._parts.get(tensor)) is None:
             return False
+        if not tensor.numel():
+            return bool(parts)
         start, stop, full = _span(tensor)
-        for span, value in [each for each in parts.items() if full and each[0][0] < stop and start < each[0][1]]:
-            del parts[span]
-            for first, end in _outside([span[:2]], start, stop):
-                parts[first, end, span[2]] = value
+        if full:
+            before = list(parts.items())
+            parts.clear()
+            for (first, end, dense), value in before:  # in the order in which they were written
+                for left in _outside([(first, end)], start, stop):
+                    self._append(parts, (left[0], left[1], dense), value)
         return bool(parts)
 
 

@@ -136,7 +136,7 @@ def _twice(x):  # type: ignore[no-untyped-def]
 
 @torch.jit.script
 def _forked(x):  # type: ignore[no-untyped-def]
-    return torch.jit.wait(torch.jit.fork(_twice, x))  # on another thread, which no dispatch mode follows
+    return torch.jit.wait(torch.jit.fork(_twice, x))
 
 
 def _fake(self: Any, x: torch.Tensor) -> Any:
@@ -148,7 +148,7 @@ def _fake(self: Any, x: torch.Tensor) -> Any:
 
 add(
     "forks in TorchScript",
-    incomplete("low-precision-error", "coverage", phrase="ampcheck cannot follow this run"),
+    PASSES,
     lambda: given(module(lambda self, x: _forked(self.inner(x)))),
 )
 add("computes with fake tensors", incomplete("coverage", phrase="fake or on meta"), lambda: given(module(_fake)))
