@@ -577,7 +577,7 @@ def test_the_budget_ends_the_watch_of_a_slow_test_and_names_it(
     library: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ampcheck.plugin.outcomes._CREDIT", 0.0)
-    slow = "def test_slow():\n    for _ in range(20000): torch.ones(2) + 1\ndef test_late(): torch.ones(2) + 1"
+    slow = "def test_slow():\n    for _ in range(100000): torch.ones(2) + 1\ndef test_late(): torch.ones(2) + 1"
     code = f"{OVERFLOWS}\n{slow}"
     result, _ = watch(library, "--ampcheck-dtype=float16", "--ampcheck-budget=0.5", code=code)
     result.assert_outcomes(passed=5)
