@@ -102,11 +102,10 @@ class Sections:
 def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
-    named = [item.check for item in (*run.findings, *evidence) if item.check]
-    by_check: dict[str, list[Finding | Table | Chart]] = {slug: [] for slug in named}
-    for item in (*run.findings, *evidence):
-        if item.check:
-            by_check[item.check].append(item)
+    named = (*run.findings, *(item for item in evidence if item.check))  # a damaged finding may have no name
+    by_check: dict[str, list[Finding | Table | Chart]] = {item.check: [] for item in named}
+    for item in named:
+        by_check[item.check].append(item)
     checks = [_check_section(slug, items) for slug, items in by_check.items()]
     problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
