@@ -18,7 +18,8 @@ from ampcheck.watch import watched
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> None:
     """What a watch imports late is imported: pytester would forget it, and PyTorch cannot be imported twice."""
-    importlib.import_module("torch._dynamo")
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(name)
     with watched(name="imports") as seen:
         torch.nn.functional.linear(torch.ones(1, 1), torch.ones(1, 1))
     assert seen.run.findings
