@@ -7,14 +7,14 @@ rule: the companion of a view is the same view of the companion of its storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.history import Key, Part, Past, Step, Sum
-from ampcheck.facts.memory import roundoff, values_in, view_of, write_view
+from ampcheck.facts.memory import has_companions, roundoff, values_in, view_of, write_view
 from ampcheck.facts.moves import Moves
 from ampcheck.facts.rows import Rows, is_large
 from ampcheck.facts.store import StorageMap
@@ -302,6 +302,12 @@ class CompanionStore(StorageMap[Companions]):
         if moves and not tensor.is_complex():
             moved = self.moves.shake(self.moved(tensor).reshape(-1)).view(tensor.shape)
             write_view(tensor, values.moved, moved)
+
+    def lift_known(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The same for those tensors that have companions: what they hold now was computed unseen."""
+        for tensor in tensors:
+            if has_companions(tensor) and self.known(tensor) is not None:
+                self.lift(tensor)
 
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from ampcheck.core.run import Where
+from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.text import counted
+from ampcheck.plugin.comparisons import is_compared
 
 _CREDIT = 30.0
 """Seconds that the watch of a suite may take beyond its budget: entering a watch alone costs some hundredths."""
+
+_OF_DTYPES, _OF_COMPARISONS = "policy-unregistered", ("precision-loss", "policy-unregistered")
+"""What operands of two dtypes cause, and what two results that a test compares may cause."""
 
 _NAMED = 10
 """So many tests of a kind are named below the summary; `-vv` names all."""
@@ -119,3 +124,31 @@ def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
 def _seconds(tests: dict[str, float]) -> dict[str, str]:
     """Tests with their own time, the slowest first."""
     return {name: f"{tests[name]:.1f} s" for name in sorted(tests, key=lambda name: -tests[name])}
+
+
+def lacks_evidence(finding: Finding) -> bool:
+    """Whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
+    return finding.check == "coverage" and finding.verdict is Verdict.FAIL
+
+
+def silent(run: Run, item: pytest.Item) -> Run:
+    """The run without skips, without `coverage` for a test in which nothing floats, and without the digits and the
+    dtypes that the test's own comparisons of two results lose."""
+    from ampcheck.torchtools.source import short_path
+
+    def says_something(finding: Finding) -> bool:
+        where, lacks = finding.where, finding.check == "coverage" and finding.verdict is not Verdict.PASS
+        if finding.check in _OF_COMPARISONS and where.line and where.file == short_path(str(item.path)):
+            return not is_compared(item.path, where.line)
+        if finding.check == _OF_DTYPES and of_tests(where.file):  # a helper that compares, such as allclose
+            return False
+        return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
+
+    return replace(run, findings=tuple(filter(says_something, run.findings)))
+
+
+def without_eager_note(run: Run) -> Run:
+    """The run without the note that compiled functions ran in eager mode: they also ran compiled."""
+    unseen = {why: count for why, count in run.coverage.unseen.items() if "compiled functions" not in why}
+    kept = tuple(f for f in run.findings if f.check != "coverage" or unseen or f.verdict is Verdict.PASS)
+    return replace(run, findings=kept, coverage=replace(run.coverage, unseen=unseen))

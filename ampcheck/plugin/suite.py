@@ -1,8 +1,8 @@
-"""`--ampcheck-watch`: a suite runs as it is, and its tests that passed once more, under AMP and watched.
+"""`--ampcheck-watch`: run a suite without AMP, then watch the tests that passed while they run again under AMP.
 
-The first pass is the suite's own: its results, its reports, the random numbers that tests draw. The second begins when
+The first pass gives the suite's results, its reports, and the random numbers that tests draw. The second begins when
 the fixtures of the first, also those of the session, are torn down, and sets up its own; what it finds is a finding of
-the session. Where a test fails in it, the test runs under AMP without the watch, and as it is, which tells why.
+the session. A test that fails in it runs twice more, under AMP without the watch and without AMP, to find out why.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ import pytest
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.text import counted
 from ampcheck.plugin.attempts import tear_down, unreported
-from ampcheck.plugin.comparisons import is_compared
-from ampcheck.plugin.outcomes import Account, Outcomes, notes, of_tests, place_in_library, shortened
+from ampcheck.plugin.outcomes import (
+    Account,
+    Outcomes,
+    lacks_evidence,
+    notes,
+    place_in_library,
+    shortened,
+    silent,
+    without_eager_note,
+)
 from ampcheck.plugin.settings import Options, WatchOptions
 
 if TYPE_CHECKING:
@@ -34,9 +42,6 @@ if TYPE_CHECKING:
 _LEAST = 0.1
 """Seconds below which to begin the watch of a test is in vain."""
 
-_OF_DTYPES, _OF_COMPARISONS = "policy-unregistered", ("precision-loss", "policy-unregistered")
-"""What operands of two dtypes cause, and what two results that a test compares may cause."""
-
 _MEASURES = ("benchmark", "speed")
 """Fixtures of tests that measure time: under a watch they would measure the watch."""
 
@@ -45,7 +50,8 @@ PASSED, FAILED, ENDED, SKIPPED = "passed", "failed", "ended", "skipped"
 
 @dataclass(frozen=True)
 class _Passed:
-    """A test that passed as it is: its seconds, and the random numbers with which it and its body began."""
+    """A test that passed without AMP: its seconds, and functions that restore the random state at which it and its body
+    began."""
 
     item: pytest.Item
     seconds: float
@@ -107,7 +113,7 @@ class Suite:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a phase of the test ended as it is; a subtest that fails has a report of its own."""
+        """Record how a phase of the test ended without AMP; a failing subtest has a report of its own."""
         if report.when == "setup":  # of another try, too
             self._plain = {}
         outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
@@ -125,8 +131,8 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
-        """Draw the random numbers that the body drew as it is, whatever its fixtures drew now; judge what is alive when
-        the body of a watched test ends, before fixtures are torn down."""
+        """Restore the random state at which the body began without AMP, whatever its fixtures drew since; judge what is
+        alive when the body of a watched test ends, before fixtures are torn down."""
         if not self._inside:
             self._random = self._random_state()
         elif self._random is not None:
@@ -246,13 +252,13 @@ class Suite:
         if outcome == ENDED:
             self._outcomes.ended[item.nodeid] = seconds
         elif outcome == FAILED:
-            runs[0] = replace(run, findings=tuple(f for f in run.findings if not _lacks_evidence(f)))
+            runs[0] = replace(run, findings=tuple(f for f in run.findings if not lacks_evidence(f)))
             findings = self._explained(item, random)
             shown = {f.where.place for f in run.of(Verdict.FAIL)}  # a check that says more of the same line
             runs.append(Run(findings=tuple(f for f in findings if not f.where.file or f.where.place not in shown)))
         elif compiled and self._watch.compile:
             outcome, run, _ = self._run(item, random, compiled=True)
-            runs = [_without_eager_note(runs[0]), run]
+            runs = [without_eager_note(runs[0]), run]
             if outcome == FAILED:
                 self._outcomes.own[item.nodeid] = f"compiled: {shortened(self._error)}"
         self._error = None
@@ -288,7 +294,7 @@ class Suite:
             if isinstance(error, EnoughSteps) or (late and outcome == FAILED):  # the test may have caught it
                 outcome = ENDED
             calls = watch.shadow is not None and watch.shadow.compiled > 0
-            return outcome, _silent(watch.run, item), calls
+            return outcome, silent(watch.run, item), calls
 
     @contextmanager
     def _under_amp(self, random: Any) -> Iterator[Circumstances]:
@@ -321,7 +327,7 @@ class Suite:
             tear_down(item.session, None)  # the next test is watched with fixtures that are
 
     def _compared(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
-        """What two more attempts say, each with fixtures of its own: under AMP, and as it is."""
+        """Run the test twice more with fixtures of its own, under AMP and then without, and yield what that shows."""
         from ampcheck.catalog import REGISTRY
 
         error, name = self._error, item.nodeid
@@ -384,31 +390,3 @@ def _is_watchable(item: pytest.Item) -> bool:
     """Whether a test can run twice and is not watched or measured already."""
     measures = set(_MEASURES) & set(getattr(item, "fixturenames", ()))
     return isinstance(item, pytest.Function) and not measures and item.get_closest_marker("ampcheck") is None
-
-
-def _lacks_evidence(finding: Finding) -> bool:
-    """Whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
-    return finding.check == "coverage" and finding.verdict is Verdict.FAIL
-
-
-def _silent(run: Run, item: pytest.Item) -> Run:
-    """The run without skips, without `coverage` for a test in which nothing floats, and without the digits and the
-    dtypes that the test's own comparisons of two results lose."""
-    from ampcheck.torchtools.source import short_path
-
-    def says_something(finding: Finding) -> bool:
-        where, lacks = finding.where, finding.check == "coverage" and finding.verdict is not Verdict.PASS
-        if finding.check in _OF_COMPARISONS and where.line and where.file == short_path(str(item.path)):
-            return not is_compared(item.path, where.line)
-        if finding.check == _OF_DTYPES and of_tests(where.file):  # a helper that compares, such as allclose
-            return False
-        return finding.verdict is not Verdict.SKIP and (not lacks or bool(run.coverage.unseen))
-
-    return replace(run, findings=tuple(filter(says_something, run.findings)))
-
-
-def _without_eager_note(run: Run) -> Run:
-    """The run without the note that compiled functions ran in eager mode: they also ran compiled."""
-    unseen = {why: count for why, count in run.coverage.unseen.items() if "compiled functions" not in why}
-    kept = tuple(f for f in run.findings if f.check != "coverage" or unseen or f.verdict is Verdict.PASS)
-    return replace(run, findings=kept, coverage=replace(run.coverage, unseen=unseen))

@@ -317,9 +317,7 @@ class Shadow(OpSubscriber):
         tensors = [(t, t._version) for t in floating_values(event.tensors) if not t.is_inference()]
         out = event.run()
         with _aside():
-            for tensor, version in tensors:
-                if tensor._version != version:
-                    self.store.lift(tensor)
+            self.store.lift_known(tensor for tensor, version in tensors if tensor._version != version)
         return out
 
     def _communicate(self, event: OpEvent) -> Any:
@@ -363,9 +361,7 @@ class Shadow(OpSubscriber):
     def _traced(self, module: object) -> None:
         """Go on with the values of a module that ran unseen."""
         with _aside():
-            for tensor in (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ():
-                if has_companions(tensor) and self.store.known(tensor) is not None:
-                    self.store.lift(tensor)
+            self.store.lift_known(module.state_dict().values() if isinstance(module, torch.nn.Module) else ())
 
     def _ran_eagerly(self) -> None:
         self.compiled += 1

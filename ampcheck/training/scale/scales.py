@@ -113,7 +113,7 @@ class Numbers:
     def returned(self, value: float) -> tuple[Read, Degree] | None:
         """Return the number that the last step returned, and its degree; None if that does not depend on the scale.
 
-        A step may return the number as it is, or divided by a scale. The numbers that it used decided nothing.
+        A step may return the number itself, or divided by a scale. The numbers that it used decided nothing.
         """
         unit = Read(1.0, NONE, ("", None), 0, of_scale=True)
         scales = [unit, *(read for read in self._reads if read.of_scale)]
