@@ -16,12 +16,12 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.missing import unimitated
 from ampcheck.autocast.placement import is_open
-from ampcheck.catalog import for_kind
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.selection import select_checks, with_selected
+from ampcheck.checks import for_kind
+from ampcheck.checks.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
 from ampcheck.compiled.graph.judge import GraphObservation, judge_graph

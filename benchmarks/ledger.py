@@ -163,7 +163,7 @@ def rows_of(cases: Iterable[Any], jobs: int, acted: set[str] | None = None) -> I
 
 def unheard(rows: Iterable[Row]) -> set[str]:
     """The checks that speak in no row."""
-    from ampcheck.catalog import REGISTRY
+    from ampcheck.checks import REGISTRY
 
     return set(REGISTRY) - {check for row in rows for check in row.checks}
 

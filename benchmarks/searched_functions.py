@@ -30,8 +30,8 @@ from searched_functions_cases import CASES, Case
 from ampcheck import Run, Verdict, assert_property
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import collect
+from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RAISES, RANGE
 from ampcheck.search import SearchOptions
-from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RAISES, RANGE
 from ampcheck.speed.stats import fingerprint
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence" / "searched_functions.json"

@@ -13,7 +13,7 @@ from torch import nn
 import ampcheck
 from ampcheck.audit import audit
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.catalog import for_kind
+from ampcheck.checks import for_kind
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.core.errors import UsageError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 from ampcheck.core.subject import EVERY, MODELS, Kind
 
-POLICY_DRIFT = Check(
+POLICY_DRIFT = declared(
     "policy-drift",
     "policy",
     "Autocast of the installed PyTorch treats each op as the shipped snapshot of its release says. Fails for each "
@@ -20,7 +20,7 @@ POLICY_DRIFT = Check(
     unit="ops",
 )
 
-POLICY_GAP = Check(
+POLICY_GAP = declared(
     "policy-gap",
     "policy",
     "A CPU test represents the target device. A lock of both warns where the CPU computes an op of the model wider "
@@ -34,7 +34,7 @@ POLICY_GAP = Check(
     subjects=MODELS,
 )
 
-POLICY_UNREGISTERED = Check(
+POLICY_UNREGISTERED = declared(
     "policy-unregistered",
     "policy",
     "A custom op that gets floating tensors under autocast has an autocast kernel. Warns where it has "
@@ -49,7 +49,7 @@ POLICY_UNREGISTERED = Check(
     subjects=EVERY,
 )
 
-POLICY_BANNED = Check(
+POLICY_BANNED = declared(
     "policy-banned",
     "policy",
     "No op is called that autocast bans on the device. Fails where its exception ended the run; warns where the "
@@ -61,7 +61,7 @@ POLICY_BANNED = Check(
     subjects=EVERY,
 )
 
-AUTOCAST_STATE = Check(
+AUTOCAST_STATE = declared(
     "autocast-state",
     "autocast",
     "A block leaves autocast and the precision switches as it found them; in a training loop over several ranks each "
@@ -78,7 +78,7 @@ AUTOCAST_STATE = Check(
     subjects=EVERY,
 )
 
-AUTOCAST_SCOPE = Check(
+AUTOCAST_SCOPE = declared(
     "autocast-scope",
     "autocast",
     "Backward passes and optimizer steps run outside autocast regions. Fails for each line where one does not; warns "
@@ -93,7 +93,7 @@ AUTOCAST_SCOPE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-AUTOCAST_CACHE = Check(
+AUTOCAST_CACHE = declared(
     "autocast-cache",
     "autocast",
     "A cast of a weight that autocast caches is used only while the weight is unchanged and the region has the "
@@ -110,7 +110,7 @@ AUTOCAST_CACHE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-AUTOCAST_BYPASS = Check(
+AUTOCAST_BYPASS = declared(
     "autocast-bypass",
     "autocast",
     "No in-place or out= variant is called where autocast would have cast for the plain op. Fails when it raises or "
@@ -123,7 +123,7 @@ AUTOCAST_BYPASS = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-AUTOCAST_THREAD = Check(
+AUTOCAST_THREAD = declared(
     "autocast-thread",
     "autocast",
     "A thread that was started inside a region computes in the region's dtype, unless it chose another one itself.",
@@ -137,7 +137,7 @@ AUTOCAST_THREAD = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-AUTOCAST_CHECKPOINT = Check(
+AUTOCAST_CHECKPOINT = declared(
     "autocast-checkpoint",
     "autocast",
     "Recomputed forwards (activation checkpointing) run under the autocast state of the original forward.",
@@ -151,7 +151,7 @@ AUTOCAST_CHECKPOINT = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-AUTOCAST_FUNCTION = Check(
+AUTOCAST_FUNCTION = declared(
     "autocast-function",
     "autocast",
     "The Python backward of a torch.autograd.Function runs under the autocast state of its forward. Fails where an "

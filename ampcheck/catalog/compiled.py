@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 from ampcheck.core.subject import EVERY, Kind
 
-COMPILED_DTYPE = Check(
+COMPILED_DTYPE = declared(
     "compiled-dtype",
     "compile",
     "A compiled model returns the dtypes, shapes and containers of eager mode, and every op returns the dtypes of "
@@ -19,7 +19,7 @@ COMPILED_DTYPE = Check(
     subjects=EVERY,
 )
 
-COMPILED_EXCEPTION = Check(
+COMPILED_EXCEPTION = declared(
     "compiled-exception",
     "compile",
     "Eager and compiled code accept the same inputs. Fails where only compiled code raises, and where it "
@@ -33,7 +33,7 @@ COMPILED_EXCEPTION = Check(
     subjects=EVERY,
 )
 
-COMPILED_ERROR = Check(
+COMPILED_ERROR = declared(
     "compiled-error",
     "compile",
     "Outputs, loss, updated weights, buffers and overwritten arguments of compiled code are as close to float64 as "
@@ -54,7 +54,7 @@ COMPILED_ERROR = Check(
     subjects=EVERY,
 )
 
-COMPILED_GRADIENT = Check(
+COMPILED_GRADIENT = declared(
     "compiled-gradient",
     "compile",
     "Gradients of weights and inputs of compiled code are as close to float64 as rounding allows, and no op of the "
@@ -70,7 +70,7 @@ COMPILED_GRADIENT = Check(
     subjects=EVERY,
 )
 
-BLAME = Check(
+BLAME = declared(
     "blame",
     "compile",
     "A subject passes at every stage from eager low precision to torch.compile. Where it does not, the verdict "
@@ -86,7 +86,7 @@ BLAME = Check(
     unit="relative error",
 )
 
-GRAPH_BREAK = Check(
+GRAPH_BREAK = declared(
     "graph-break",
     "compile",
     "A call of a compiled function stays in one graph. Fails with each line at which a graph ends, when one call "
@@ -103,7 +103,7 @@ GRAPH_BREAK = Check(
     subjects=EVERY,
 )
 
-RECOMPILE = Check(
+RECOMPILE = declared(
     "recompile",
     "compile",
     "Calls after the warm-up do not recompile. Fails when more than max_recompiles compilations come after the "
@@ -120,7 +120,7 @@ RECOMPILE = Check(
     subjects=EVERY,
 )
 
-EAGER_FALLBACK = Check(
+EAGER_FALLBACK = declared(
     "eager-fallback",
     "compile",
     "Code inside the compiled region runs compiled. Fails for modules and functions that silently fall back to eager, "
@@ -137,7 +137,7 @@ EAGER_FALLBACK = Check(
     subjects=EVERY,
 )
 
-CACHE_ARTIFACTS = Check(
+CACHE_ARTIFACTS = declared(
     "cache-artifacts",
     "compile",
     "A call of torch.compiler.save_cache_artifacts saves artifacts, and those that load_cache_artifacts loads are "
@@ -151,7 +151,7 @@ CACHE_ARTIFACTS = Check(
     subjects=(Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL, Kind.CALL),
 )
 
-CUDAGRAPH = Check(
+CUDAGRAPH = declared(
     "cudagraph",
     "compile",
     "Where the mode asks for CUDA graphs, each graph becomes one, and no output is read after the next run has "

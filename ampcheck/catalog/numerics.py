@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 from ampcheck.core.subject import EVERY, MODELS
 
-LOW_PRECISION_ERROR = Check(
+LOW_PRECISION_ERROR = declared(
     "low-precision-error",
     "range",
     "A model that runs in float32 must also run in low precision. Fails when only the low-precision run raises "
@@ -20,7 +20,7 @@ LOW_PRECISION_ERROR = Check(
     subjects=MODELS,
 )
 
-NONFINITE_REFERENCE = Check(
+NONFINITE_REFERENCE = declared(
     "nonfinite-reference",
     "range",
     "Outputs and gradients are numbers in float64. Fails when an output is NaN in every precision, because of a NaN "
@@ -40,7 +40,7 @@ NONFINITE_REFERENCE = Check(
     subjects=EVERY,
 )
 
-OVERFLOW = Check(
+OVERFLOW = declared(
     "overflow",
     "range",
     "An op gives finite results where float64 does. Fails when an infinity or NaN of low precision reaches an output, "
@@ -58,7 +58,7 @@ OVERFLOW = Check(
     subjects=EVERY,
 )
 
-NONFINITE_GRADIENT = Check(
+NONFINITE_GRADIENT = declared(
     "nonfinite-gradient",
     "range",
     "Every gradient that is finite in float64 is finite in low precision.",
@@ -71,7 +71,7 @@ NONFINITE_GRADIENT = Check(
     subjects=EVERY,
 )
 
-PRECISION_LOSS = Check(
+PRECISION_LOSS = declared(
     "precision-loss",
     "range",
     "Values differ from float64 by no more than rounding explains. Fails at the op that loses the digits, when the "
@@ -98,7 +98,7 @@ PRECISION_LOSS = Check(
     subjects=EVERY,
 )
 
-SILENT_ZERO = Check(
+SILENT_ZERO = declared(
     "silent-zero",
     "range",
     "No tensor becomes zero as a whole, and no element that a later division, logarithm or root needs. Fails at the op "
@@ -111,7 +111,7 @@ SILENT_ZERO = Check(
     subjects=EVERY,
 )
 
-FLUSH = Check(
+FLUSH = declared(
     "flush",
     "range",
     "No value loses more than rounding explains to zero and to subnormal numbers. Fails at the op where it happens, "
@@ -123,7 +123,7 @@ FLUSH = Check(
     subjects=EVERY,
 )
 
-INTEGER_CAST = Check(
+INTEGER_CAST = declared(
     "integer-cast",
     "range",
     "Different integers stay different in floating tensors. Fails when something is computed from integers that became "
@@ -136,7 +136,7 @@ INTEGER_CAST = Check(
     subjects=EVERY,
 )
 
-HEADROOM = Check(
+HEADROOM = declared(
     "headroom",
     "range",
     "No value comes within a factor (4 by default) of the maximum of its format: a warning.",
@@ -147,7 +147,7 @@ HEADROOM = Check(
     subjects=EVERY,
 )
 
-LOSS_DTYPE = Check(
+LOSS_DTYPE = declared(
     "loss-dtype",
     "dtype",
     "The loss is computed in float32 and is finite. Warns when the loss, or a reduction inside it, is computed "
@@ -161,7 +161,7 @@ LOSS_DTYPE = Check(
     subjects=EVERY,
 )
 
-DTYPE = Check(
+DTYPE = declared(
     "dtype",
     "dtype",
     "Modules give the dtype that was declared for them. A pattern that matches nothing fails.",
@@ -171,7 +171,7 @@ DTYPE = Check(
     subjects=MODELS,
 )
 
-COVERAGE = Check(
+COVERAGE = declared(
     "coverage",
     "always",
     "The audit examined something. Fails when it examined nothing, and for a compiled run without a graph, unless "

@@ -1,8 +1,8 @@
 """The check of the outcome: whether what a repository accepts is still there."""
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 
-BASELINE = Check(
+BASELINE = declared(
     "baseline",
     "outcome",
     "Every finding that the baseline accepts is still found, and none is older than the date until which it is "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 
-SPEEDUP = Check(
+SPEEDUP = declared(
     "speedup",
     "speed",
     "Each arm, such as the compiled model, is at least a given number of times as fast as the reference, such as "
@@ -22,7 +22,7 @@ SPEEDUP = Check(
     unit="times as fast",
 )
 
-REGRESSION = Check(
+REGRESSION = declared(
     "regression",
     "speed",
     "The head is as fast as the base. In a history: no lasting step down.",
@@ -39,7 +39,7 @@ REGRESSION = Check(
     unit="times as fast",
 )
 
-START_UP = Check(
+START_UP = declared(
     "start-up",
     "speed",
     "A process that starts with warm caches, or that loads artifacts of torch.compiler.save_cache_artifacts, compiles "
@@ -56,7 +56,7 @@ START_UP = Check(
     "whole of TORCHINDUCTOR_CACHE_DIR from run to run if you can.",
 )
 
-COMPILE_TIME = Check(
+COMPILE_TIME = declared(
     "compile-time",
     "speed",
     "Compilation with empty caches costs no more seconds than the limit, and pays off after no more calls than the "
@@ -72,7 +72,7 @@ COMPILE_TIME = Check(
     "torch._dynamo.mark_dynamic; keep the caches or ship artifacts; leave short runs eager.",
 )
 
-PEAK_MEMORY = Check(
+PEAK_MEMORY = declared(
     "peak-memory",
     "speed",
     "A compiled step needs at most 1.1 times the memory of an eager one, with 1 MiB of slack, or the given limit. "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampcheck.core.check import Check
+from ampcheck.catalog import declared
 from ampcheck.core.subject import Kind
 
-GRADIENT_UNDERFLOW = Check(
+GRADIENT_UNDERFLOW = declared(
     "gradient-underflow",
     "training",
     "What is nonzero in float64 stays nonzero: no parameter loses more than `underflow` of the elements of its "
@@ -25,7 +25,7 @@ GRADIENT_UNDERFLOW = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-LOSS_SCALE = Check(
+LOSS_SCALE = declared(
     "loss-scale",
     "training",
     "At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero "
@@ -50,7 +50,7 @@ LOSS_SCALE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-SCALER_PROTOCOL = Check(
+SCALER_PROTOCOL = declared(
     "scaler-protocol",
     "training",
     "Scaler, optimizers and clipping are called in an order that keeps the scale of the gradients well defined: "
@@ -70,7 +70,7 @@ SCALER_PROTOCOL = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-SCHEDULER_SKIP = Check(
+SCHEDULER_SKIP = declared(
     "scheduler-skip",
     "training",
     "A learning rate scheduler steps only where its optimizer stepped. Fails when it steps after scaler.step has "
@@ -82,7 +82,7 @@ SCHEDULER_SKIP = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-SCALE_INVARIANCE = Check(
+SCALE_INVARIANCE = declared(
     "scale-invariance",
     "training",
     "The gradients that an optimizer sees, and what the step returns, do not depend on the loss scale.",
@@ -97,7 +97,7 @@ SCALE_INVARIANCE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-RESUME = Check(
+RESUME = declared(
     "resume",
     "training",
     "A run that is interrupted, saved and loaded ends in the same weights, optimizer state and loss scale as one "
@@ -113,7 +113,7 @@ RESUME = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-STAGNATION = Check(
+STAGNATION = declared(
     "stagnation",
     "training",
     "The updates of a tensor change it, now and in the steps that are planned. Fails where 90 % (the limit "
@@ -142,7 +142,7 @@ STAGNATION = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-MASTER_WEIGHTS = Check(
+MASTER_WEIGHTS = declared(
     "master-weights",
     "dtype",
     "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
@@ -158,7 +158,7 @@ MASTER_WEIGHTS = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-OPTIMIZER_STATE = Check(
+OPTIMIZER_STATE = declared(
     "optimizer-state",
     "dtype",
     "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32. Whatever is "
@@ -174,7 +174,7 @@ OPTIMIZER_STATE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-BUFFER_DTYPE = Check(
+BUFFER_DTYPE = declared(
     "buffer-dtype",
     "dtype",
     "Buffers of trained modules, and copies of weights that the steps change (an EMA), have the dtypes that the "
@@ -187,7 +187,7 @@ BUFFER_DTYPE = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-REDUCE_PRECISION = Check(
+REDUCE_PRECISION = declared(
     "reduce-precision",
     "training",
     "A sum of many gradients, over micro-batches or over ranks, is as exact as one rounding of the exact sum "
@@ -215,7 +215,7 @@ REDUCE_PRECISION = Check(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-TF32 = Check(
+TF32 = declared(
     "tf32",
     "training",
     "A product in float32 is off by no more than its roundings. Warns when the device computes it in TF32 or "

@@ -36,6 +36,7 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Where, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import MODELS, Kind, Subject, as_subject
+from ampcheck.core.text import cannot_run
 from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
 from ampcheck.shadow.compare import ResultError
@@ -47,7 +48,6 @@ from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import naming_users_errors
-from ampcheck.torchtools.unsupported import cannot_run
 
 COMPILED_RUNS = 24
 """Runs that a search under torch.compile may take, each of which compiles."""

@@ -19,7 +19,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.catalog import REGISTRY, VERDICTS, explain
+    from ampcheck.checks import REGISTRY, VERDICTS, explain
 
     if options.slug is None:
         text = "\n".join(f"{slug:20} {page.requires.split('. ')[0].rstrip('.')}." for slug, page in REGISTRY.items())

@@ -180,7 +180,7 @@ def finish(
     failed: whether the exit code is 1; by default `run.failed`. Raises `UsageError`, after the report, if a file cannot
     be written.
     """
-    from ampcheck.catalog import REGISTRY
+    from ampcheck.checks import REGISTRY
     from ampcheck.report.outputs import write_output
 
     folder = Path.cwd()

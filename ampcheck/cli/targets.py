@@ -205,8 +205,8 @@ def with_selection(
 ) -> tuple[Run, bool]:
     """The last of several runs, in which what was selected and judged in none of them is incomplete, and whether there
     is any."""
-    from ampcheck.catalog import REGISTRY
-    from ampcheck.catalog.selection import unjudged, with_unjudged
+    from ampcheck.checks import REGISTRY
+    from ampcheck.checks.selection import unjudged, with_unjudged
 
     def reason(slug: str) -> str:
         check = REGISTRY[slug]

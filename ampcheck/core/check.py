@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, TypedDict
 
 from ampcheck.core.run import PROBLEMS, UNJUDGED, Finding, Verdict, Where
@@ -29,23 +31,58 @@ class Evidence(TypedDict, total=False):
     hint: str
 
 
+SECTIONS = ("Requires", "Measured", "Causes", "Fix")
+"""The paragraphs of a page, each of which begins with its name and a colon."""
+
+
+@cache
+def sections(page: str) -> Mapping[str, str]:
+    """The paragraphs of a page by their names, each on one line."""
+    paragraphs = re.split(rf"^({'|'.join(SECTIONS)}):\s", page, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(paragraphs[1::2], paragraphs[2::2], strict=True)}
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check is declared once, in `ampcheck.catalog`; every finding of it is built here.
+    """A check is declared once, in a file of its own; every finding of it is built here.
 
-    slug: the name in findings, options and markers. unit: of `observed` and `limit` where a finding gives none.
-    subjects: kinds of subjects that `audit` judges by it. requires, measured, causes, fix: the page of
-    `ampcheck explain`.
+    slug: the name in findings, options and markers. page: of `ampcheck explain`, the docstring of that file, which has
+    the `SECTIONS`. unit: of `observed` and `limit` where a finding gives none. subjects: kinds of subjects that `audit`
+    judges by it. needs: class names of the records that its function judges. order: checks of one record are judged,
+    and all are listed, from the lowest to the highest, equals by name. evidence: cases of the ledger that need it.
     """
 
     slug: str
     family: str
-    requires: str
-    measured: str
-    causes: str
-    fix: str
+    page: str = field(repr=False)
     unit: str = ""
     subjects: tuple[Kind, ...] = ()
+    needs: tuple[str, ...] = ()
+    order: int = 1000
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def requires(self) -> str:
+        """What must hold."""
+        return self._section("Requires")
+
+    @property
+    def measured(self) -> str:
+        """How it is measured."""
+        return self._section("Measured")
+
+    @property
+    def causes(self) -> str:
+        """What usually causes it."""
+        return self._section("Causes")
+
+    @property
+    def fix(self) -> str:
+        """How to fix it."""
+        return self._section("Fix")
+
+    def _section(self, name: str) -> str:
+        return sections(self.page or "").get(name, "")  # `python -OO` drops docstrings
 
     def __str__(self) -> str:
         return self.slug

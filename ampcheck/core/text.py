@@ -35,6 +35,11 @@ def counted(count: int, plural: str, zero: str = "0") -> str:
     return f"{f'{count:,}' if count else zero} {singular(plural) if count == 1 else plural}"
 
 
+def cannot_run(lack: str) -> str:
+    """The reason of every check that is skipped since the machine lacks something; lack: what."""
+    return f"this machine cannot run it: {lack}"
+
+
 def listed(items: Iterable[str], limit: int = 5) -> str:
     """`a, b and 3 more`: the first `limit` items, and how many are left out."""
     items = list(items)

@@ -34,7 +34,7 @@ class Experiment:
     @property
     def check(self) -> Check:
         """The check of its findings, tables and charts: `lab-ulp` of `ulp`. It has no page of its own."""
-        return Check(f"lab-{self.name}", "lab", "", "", "", "")
+        return Check(f"lab-{self.name}", "lab", "")
 
     @property
     def function(self) -> Callable[..., Run]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import PROBLEMS, Finding
 from ampcheck.numerics import execution, nonfinite, precision, range

@@ -11,12 +11,11 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted, listed
+from ampcheck.core.text import cannot_run, counted, listed
 from ampcheck.numerics.findings import passed, who
 from ampcheck.numerics.run import COMPILED, VALUELESS
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
-from ampcheck.torchtools.unsupported import cannot_run
 
 _UNFOLLOWED = (
     (

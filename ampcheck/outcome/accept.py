@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import date
 from fnmatch import fnmatchcase
 
-from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.outcome import BASELINE
+from ampcheck.checks import REGISTRY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings

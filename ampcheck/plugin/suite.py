@@ -191,7 +191,7 @@ class Suite:
         if limit < _LEAST:
             outcomes.left_out[item.nodeid] = seconds
             return
-        from ampcheck.catalog import REGISTRY
+        from ampcheck.checks import REGISTRY
         from ampcheck.torchtools.restore import save_random_state
 
         after, began = save_random_state(), perf_counter()
@@ -328,7 +328,7 @@ class Suite:
 
     def _compared(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
         """Run the test twice more with fixtures of its own, under AMP and then without, and yield what that shows."""
-        from ampcheck.catalog import REGISTRY
+        from ampcheck.checks import REGISTRY
 
         error, name = self._error, item.nodeid
         tear_down(item.session, None)

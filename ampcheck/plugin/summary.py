@@ -308,7 +308,7 @@ class Report:
 
     def _write(self, run: Run) -> Iterator[str]:
         """Write the requested files; one line about each. A file that cannot be written fails the session."""
-        from ampcheck.catalog import REGISTRY
+        from ampcheck.checks import REGISTRY
         from ampcheck.report.github import append_summary
         from ampcheck.report.outputs import write_output
 

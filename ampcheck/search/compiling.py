@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.missing import lacking
+from ampcheck.core.text import cannot_run
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.unsupported import cannot_run
 
 KINDS = 4
 """Kinds of inputs (dtypes, dimensions, which sides are 0 or 1) that are compiled for; Dynamo's own limit is 8."""

@@ -12,11 +12,11 @@ from ampcheck.autocast.missing import lacking
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
+from ampcheck.records.property import COMPILED, INVARIANCE, RAISES, Look, Problem
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.example import Example
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.runner import Runner
-from ampcheck.search.stats import COMPILED, INVARIANCE, RAISES, Look, Problem
 from ampcheck.search.verdict import Judged
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.bounds import SLACK

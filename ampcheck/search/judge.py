@@ -25,6 +25,7 @@ from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import native_format
 from ampcheck.numerics.measure import positive, substituted
 from ampcheck.outcome.raising import verify
+from ampcheck.records.property import PropertyStats
 from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
@@ -33,7 +34,6 @@ from ampcheck.search.invariances import Invariance
 from ampcheck.search.loop import Search, SearchOptions
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.runner import Runner
-from ampcheck.search.stats import PropertyStats
 from ampcheck.torchtools.restore import restoring
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def property_run(stats: PropertyStats, limits: Limits) -> Run:
     ]
     columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
     tables = (Table(f"What breaks {stats.name}", columns, rows, "property-accuracy"),) if rows else ()
-    return Run(findings=tuple(check_property(stats, limits.headroom)), coverage=stats.coverage, tables=tables)
+    return Run(findings=tuple(check_property(stats, limits)), coverage=stats.coverage, tables=tables)
 
 
 def _stats(search: Search, options: SearchOptions) -> PropertyStats:

@@ -20,10 +20,10 @@ import torch
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.files import write_atomically
 from ampcheck.core.formats import format_of
+from ampcheck.records.property import COMPILED, INVARIANCE, Breaking
 from ampcheck.search import invariances
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example
-from ampcheck.search.stats import COMPILED, INVARIANCE, Breaking
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import tensors
 

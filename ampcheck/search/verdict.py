@@ -10,9 +10,9 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import is_floating
+from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Result as Returned
-from ampcheck.search.stats import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
 from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
 from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
 from ampcheck.shadow.compare import Key, Result, at_the_edge, result_of

@@ -96,11 +96,6 @@ def machine_error(error: BaseException) -> str:
     return ""
 
 
-def cannot_run(lack: str) -> str:
-    """The reason of every check that is skipped since the machine lacks something; lack: a `machine_error`."""
-    return f"this machine cannot run it: {lack}"
-
-
 def _innermost(error: BaseException) -> BaseException:
     """The exception that PyTorch's compiler wrapped into its own.
 

@@ -10,10 +10,10 @@ from itertools import count
 import torch
 
 from ampcheck.autocast.judge import judge_use
-from ampcheck.catalog import for_kind
 from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
 from ampcheck.catalog.causes import with_causes
+from ampcheck.checks import for_kind
 from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
+from ampcheck.checks import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "site")]
 
 import examples  # noqa: E402
 
-from ampcheck.catalog import REGISTRY  # noqa: E402
+from ampcheck.checks import REGISTRY  # noqa: E402
 from ampcheck.core.check import Check  # noqa: E402
 
 FAMILIES = {
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links to generated pages, and to files that the site lacks, to where they are."""
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+reports/evidence/(\w+)\.md\)", rf"]({up}evidence/\1.md)", markdown)
-    return re.sub(r"\]\((?:\.\./)+ampcheck/catalog\)", f"]({up}checks.md)", markdown)
+    return re.sub(r"\]\((?:\.\./)+ampcheck/checks\)", f"]({up}checks.md)", markdown)
 
 
 def _generated() -> dict[str, str]:
@@ -71,7 +71,7 @@ def _front() -> str:
     """README.md with its links as the site has them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = text.replace("](docs/", "](").replace("](reports/evidence)", "](evidence.md)")
-    text = text.replace("](ampcheck/catalog)", "](checks.md)")
+    text = text.replace("](ampcheck/checks)", "](checks.md)")
     return re.sub(r"\n## Develop\n.*", "\n", text, flags=re.DOTALL)
 
 

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import torch
 
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.cli.main import main
 from ampcheck.core import formats
 from ampcheck.core.run import Run, Verdict

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS, check_graph, tables
 from ampcheck.compiled.graph.stats import (
     Artifacts,

@@ -7,7 +7,7 @@ import pytest
 from slow_cases import slow_cases
 from snippets import in_essence
 
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.core.run import describe
 
 CHECKS = examples.documented()

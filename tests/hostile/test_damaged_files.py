@@ -26,7 +26,7 @@ from runs import HOSTILE_RUN, RUNS
 
 from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
 from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.core.settings import load_settings

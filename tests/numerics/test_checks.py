@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.catalog import REGISTRY
+from ampcheck.checks import REGISTRY
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics, check_reference

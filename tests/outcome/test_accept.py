@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import COVERAGE, HEADROOM, OVERFLOW, PRECISION_LOSS
+from ampcheck.checks import REGISTRY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings

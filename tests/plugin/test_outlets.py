@@ -13,7 +13,7 @@ from ampcheck.report.sarif import sarif_of
 
 
 def test_sarif_of_the_session_is_that_of_its_run(suite: pytest.Pytester, spread: str) -> None:
-    from ampcheck.catalog import REGISTRY
+    from ampcheck.checks import REGISTRY
 
     suite.runpytest(spread, "--ampcheck-sarif=run.sarif", "--ampcheck-json=run.json")
     data = json.loads((suite.path / "run.sarif").read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from runs import HOSTILE_RUN, RUNS
 from sample_run import sample_run
 
-from ampcheck.catalog import REGISTRY
 from ampcheck.catalog.numerics import HEADROOM, OVERFLOW, PRECISION_LOSS
+from ampcheck.checks import REGISTRY
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import with_excerpts

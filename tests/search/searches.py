@@ -9,11 +9,11 @@ import torch
 
 from ampcheck import Run, assert_property
 from ampcheck.core.subject import Subject
+from ampcheck.records.property import Look
 from ampcheck.search import SearchOptions
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
-from ampcheck.search.stats import Look
 
 _OPTIONS = {field.name for field in fields(SearchOptions)}
 

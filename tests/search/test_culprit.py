@@ -12,9 +12,9 @@ from textbook import TEXTBOOK
 from torch import Tensor
 
 from ampcheck import assert_property
+from ampcheck.checks.property import remedy
 from ampcheck.core.run import Finding, Verdict, collect
 from ampcheck.search import SearchOptions, Shift
-from ampcheck.search.remedies import remedy
 from ampcheck.strategies import tensors
 
 

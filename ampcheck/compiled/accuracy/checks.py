@@ -27,11 +27,10 @@ from ampcheck.core.check import Check, Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import listed
+from ampcheck.core.text import cannot_run, listed
 from ampcheck.numerics.record import CHANGES
 from ampcheck.shadow.bounds import FLOOR, SLACK
 from ampcheck.shadow.compare import CAST, FLOAT32, INTEGERS, ResultError
-from ampcheck.torchtools.unsupported import cannot_run
 
 VALUES = ("output", "loss", "update", "buffer", "input")
 GRADIENTS = ("gradient",)

@@ -20,8 +20,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Fallback, GraphStats, Recompile
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
-from ampcheck.core.text import counted, listed
-from ampcheck.torchtools.unsupported import cannot_run
+from ampcheck.core.text import cannot_run, counted, listed
 
 COMPILER_CHECKS = tuple(map(str, (GRAPH_BREAK, RECOMPILE, EAGER_FALLBACK, CACHE_ARTIFACTS, CUDAGRAPH)))
 """The names of the checks that only graphs have."""

@@ -24,6 +24,7 @@ from ampcheck.core.arguments import parse_names, parse_number
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
+from ampcheck.core.text import cannot_run
 from ampcheck.numerics.compiled import compilations
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import many_compilations
@@ -49,7 +50,6 @@ from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, log_ratios, median_bo
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.restore import restoring
-from ampcheck.torchtools.unsupported import cannot_run
 
 MATRIX_MODES = (EAGER, "default", "reduce-overhead", "max-autotune")
 

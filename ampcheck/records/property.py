@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ampcheck.core.run import Coverage, Where
-from ampcheck.search.example import Example
 
 RAISES, NONFINITE, RANGE, ACCURACY, DECISION = "raises", "nonfinite", "range", "accuracy", "decision"
 COMPILED, INVARIANCE = "compiled", "invariance"
@@ -38,12 +38,12 @@ class Problem:
 class Breaking:
     """A problem with the smallest example that was found for it.
 
-    found_after: how many examples had been examined. climbed: whether gradient ascent found it, which leaves what was
-    drawn for the declared domain. file: the test that was written, "" for none; unwritten: why there
-    is none.
+    example: an `ampcheck.search.example.Example`; its `code()` is what findings show. found_after: how many examples
+    had been examined. climbed: whether gradient ascent found it, which leaves what was drawn for the declared domain.
+    file: the test that was written, "" for none; unwritten: why there is none.
     """
 
-    example: Example
+    example: Any
     problem: Problem
     found_after: int
     climbed: bool = False
@@ -99,6 +99,11 @@ class PropertyStats:
     asked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
+
+    @property
+    def judged(self) -> int:
+        """Examples that were judged, those of gradient ascent included."""
+        return self.examples - self.outside + self.climbs
 
 
 @dataclass(slots=True)

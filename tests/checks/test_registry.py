@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ampcheck
-from ampcheck.catalog import REGISTRY, VERDICTS, explain, for_kind
+from ampcheck.checks import REGISTRY, VERDICTS, explain, for_kind
 from ampcheck.cli.main import main
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
@@ -52,7 +52,7 @@ def test_every_kind_of_subject_has_checks() -> None:
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.PASS])
 def test_a_finding_carries_the_name_and_the_unit_of_its_check(verdict: Verdict) -> None:
-    check = Check("flush", "range", "R.", "M.", "C.", "F.", unit="bits")
+    check = Check("flush", "range", "Requires: R.", unit="bits")
     plain = check.finding(verdict, "model", "text")
     assert (plain.check, plain.verdict, plain.subject, plain.message) == ("flush", verdict, "model", "text")
     assert plain.unit == "", "without a number there is nothing to give a unit to"
@@ -106,7 +106,7 @@ def test_the_pages_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         pages["overflow"] = None
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(explain("overflow"), "fix", "")  # noqa: B010  # a plain assignment does not pass the type checker
+        setattr(explain("overflow"), "page", "")  # noqa: B010  # a plain assignment does not pass the type checker
 
 
 def test_every_verdict_is_explained_as_well(capsys: pytest.CaptureFixture[str]) -> None:

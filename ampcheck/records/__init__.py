@@ -1,0 +1,1 @@
+"""What a run recorded, frozen and without torch: what the checks of `ampcheck.checks` judge."""
