@@ -16,6 +16,7 @@ from ampcheck.autocast.emulate import active
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.selection import broken_extensions
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
@@ -159,10 +160,10 @@ class Watched:
                 if (stats := monitor.read()) is not None:
                     runs[family] = self._judged(family, monitor.judge(stats))
         run = merge((*runs.values(), self._left_out))
-        findings = run.findings
+        findings = (*run.findings, *broken_extensions(self._name))
         if {"ops", "training"} <= runs.keys():
             of_ops = [f for family, part in runs.items() if family != "training" for f in part.findings]
-            findings = tuple(with_measured(of_ops, runs["training"].findings))
+            findings = (*with_measured(of_ops, runs["training"].findings), *broken_extensions(self._name))
         selected = with_causes(f for f in findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
         return replace(run, findings=with_excerpts(selected), title=f"watch of {self._name}")
 

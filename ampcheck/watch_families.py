@@ -21,7 +21,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run
-from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import measure_block
 from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
@@ -155,7 +155,7 @@ def _families(training: bool, compiled: bool, exact: bool, checks: Collection[st
     applicable = {"autocast": GUARD_CHECKS, "graphs": COMPILER_CHECKS}
     present = {"autocast": exact, "ops": exact, "values": compiled, "training": training}
     default = [family for family, is_present in present.items() if is_present]
-    slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*OP_CHECKS, *OBSERVED)}
+    slugs = {"training": MONITORED, "values": VALUE_CHECKS, "ops": (*observable(), *OBSERVED)}
     applicable |= {family: tuple(slugs[family]) for family in default if family in slugs}
     if checks is None:
         return default

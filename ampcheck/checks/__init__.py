@@ -22,8 +22,6 @@ from ampcheck.core.run import Finding
 from ampcheck.core.subject import Kind
 from ampcheck.core.text import did_you_mean
 
-__all__ = ["REGISTRY", "VERDICTS", "Judge", "Registered", "explain", "extended", "findings", "for_kind", "registered"]
-
 GROUP = "ampcheck.checks"
 """The entry points of other packages; each is an object, such as a module, with `CHECK` and `check`."""
 
@@ -52,11 +50,8 @@ class Registered:
     judge: Judge | None
     package: str = ""
 
-    def findings(self, record: Any, limits: Limits, subject: str) -> Iterator[Finding]:
-        """What the check says of a record. The check of another package is incomplete where its function raises.
-
-        subject: the name of what was judged, for a check that cannot say it itself.
-        """
+    def findings(self, record: Any, limits: Limits) -> Iterator[Finding]:
+        """What the check says of a record. The check of another package is incomplete where its function raises."""
         if self.judge is None or not self.package:
             yield from self.judge(record, limits) if self.judge is not None else ()
             return
@@ -65,6 +60,7 @@ class Registered:
             if strange := [f for f in said if not isinstance(f, Finding) or f.check != self.check.slug]:
                 raise TypeError(f"it must yield findings of {self.check}; it yielded {strange[0]!r:.60}")
         except Exception as error:  # noqa: BLE001  # the other checks go on
+            subject = getattr(record, "name", "") or record.subject
             said = [self.check.incomplete(subject, f"not judged: its function in {self.package} raised {brief(error)}")]
         yield from said
 
@@ -72,8 +68,8 @@ class Registered:
 @cache
 def registered() -> Mapping[str, Registered]:
     """Every check by its name, in the declared order; equals by name."""
-    added = [Registered(one.value[0], one.value[1], one.package) for one in extended() if one.value is not None]
-    checks = [*_own(), *added]
+    others = [Registered(one.value[0], one.value[1], one.package) for one in extended() if one.value is not None]
+    checks = [*_own(), *others]
     return MappingProxyType({r.check.slug: r for r in sorted(checks, key=lambda r: (r.check.order, r.check.slug))})
 
 
@@ -117,20 +113,20 @@ def _accepted(added: Any) -> tuple[Check, Judge]:
 _FIELDS = dict(zip(SECTIONS, ("requires", "measured", "causes", "fix"), strict=True))
 
 
-def findings(
-    record: Any, limits: Limits, checks: Collection[str] | None = None, *, subject: str = "", added: bool = False
-) -> list[Finding]:
-    """What the checks say that need this record, or the named ones among them.
-
-    subject: the name of what was judged, by default the record's own. added: only those of other packages.
-    """
-    needed, subject = type(record).__name__, subject or getattr(record, "name", "") or getattr(record, "subject", "")
+def findings(record: Any, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
+    """What the checks say that need this record, or the named ones among them."""
+    needed = type(record).__name__
     return [
         finding
         for slug, one in registered().items()
-        if needed in one.check.needs and (checks is None or slug in checks) and bool(one.package) >= added
-        for finding in one.findings(record, limits, subject)
+        if needed in one.check.needs and (checks is None or slug in checks)
+        for finding in one.findings(record, limits)
     ]
+
+
+def added(*kinds: Kind) -> tuple[str, ...]:
+    """The names of the checks of other packages that judge subjects of one of these kinds."""
+    return tuple(slug for slug, one in registered().items() if one.package and set(kinds) & set(one.check.subjects))
 
 
 class _Registry(Mapping[str, Check]):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from ampcheck.catalog.compiled import COMPILED_ERROR
-from ampcheck.catalog.numerics import DTYPE
+from ampcheck.catalog.numerics import COVERAGE, DTYPE
 from ampcheck.checks import REGISTRY, for_kind
 from ampcheck.core.arguments import parse_checks
 from ampcheck.core.errors import UsageError
+from ampcheck.core.extensions import broken
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind, Subject
 
@@ -55,9 +56,17 @@ def with_unjudged(
 
 
 def with_selected(run: Run, subject: Subject, checks: Collection[str] | None, *, compiles: bool) -> Run:
-    """The run, in which selected checks without a verdict are incomplete. compiles: whether compiled runs took part."""
+    """The run, in which selected checks without a verdict are incomplete, and extensions that are broken a warning.
+    compiles: whether compiled runs took part."""
     groups = [(slug,) for slug in checks or ()]
-    return with_unjudged(run, groups, subject.name, lambda slug: _reason(slug, subject, compiles))[0]
+    run = with_unjudged(run, groups, subject.name, lambda slug: _reason(slug, subject, compiles))[0]
+    return replace(run, findings=(*run.findings, *broken_extensions(subject.name)))
+
+
+def broken_extensions(subject: str) -> list[Finding]:
+    """A warning for each entry point of another package that is left out."""
+    hint = "mend or uninstall the package; `ampcheck doctor` lists what other packages add"
+    return [COVERAGE.warn(subject, f"{one} is left out: {one.error}", hint=hint) for one in broken()]
 
 
 def _reason(slug: str, subject: Subject, compiles: bool) -> str:

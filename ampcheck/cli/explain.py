@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.formats import table as table_of_formats
+
+if TYPE_CHECKING:
+    from ampcheck.checks import Registered
 
 
 def add_command(commands: Commands) -> None:
@@ -19,10 +23,12 @@ def add_command(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.checks import REGISTRY, VERDICTS, explain
+    from ampcheck.checks import VERDICTS, explain, registered
+    from ampcheck.core.extensions import broken
 
     if options.slug is None:
-        text = "\n".join(f"{slug:20} {page.requires.split('. ')[0].rstrip('.')}." for slug, page in REGISTRY.items())
+        lines = [f"{slug:20} {_first_sentence(one)}{_added(one.package)}" for slug, one in registered().items()]
+        text = "\n".join([*lines, *(f"{one} is left out: {one.error}" for one in broken())])
     elif options.slug in VERDICTS:
         text = _paragraph(options.slug, VERDICTS[options.slug])
     else:
@@ -34,9 +40,19 @@ def _explain(options: argparse.Namespace) -> int:
             "how to fix it": page.fix,
         }
         text = "\n\n".join(_paragraph(title, paragraph) for title, paragraph in titles.items()) + "\n"
+        text += f"\n{added}\n" if (added := _added(registered()[page.slug].package).strip()) else ""
     with Stdout() as out:
         print(text)
     return out.code()
+
+
+def _first_sentence(one: Registered) -> str:
+    return one.check.requires.split(". ")[0].rstrip(".") + "."
+
+
+def _added(package: str) -> str:
+    """The distribution that adds a check."""
+    return f" (added by {package})" if package else ""
 
 
 def _paragraph(title: str, text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ampcheck.core.errors import brief
@@ -25,13 +24,25 @@ class Extension:
         return f"entry point {self.name!r} of {self.group} ({self.package})"
 
 
-@cache
+_LOADED: dict[str, tuple[Extension, ...]] = {}
+
+
 def extensions(group: str, accept: Callable[[Any], Any]) -> tuple[Extension, ...]:
-    """The entry points of a group, by name. accept: gives what an object adds, and raises where that cannot be used."""
-    return tuple(_loaded(group, accept))
+    """The entry points of a group, by name; they are loaded once.
+
+    accept: gives what an object adds, and raises where that cannot be used.
+    """
+    if group not in _LOADED:
+        _LOADED[group] = tuple(_load(group, accept))
+    return _LOADED[group]
 
 
-def _loaded(group: str, accept: Callable[[Any], Any]) -> Iterator[Extension]:
+def broken() -> list[Extension]:
+    """Those that were to be loaded so far and are left out."""
+    return [extension for group in _LOADED.values() for extension in group if extension.error]
+
+
+def _load(group: str, accept: Callable[[Any], Any]) -> Iterator[Extension]:
     from importlib.metadata import entry_points
 
     for point in sorted(entry_points(group=group), key=lambda point: point.name):

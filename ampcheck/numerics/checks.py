@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from ampcheck.checks import REGISTRY
+from ampcheck.checks import REGISTRY, added
+from ampcheck.checks import findings as checks_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import PROBLEMS, Finding
+from ampcheck.core.subject import MODELS, Kind
 from ampcheck.numerics import execution, nonfinite, precision, range
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
@@ -39,6 +41,11 @@ OBSERVABLE = (
 """The checks of a watched block, whose results are not known."""
 
 
+def observable() -> tuple[str, ...]:
+    """These, and those of other packages that judge the values of loops and blocks."""
+    return (*OBSERVABLE, *added(Kind.TRAINING, Kind.CALL))
+
+
 _COMPLETE = frozenset(
     "overflow nonfinite-gradient integer-cast precision-loss silent-zero flush headroom loss-dtype".split()
 )
@@ -60,6 +67,9 @@ def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str]
             reason = "no op computed in 16 bits, so nothing was judged"
         if slug in wanted:
             findings += [REGISTRY[slug].skip(who(stats), reason)] if reason else check(stats, limits)
+    others = added(*(MODELS if stats.judged else (Kind.TRAINING, Kind.CALL)))
+    names = [slug for slug in others if checks is None or slug in checks]
+    findings += checks_of(stats, limits, names)
     return _in_order_of_run(stats, findings)
 
 

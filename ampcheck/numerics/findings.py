@@ -17,7 +17,7 @@ _CASTS = ("aten::_to_copy", "aten::copy_", "prims::convert_element_type")
 
 def who(stats: NumericsStats) -> str:
     """The subject and its arm, as findings name them."""
-    return f"{stats.subject} [{stats.arm}]" if stats.arm else stats.subject
+    return stats.name
 
 
 def op_text(stats: NumericsStats, where: Where) -> str:

@@ -8,7 +8,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run
-from ampcheck.numerics.checks import OBSERVABLE, check_numerics
+from ampcheck.numerics.checks import check_numerics, observable
 from ampcheck.numerics.measure import judged_by, positive, unruled
 from ampcheck.numerics.model_map import maps
 from ampcheck.numerics.stats import NumericsStats
@@ -34,7 +34,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
 
 
 def block_run(stats: NumericsStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
-    """The findings about a watched block. checks: out of `OBSERVABLE`, all by default."""
-    findings = check_numerics(stats, limits, checks or OBSERVABLE)
-    kept = tuple(finding for finding in findings if finding.check in OBSERVABLE)
+    """The findings about a watched block. checks: out of `observable()`, all by default."""
+    findings = check_numerics(stats, limits, checks or observable())
+    kept = tuple(finding for finding in findings if finding.check in observable())
     return Run(environment("cpu"), kept, stats.coverage, maps=maps(stats, limits))

@@ -106,6 +106,11 @@ class NumericsStats:
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
+    def name(self) -> str:
+        """The subject and its arm, as findings name them."""
+        return f"{self.subject} [{self.arm}]" if self.arm else self.subject
+
+    @property
     def unit_roundoff(self) -> float:
         """Of the format of the run."""
         return format_of(self.format).unit_roundoff

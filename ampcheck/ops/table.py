@@ -128,10 +128,10 @@ _fused_adagrad                 | divides=state_sums
 """Names of ops without `_foreach_` and `_`, and the traits of all their overloads, which `Traits` explains."""
 
 
-def _rows() -> Mapping[str, Mapping[str, Any]]:
+def rows_of(table: str) -> Mapping[str, Mapping[str, Any]]:
     """The rows by the names of the ops; a word without a value is a fact."""
     rows: dict[str, Mapping[str, Any]] = {}
-    for line in TABLE.splitlines():
+    for line in table.splitlines():
         names, _, words = line.partition("|")
         row: dict[str, Any] = {}
         for word in words.split():
@@ -141,4 +141,4 @@ def _rows() -> Mapping[str, Mapping[str, Any]]:
     return rows
 
 
-ROWS = _rows()
+ROWS = rows_of(TABLE)

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 import torch
 
+from ampcheck.ops.added import added_traits
 from ampcheck.ops.table import ROWS
 from ampcheck.torchtools.private import OpOverload, has_kernel, has_kernel_for
 from ampcheck.torchtools.source import op_name
@@ -85,7 +86,7 @@ def traits(op: OpOverload) -> Traits:
         "moves": False,
         "contracts": "scaled_dot_product" in base,
         "terms": "heads" if "attention" in base else "",
-        **ROWS.get(base, {}),
+        **(ROWS.get(base) or (added_traits().get(base, {}) if "::" in base else {})),
     }
     row["moves"] |= row["places"]
     row.setdefault("whole", row["moves"])

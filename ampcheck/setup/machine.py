@@ -20,9 +20,12 @@ from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.autocast.observe import no_compiler
 from ampcheck.autocast.policy import nearest, release_of, releases
 from ampcheck.autocast.state import devices
+from ampcheck.checks import extended as added_checks
 from ampcheck.core.environment import installed
+from ampcheck.core.extensions import Extension
 from ampcheck.core.text import counted, listed
 from ampcheck.health import cpu
+from ampcheck.ops.added import added_ops
 from ampcheck.torchtools.dynamo import cache_folder, reset
 from ampcheck.torchtools.subnormals import measure_subnormal_support
 
@@ -67,6 +70,7 @@ def examine(*, quick: bool = False) -> Iterator[Fact]:
     yield _git()
     for package, (without, name) in _OPTIONAL.items():
         yield _package(package, name, without)
+    yield from map(_extension, (*added_checks(), *added_ops()))
 
 
 def _policies() -> Fact:
@@ -219,6 +223,11 @@ def _git() -> Fact:
     path = shutil.which("git")
     without = "no comparison with another revision: bisect, speed --base"
     return Fact("git", path is not None, path or "not on the PATH", without, "install git")
+
+
+def _extension(added: Extension) -> Fact:
+    cure = "mend it, or uninstall the package"
+    return Fact(str(added), not added.error, added.error or "loaded", "its checks, traits and rules are left out", cure)
 
 
 def _package(package: str, name: str, without: str) -> Fact:

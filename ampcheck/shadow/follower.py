@@ -12,7 +12,7 @@ from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules.registry import RULES, Rule, restart
+from ampcheck.shadow.rules.registry import Rule, restart, rule_of
 from ampcheck.torchtools.source import op_name
 
 
@@ -32,7 +32,7 @@ class Follower:
         whole = whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
         if call.written:
             self._note_writes(call, unit, whole)
-        rule = RULES.get(op.name) or (restart if op.jumps else None)
+        rule = rule_of(op.name, op.namespace) or (restart if op.jumps else None)
         if op.unset or (op.random and rule is None):
             self._restart(call, moves=not op.unset)
             return False

@@ -13,7 +13,7 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
 from ampcheck.catalog.causes import with_causes
-from ampcheck.checks import for_kind
+from ampcheck.checks import added, findings, for_kind
 from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
@@ -86,8 +86,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the judgement. needs_step: whether the first step must have come to its end. repeats: whether it runs
-    steps again, or measures the machine; the others judge what was observed."""
+    """A part of the judgement. checks: those that it judges, none for those of other packages. needs_step: whether the
+    first step must have come to its end. repeats: whether it runs steps again, or measures the machine; the others
+    judge what was observed."""
 
     name: str
     checks: tuple[Check, ...]
@@ -95,12 +96,16 @@ class Stage:
     needs_step: bool = True
     repeats: bool = False
 
+    def judges(self, wanted: frozenset[str]) -> bool:
+        """Whether it is to run."""
+        return not wanted.isdisjoint(map(str, self.checks) if self.checks else _added_checks())
+
 
 def observe_steps(context: Context) -> Run:
     """Run the plain steps, and report those that did not go as a step must."""
     loop, wanted = context.loop, context.wanted
     already_nonfinite = of_gradients.nonfinite_parameters(loop)
-    seen = context.seen = observe(loop, context.steps, follow=not _FOLLOWED.isdisjoint(wanted))
+    seen = context.seen = observe(loop, context.steps, follow=not wanted.isdisjoint((*_FOLLOWED, *_added_checks())))
     findings = [*check_observed(seen), *judge_finite(context, seen.losses, already_nonfinite)]
     unseen = {f"{name}, which cannot be restored": 1 for name in loop.reached.opaque}
     if loop.reached.unseen:
@@ -159,10 +164,23 @@ def _scales(context: Context) -> Run:
     return Run() if stats is None else _run(check_invariance(stats, context.seen.events))
 
 
-def _protocol(context: Context) -> Run:
-    """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
+def _added_checks() -> tuple[str, ...]:
+    return added(Kind.TRAINING, Kind.CALL)
+
+
+def _added(context: Context) -> Run:
+    """What checks of other packages say of the gradients, the updates and the calls."""
+    seen, limits = context.seen, context.limits
+    gradients = None if seen.gradients is None else of_gradients.judged_step(seen.gradients, limits)
+    records = [record for record in (gradients, seen.updates, _calls(context)) if record is not None]
+    names = context.wanted.intersection(_added_checks())
+    return _run(finding for record in records for finding in findings(record, limits, names))
+
+
+def _calls(context: Context) -> ProtocolStats:
+    """The record of the calls of the observed steps."""
     seen, gradients, scales = context.seen, context.seen.gradients, context.seen.scales
-    stats = ProtocolStats(
+    return ProtocolStats(
         context.loop.name,
         seen.events,
         seen.steps,
@@ -174,6 +192,11 @@ def _protocol(context: Context) -> Run:
         format=gradients.format if gradients else "",
         scalers=tuple(context.loop.scalers),
     )
+
+
+def _protocol(context: Context) -> Run:
+    """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
+    seen, stats = context.seen, _calls(context)
     of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
     scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
@@ -273,6 +296,7 @@ STAGES = (
     Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
     Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False, repeats=True),
+    Stage("checks of other packages", (), _added, needs_step=False),
 )
 """In their order: later stages use the results of earlier ones."""
 
@@ -304,7 +328,7 @@ def judge_training(
     loop.settled = settled
     loop.horizon = horizon or loop.horizon
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
-    wanted = frozenset(slug for slug in (*CHECKS, *VALUES) if checks is None or slug in checks)
+    wanted = frozenset(slug for slug in (*CHECKS, *VALUES, *_added_checks()) if checks is None or slug in checks)
     with loop.preserved() as start:
         device = device if torch.device(device).type != "cpu" else loop.device_type
         context = Context(loop, start, bounds, wanted, count, device)
@@ -349,7 +373,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
     """The run of each stage that judges a wanted check."""
     loop, start = context.loop, context.start
     assert start is not None
-    stages = [s for s in STAGES if not loop.empty and not context.wanted.isdisjoint(map(str, s.checks))]
+    stages = [s for s in STAGES if not loop.empty and s.judges(context.wanted)]
     done = count()
 
     def report(stage: str) -> None:
@@ -370,7 +394,7 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
     start.restore()
     report("use of autocast")
-    if not fatal and (checks is None or set(checks) - {*CHECKS, *VALUES, "coverage"}):
+    if not fatal and (checks is None or set(checks) - {*CHECKS, *VALUES, *_added_checks(), "coverage"}):
         with quiet():
             run = judge_use(loop.subject, checks)
         if stopped is not None:  # reported already, with its step and line

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
-from ampcheck.checks import REGISTRY
+from ampcheck.checks import REGISTRY, added
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
-from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.core.subject import Kind
+from ampcheck.numerics.checks import observable
 from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
@@ -43,7 +44,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
     if seen is None:
         return Run()
     loop = training.loop
-    wanted = frozenset(slug for slug in CHECKS if checks is None or slug in checks)
+    wanted = frozenset(slug for slug in (*CHECKS, *added(Kind.TRAINING, Kind.CALL)) if checks is None or slug in checks)
     context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
@@ -55,7 +56,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
     unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
     runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
-        if not stage.repeats and not wanted.isdisjoint(map(str, stage.checks)):
+        if not stage.repeats and stage.judges(wanted):
             with quiet():
                 run = stage.judge(context)
             runs.append(replace(run, findings=tuple(unjudged(run.findings, seen))))
@@ -65,7 +66,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
 
 def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str] | None, stats: NumericsStats) -> Run:
     """Judge the values of a block and the training in it. A check that is selected and saw nothing says so."""
-    values = None if checks is None else [slug for slug in checks if slug in OBSERVABLE] or None
+    values = None if checks is None else [slug for slug in checks if slug in observable()] or None
     block, learned = block_run(stats, limits, values), judge_running(training, limits, checks)
     steps = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
     findings = together(list(block.findings), steps)
@@ -90,7 +91,7 @@ def judge_call(
     `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
     gradients. That of `scale-invariance` is reported wherever a GradScaler is in use.
     """
-    values = [slug for slug in OBSERVABLE if checks is None or slug in checks]
+    values = [slug for slug in observable() if checks is None or slug in checks]
     shadow = LoopShadow(judge=values not in ([], [COVERAGE.slug]))
     results: list[object] = []  # alive until the block is judged: a NaN that is returned is kept
     training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
-from ampcheck.numerics.checks import OBSERVABLE
+from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import block_run
 from ampcheck.numerics.stats import NumericsStats
 
@@ -51,7 +51,7 @@ def with_values(
 
     stats: None where these were not followed. finished: whether a step came to its end; else no check passes.
     """
-    wanted = [slug for slug in VALUES if checks is None or slug in checks]
+    wanted = [slug for slug in observable() if slug != COVERAGE.slug and (checks is None or slug in checks)]
     if stats is None or not wanted:
         return steps
     values = block_run(stats, limits, wanted)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.facts.memory import finite
+from ampcheck.ops.added import added_rules
 from ampcheck.shadow.call import Call, Side, results_of
 from ampcheck.torchtools.pytree import map_tensors
 
@@ -27,6 +28,11 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def rule_of(name: str, namespace: str) -> Rule | None:
+    """The rule of an op, if it has one; that of an op of another package may come from there."""
+    return RULES.get(name) or (None if namespace == "aten" else added_rules().get(name))
 
 
 def restart(call: Call, side: Side) -> Any:
