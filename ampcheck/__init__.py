@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.causes.blame import blame as blame
     from ampcheck.compiled.assert_compiled import assert_compiled as assert_compiled
     from ampcheck.core.errors import UsageError as UsageError
+    from ampcheck.core.finding import Finding as Finding
+    from ampcheck.core.finding import Verdict as Verdict
+    from ampcheck.core.finding import Where as Where
     from ampcheck.core.limits import Limits as Limits
-    from ampcheck.core.run import Finding as Finding
     from ampcheck.core.run import Run as Run
-    from ampcheck.core.run import Verdict as Verdict
-    from ampcheck.core.run import Where as Where
     from ampcheck.core.subject import Subject as Subject
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
     from ampcheck.search.judge import assert_property as assert_property
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     __version__: str
 
 _MODULES = {
-    "Finding": "core.run",
+    "Finding": "core.finding",
     "Limits": "core.limits",
     "Run": "core.run",
     "SearchOptions": "search.loop",
@@ -44,8 +44,8 @@ _MODULES = {
     "SpeedOptions": "speed.options",
     "Subject": "core.subject",
     "UsageError": "core.errors",
-    "Verdict": "core.run",
-    "Where": "core.run",
+    "Verdict": "core.finding",
+    "Where": "core.finding",
     "assert_compiled": "compiled.assert_compiled",
     "assert_dtypes": "numerics.module_dtypes",
     "assert_numerics": "audit",

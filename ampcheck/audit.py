@@ -303,7 +303,7 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
             return other.message != to.message and other.message.startswith(to.message)
         error, same = to.message.rpartition(" raised ")[2], other.message.rpartition(" raised ")[2]
         placed = other.where != to.where == replace(other.where, file="", line=None)
-        return placed and error == same and f"{to.subject} [".startswith(f"{other.subject} [")  # worded differently
+        return placed and error == same and other.subject in (to.subject, to.name)  # worded differently
 
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     return [f for f in findings if f.verdict is not Verdict.FAIL or not any(adds(other, f) for other in failed)]

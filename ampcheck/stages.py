@@ -10,6 +10,7 @@ import torch
 
 from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.catalog.compiled import COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.accuracy import checks as accuracy_checks
@@ -17,6 +18,7 @@ from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compil
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.arm import armed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -25,7 +27,6 @@ from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics import (
     NumericsStats,
-    arm_name,
     check_numerics,
     check_reference,
     measure_numerics,
@@ -208,8 +209,8 @@ class _Numerics:
         context, subject = self._context, self._subject
         eager = self._eager.pop(dtype)  # with its exact values
         if eager.stats.raised is not None:
-            arm = arm_name(dtype, context.native, compiled=True)
+            name = armed(subject.name, arm_of(dtype, "compiled", native=context.native))
             text = "not compiled: the eager run raised, see low-precision-error"
-            return Run(findings=(COMPILED_EXCEPTION.skip(f"{subject.name} [{arm}]", text),))
+            return Run(findings=(COMPILED_EXCEPTION.skip(name, text),))
         compiled = measure_compiled_run(subject, eager, dtype)
         return judge_compiled_run(compiled, context.bounds, context.checks)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.emulate import active
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.numerics import COVERAGE
@@ -21,6 +21,7 @@ from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_choice, parse_integer, show
+from ampcheck.core.arm import armed
 from ampcheck.core.current_test import block_name
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import Limits
@@ -349,8 +350,7 @@ def watched(
 def _shown(model: Any, name: str) -> str:
     """What a block is called in findings."""
     shown = name or block_name("" if model is None else getattr(model, "__name__", type(model).__name__))
-    emulation = active()
-    return shown if emulation is None else f"{shown} [{emulation.policy.device} emulated]"
+    return armed(shown, arm_of())
 
 
 def require_settings(every: int, level: str, fail_on: str | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ampcheck.core.arm import Arm
 from ampcheck.core.excerpt import Excerpt
 from ampcheck.core.run import (
     Band,
@@ -80,6 +81,9 @@ FINDINGS = st.builds(
     excerpt=st.just(Excerpt()) | excerpts(),
     reproduce=TEXT,
     family=TEXT,
+    arm=st.builds(Arm, *[TEXT] * 4, native=st.booleans(), backend=TEXT),
+    kind=TEXT,
+    names=tuples(TEXT),
 )
 COVERAGES = st.builds(Coverage, COUNTS, COUNTS)
 

@@ -27,7 +27,9 @@ from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.redirect import Redirection
 from ampcheck.autocast.state import autocast_key, device_type, registered, short
 from ampcheck.core.arguments import DType
+from ampcheck.core.arm import Arm
 from ampcheck.core.errors import UsageError
+from ampcheck.core.formats import format_of
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.private import library_kernels
 
@@ -209,6 +211,13 @@ class Emulation:
 def active() -> Emulation | None:
     """The innermost emulation of this process."""
     return _active[-1] if _active else None
+
+
+def arm_of(dtype: torch.dtype | str = "", mode: str = "", *, native: bool = False) -> Arm:
+    """An arm in this process, which names the device and the release that are emulated."""
+    emulation, name = active(), format_of(dtype).name if dtype else ""
+    policy = emulation.policy if emulation is not None else None
+    return Arm(name, mode, policy.device if policy else "", policy.torch if policy else "", native=native)
 
 
 def _effect(op: OpPolicy | None) -> tuple[str, str, bool] | None:

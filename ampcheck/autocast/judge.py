@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.drift import judge_drift
-from ampcheck.autocast.emulate import active
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.guards.checks import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.locks.checks import (
@@ -34,6 +34,7 @@ from ampcheck.autocast.probe import build, measure_policy
 from ampcheck.autocast.state import short
 from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGISTERED
 from ampcheck.core.arguments import DType
+from ampcheck.core.arm import armed
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table
@@ -136,8 +137,7 @@ def judge_policy(
 
 def emulated_name(subject: Subject) -> str:
     """The name of a subject in findings, with the device that is emulated."""
-    emulation = active()
-    return subject.name if emulation is None else f"{subject.name} [{emulation.policy.device} emulated]"
+    return armed(subject.name, arm_of())
 
 
 def judge_use(subject: Subject, checks: Collection[str] | None = None) -> Run:

@@ -1,35 +1,18 @@
 """Which findings about a subject follow from another one: a training mistake is shown once, its effects beneath it.
 
-Each rule is a mechanism: the same line and tensors, values that pass on an infinity, calls of a GradScaler that come
-after a mistake. Findings that no rule connects stay findings of their own.
+A row of `_RULES` is a mechanism: the same line, the same tensors, values that pass on an infinity, calls of a
+GradScaler after a mistake. It reads fields of findings, never their words. What no row connects stays on its own.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from os.path import basename
 
-from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Verdict, Where, phase_order
-
-GUARD_VANISHED = "a constant that guards must not vanish"
-"""How `stagnation` begins where an eps is zero in the format: what is divided by it becomes infinite."""
-
-SAME_REGION = "in the region of a backward pass"
-"""How `autocast-scope` says that backward passes and optimizer steps run inside the same region."""
-
-LOST_OUTPUT = "outputs must be finite where float64's are"
-"""How `overflow` begins about an output that became infinite at an op that loses values without an infinity."""
-
-RETURNED = "what the step returns"
-"""How `scale-invariance` calls the value of a step, as distinct from a gradient."""
-
-_LOSSES = ("silent-zero", "flush", "precision-loss")
-"""Checks of values that an op loses and that remain finite."""
-
-_NORM = "aten::linalg_vector_norm"
+from ampcheck.core.finding import PROBLEMS, SEVERITY, Finding, Verdict, Where, phase_order
 
 
 def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -44,175 +27,145 @@ def with_causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         if finding.verdict in PROBLEMS:
             by_name.setdefault(finding.name, []).append(finding)
     causes = {id(f): cause for group in by_name.values() for f, cause in _followers(group)}
-    return tuple(
-        replace(f, cause=causes[id(f)].key if id(f) in causes else ()) if f.verdict in PROBLEMS else f for f in findings
-    )
+    return tuple(replace(f, cause=causes[id(f)].key) if id(f) in causes else f for f in findings)
 
 
-def _followers(problems: Sequence[Finding]) -> Iterable[tuple[Finding, Finding]]:
+def _followers(problems: Sequence[Finding]) -> Iterator[tuple[Finding, Finding]]:
     """The findings that follow from another, each with its first cause."""
     ordered = sorted(problems, key=lambda finding: SEVERITY.index(finding.verdict))
-    stopped = {finding.subject for finding in problems if finding.check == "coverage" and _in_scaler(finding)}
+    stopped = {f.subject for f in problems if f.check == "coverage" and f.where.op.startswith(_SCALER)}
     direct: dict[int, Finding] = {}
     for number, finding in enumerate(ordered):
-        for other, candidate in enumerate(ordered):
-            severe = SEVERITY.index(candidate.verdict) <= SEVERITY.index(finding.verdict)
-            if other == number or not severe:
-                continue
-            ended = finding.subject in stopped
-            if _bans(candidate, finding) or _explains(candidate, finding, earlier=other < number, stopped=ended):
-                direct[id(finding)] = candidate
+        for other, cause in enumerate(ordered):
+            severe = SEVERITY.index(cause.verdict) <= SEVERITY.index(finding.verdict)
+            pair = _Pair(cause, finding, cause.where, finding.where, other < number, finding.subject in stopped)
+            if other != number and severe and pair.explained:
+                direct[id(finding)] = cause
                 break
     for finding in ordered:
-        cause, seen = direct.get(id(finding)), {id(finding)}
-        while cause is not None and id(cause) in direct and id(cause) not in seen:
-            seen.add(id(cause))
-            cause = direct[id(cause)]
-        if cause is not None and id(cause) not in seen:
-            yield finding, cause
+        first, seen = direct.get(id(finding)), {id(finding)}
+        while first is not None and id(first) in direct and id(first) not in seen:
+            seen.add(id(first))
+            first = direct[id(first)]
+        if first is not None and id(first) not in seen:
+            yield finding, first
 
 
-def _explains(cause: Finding, finding: Finding, *, earlier: bool, stopped: bool) -> bool:
-    """Whether `finding` follows from `cause`. earlier: it comes first. stopped: a call of a scaler ended the run."""
-    if cause.subject != finding.subject:
-        return False
-    if cause.check == "scaler-protocol":
-        return _misused_scaler(cause, finding, stopped)
-    if cause.check == "autocast-scope":
-        return _misused_region(cause, finding)
-    if _is_guard(cause):
-        return _divided_by_zero(cause, finding)
-    if cause.check == finding.check and finding.check in ("stagnation", "resume"):
-        return earlier and _same_line(cause, finding) and not _is_guard(finding)
-    if cause.check == "stagnation":  # a running value that stands still
-        sums = finding.check == "reduce-precision" and finding.where.op != _NORM
-        return (sums or finding.check == "precision-loss") and _same_line(cause, finding)
-    if cause.check == "nonfinite-gradient":
-        return _nonfinite_gradient(cause, finding, earlier)
-    if cause.check in _LOSSES and finding.message.startswith(LOST_OUTPUT):
-        return finding.check == "overflow" and cause.where == finding.where
-    if cause.check == "nonfinite-reference" and cause.where.step is None:
-        return False
-    return cause.check in ("overflow", "silent-zero", "nonfinite-reference") and _became_infinite(cause, finding)
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A finding at `where`, and what may be its cause, `at` another place.
 
-
-def _nonfinite_gradient(cause: Finding, finding: Finding, earlier: bool) -> bool:
-    """Of the gradients of one backward pass the first; the weights that it was applied to give the next losses."""
-    step = cause.where.step
-    if cause.check == finding.check:
-        return earlier and step is not None and step == finding.where.step
-    returned = finding.check == "overflow" and not finding.where.op and finding.where.step is not None
-    return returned and step is not None and _after(cause.where, finding.where, strictly=True)
-
-
-def _bans(cause: Finding, finding: Finding) -> bool:
-    """Whether a policy bans the op that raises at a line, or that another device computes otherwise."""
-    effects = ("low-precision-error", "policy-gap")
-    return cause.check == "policy-banned" and finding.check in effects and _same_line(cause, finding)
-
-
-def _misused_scaler(cause: Finding, finding: Finding, stopped: bool) -> bool:
-    check, where = finding.check, finding.where
-    if check == "scale-invariance":  # what a step returns is computed before its update
-        returned = RETURNED in finding.message
-        return "autograd.grad" not in finding.hint and _after(cause.where, where, strictly=returned)
-    if check == "coverage":
-        return _in_scaler(finding) and finding.verdict is Verdict.FAIL
-    if check == "master-weights":
-        return all("float32 parameters" in text for text in (cause.message, finding.message))
-    if check in _LOSSES and _same_line(cause, finding):  # what is clipped or added up is scaled there
-        return True
-    if where.phase != "backward":
-        return False
-    if check in ("overflow", "headroom"):  # the scaler would have skipped the step and backed off
-        return stopped
-    unscaled = cause.where.phase == "backward" and _after(cause.where, where)
-    return unscaled and check in ("gradient-underflow", "loss-scale", "flush", "silent-zero")
-
-
-def _misused_region(cause: Finding, finding: Finding) -> bool:
-    """A region around the loop holds backward and update, and keeps the casts of weights that the update changes."""
-    if finding.check == "autocast-scope":
-        return cause.where.phase == "backward" and SAME_REGION in finding.message
-    place = rf"(?<![\w.-]){re.escape(basename(cause.where.file))}:{cause.where.line}(?!\d)"
-    cached = finding.check == "autocast-cache" and cause.where.phase == "update"
-    return cached and re.search(place, finding.message) is not None
-
-
-def _divided_by_zero(cause: Finding, finding: Finding) -> bool:
-    """Values vanish and become infinite on the line whose eps is zero; what has no line of its own passes it on."""
-    if finding.check == "optimizer-state":
-        return finding.where.step is not None
-    values = ("overflow", "silent-zero", "flush", "precision-loss", "stagnation", "headroom")
-    return (finding.check in values and not _is_guard(finding) and _same_line(cause, finding)) or _infinite(
-        cause, finding
-    )
-
-
-def _became_infinite(cause: Finding, finding: Finding) -> bool:
-    if cause.where.step is not None:  # a loss that is not finite, and the gradients of it
-        gradients = finding.check in ("nonfinite-gradient", "loss-scale") and not finding.where.file
-        result = finding.check == "loss-dtype" and _is_result(finding, cause.where)
-        return cause.check != "silent-zero" and (result or (gradients and _after(cause.where, finding.where)))
-    if cause.verdict is not Verdict.FAIL or not cause.where.op:
-        return False
-    if not _same_line(cause, finding):
-        return _infinite(cause, finding)
-    same_op = finding.check == "stagnation" and finding.where.op == cause.where.op
-    sums = finding.check == "reduce-precision" and finding.where.op != _NORM
-    saved = finding.check in ("silent-zero", "flush") and _after(cause.where, finding.where)
-    kept = saved and (cause.where.phase, finding.where.phase) == ("forward", "backward")
-    return same_op or sums or kept or finding.check == "headroom" or _infinite(cause, finding)
-
-
-def _infinite(cause: Finding, finding: Finding) -> bool:
-    """Whether a finding says that an infinity or NaN arrived, on the line of the cause or at no line."""
-    where = finding.where
-    if where.file and not _same_line(cause, finding):
-        return False
-    if finding.check == "coverage":
-        return finding.verdict is Verdict.WARN and _in_scaler(finding)
-    if finding.check == "nonfinite-gradient":
-        return _names_tensors_of(cause, finding)
-    if finding.check == "loss-dtype":
-        return _is_result(finding, where)
-    return finding.check in ("overflow", "loss-scale") and where.step is not None and not where.module
-
-
-def _names_tensors_of(cause: Finding, finding: Finding) -> bool:
-    """Whether a cause names a weight that the finding names: a value that no weight was made of explains none.
-
-    The cause names the state of those weights (an eps), or the places that its damage reaches.
+    earlier: the cause comes first. stopped: a call of a GradScaler ended the run.
     """
-    listed = finding.message.partition("; ")[2].partition(" have infinite")
-    names = [name for name in listed[0].partition(" and ")[0].split(", ") if listed[1]]
-    named = [re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", cause.message) is not None for name in names]
-    return not names or (all(named) if _is_guard(cause) and " more " not in cause.message else any(named))
+
+    cause: Finding
+    finding: Finding
+    at: Where
+    where: Where
+    earlier: bool
+    stopped: bool
+
+    @property
+    def explained(self) -> bool:
+        """Whether a rule connects them."""
+        if self.cause.subject != self.finding.subject and self.cause.check != "policy-banned":
+            return False
+        cause, finding = self.cause, self.finding
+        return any(rule(self) for rule in _between(cause.check, cause.kind, finding.check, finding.kind))
+
+    @property
+    def same_line(self) -> bool:
+        place = self.at.file, self.at.line
+        return all(place) and place == (self.where.file, self.where.line)
+
+    @property
+    def same_step(self) -> bool:
+        return self.at.step is not None and self.at.step == self.where.step
+
+    @property
+    def later_step(self) -> bool:
+        return self.where.step is not None and self.where.step > (self.at.step or 0)
+
+    @property
+    def after(self) -> bool:
+        """Whether the finding is at or after the cause; of an unknown step only after the first step's."""
+        if self.where.step is None or self.where.step != (self.at.step or 0):
+            return self.later_step or not (self.where.step or self.at.step)
+        return phase_order(self.where.phase or "update") >= phase_order(self.at.phase or "forward")
+
+    @property
+    def of_op(self) -> bool:
+        """Whether the cause is an op that fails, on the line of the finding unless that has none."""
+        known = self.same_line or not self.where.file
+        return known and self.cause.verdict is Verdict.FAIL and bool(self.at.op) and self.at.step is None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the cause reaches the weights that the finding names: an eps the state of all, an infinity one."""
+        names = [f"{name}." for name in self.cause.names]
+        reached = [any(name.startswith(f"{weight}.") for name in names) for weight in self.finding.names]
+        return not reached or (all(reached) if self.cause.kind == "guard" else any(reached))
 
 
-def _is_result(finding: Finding, where: Where) -> bool:
-    """Whether `loss-dtype` is about a loss that is not finite in that step, and not about the dtype of a loss."""
-    return math.isfinite(finding.limit or math.nan) and finding.where.step == where.step
+@lru_cache(1024)
+def _between(cause: str, cause_kind: str, finding: str, kind: str) -> tuple[Callable[[_Pair], bool], ...]:
+    """The rules from one check to another."""
+    causes, findings = {cause, f"{cause}/{cause_kind}"}, {finding, f"{finding}/{kind}"}
+    return tuple(rule for one, other, rule in _RULES if causes & {*one.split()} and findings & {*other.split()})
 
 
-def _is_guard(finding: Finding) -> bool:
-    return finding.check == "stagnation" and finding.message.startswith(GUARD_VANISHED)
+def _has_limit(finding: Finding) -> bool:
+    """Whether `loss-dtype` is about a loss that is finite in float64 alone, and not about the dtype of a loss."""
+    return finding.limit is not None and math.isfinite(finding.limit)
 
 
-def _in_scaler(finding: Finding) -> bool:
-    return finding.where.op.startswith("GradScaler.")
+_SCALER, _NORM = "GradScaler.", "aten::linalg_vector_norm"
+_LOST = "silent-zero flush precision-loss"
+_INFINITE = "overflow silent-zero"
+_ZERO = "stagnation/guard overflow silent-zero"
 
-
-def _same_line(cause: Finding, finding: Finding) -> bool:
-    place = cause.where.file, cause.where.line
-    return all(place) and place == (finding.where.file, finding.where.line)
-
-
-def _after(cause: Where, where: Where, *, strictly: bool = False) -> bool:
-    """Whether a place comes at or after the cause; one of an unknown step only after the first step's."""
-    first = cause.step or 0
-    if where.step is None:
-        return first == 0 and not strictly
-    if strictly or where.step != first:
-        return where.step > first
-    return phase_order(where.phase or "update") >= phase_order(cause.phase or "forward")
+_RULES: tuple[tuple[str, str, Callable[[_Pair], bool]], ...] = (
+    # The op that a policy bans raises, or is computed otherwise on another device.
+    ("policy-banned", "low-precision-error policy-gap", lambda p: p.same_line),
+    # Calls of a GradScaler. What a step returns is computed before its update; what is clipped or added up is scaled.
+    ("scaler-protocol", "scale-invariance/", lambda p: p.after),
+    ("scaler-protocol", "scale-invariance/returned", lambda p: p.later_step),
+    ("scaler-protocol", "coverage", lambda p: p.where.op.startswith(_SCALER) and p.finding.verdict is Verdict.FAIL),
+    ("scaler-protocol/half", "master-weights/half", lambda _: True),
+    ("scaler-protocol", _LOST, lambda p: p.same_line),
+    ("scaler-protocol", "overflow headroom", lambda p: p.stopped and p.where.phase == "backward"),
+    ("scaler-protocol", "gradient-underflow loss-scale flush silent-zero",
+     lambda p: p.at.phase == p.where.phase == "backward" and p.after),
+    # A region around the loop holds backward and update, and keeps the casts of weights that the update changes.
+    ("autocast-scope", "autocast-scope/region", lambda p: p.at.phase == "backward"),
+    ("autocast-scope", "autocast-cache",
+     lambda p: p.at.phase == "update" and basename(p.at.place) in map(basename, p.finding.names)),
+    # An eps that is zero, and running values that stand still.
+    ("stagnation/guard", "optimizer-state", lambda p: p.where.step is not None),
+    ("stagnation/guard", f"overflow headroom stagnation/ {_LOST}", lambda p: p.same_line),
+    ("stagnation/", "precision-loss", lambda p: p.same_line),
+    ("stagnation/", "reduce-precision", lambda p: p.same_line and p.where.op != _NORM),
+    ("stagnation/", "stagnation/", lambda p: p.same_line and p.earlier),
+    ("resume", "resume", lambda p: p.same_line and p.earlier),
+    # Of the gradients of one backward pass the first; the weights that it was applied to give the next losses.
+    ("nonfinite-gradient", "nonfinite-gradient", lambda p: p.same_step and p.earlier),
+    ("nonfinite-gradient", "overflow", lambda p: p.at.step is not None and p.later_step and not p.where.op),
+    # An output becomes infinite at an op that loses values and gives no infinity.
+    (_LOST, "overflow/output", lambda p: p.at == p.where),
+    # A loss that is not finite, and the gradients of it.
+    ("overflow nonfinite-reference", "loss-dtype", lambda p: p.same_step and _has_limit(p.finding)),
+    ("overflow nonfinite-reference", "nonfinite-gradient loss-scale",
+     lambda p: p.at.step is not None and p.after and not p.where.file),
+    # What is computed on the line of an infinity, and what backward keeps of it.
+    (_INFINITE, "headroom", lambda p: p.of_op and p.same_line),
+    (_INFINITE, "stagnation", lambda p: p.of_op and p.same_line and p.at.op == p.where.op),
+    (_INFINITE, "reduce-precision", lambda p: p.of_op and p.same_line and p.where.op != _NORM),
+    (_INFINITE, "silent-zero flush",
+     lambda p: p.of_op and p.same_line and p.after and (p.at.phase, p.where.phase) == ("forward", "backward")),
+    # An infinity or NaN arrives.
+    (_ZERO, "coverage", lambda p: p.of_op and p.where.op.startswith(_SCALER) and p.finding.verdict is Verdict.WARN),
+    (_ZERO, "nonfinite-gradient", lambda p: p.of_op and p.reached),
+    (_ZERO, "loss-dtype", lambda p: p.of_op and _has_limit(p.finding)),
+    (_ZERO, "overflow loss-scale", lambda p: p.of_op and p.where.step is not None and not p.where.module),
+)  # fmt: skip
+"""A cause, what follows from it, and when. `overflow` is of any kind, `overflow/` of none, `overflow/output` of one."""

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.missing import lacking
 from ampcheck.causes.bisect import Backend, Bisected, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.stats import AOT_EAGER
+from ampcheck.core.arm import armed
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.numerics import Measured, NumericsStats, arm_name, check_numerics, measure_numerics
+from ampcheck.numerics import Measured, NumericsStats, check_numerics, measure_numerics
 from ampcheck.numerics.run import Plan
 from ampcheck.shadow import Fault
 from ampcheck.shadow.compare import ResultError
@@ -44,8 +46,7 @@ class Case:
     @property
     def name(self) -> str:
         """As findings name it: `model [float16]`."""
-        arm = arm_name(self.low, self.native and self.low.itemsize <= 2, compiled=False)
-        return f"{self.subject.name} [{arm.replace(', eager', '')}]"
+        return armed(self.subject.name, arm_of(self.low, native=self.native and self.low.itemsize <= 2))
 
     @property
     def judges_eager(self) -> bool:

@@ -128,8 +128,7 @@ def _domain(text: str | None) -> tuple[float, float] | None:
 
 def _command_of(target: str, arguments: argparse.Namespace, finding: Finding) -> str:
     """The command that finds this one again: in its dtype alone."""
-    dtype = finding.subject.rpartition(" [")[2].partition(",")[0].split(" ")[0]
-    words = ["ampcheck", "search", target, "--dtype", dtype]
+    words = ["ampcheck", "search", target, *(["--dtype", finding.arm.dtype] if finding.arm.dtype else [])]
     words += ["--device", arguments.device] if arguments.device else []
     words += [] if arguments.compile else ["--no-compile"]
     words += [f"--domain={arguments.domain}"] if arguments.domain is not None else []

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ampcheck.cli.following import Following, Interrupted
 from ampcheck.cli.output import split_names
 from ampcheck.cli.stage_times import StageTimes
+from ampcheck.core.arm import POLICY
 from ampcheck.core.errors import UsageError
-from ampcheck.core.formats import FORMATS
 from ampcheck.core.progress import listening
 from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
 from ampcheck.target import audit_target
@@ -215,23 +215,23 @@ def with_selection(
         return f"no run took place that it looks at; it judges subjects of kind {kinds or 'none'}{left_out}"
 
     lacking = unjudged([finding for run in runs for finding in run.findings], groups)
-    subject = next((finding.subject for finding in runs[-1].findings), "the audit").partition(" [")[0]
+    subject = next((finding.name for finding in runs[-1].findings), "the audit")
     return with_unjudged(runs[-1], lacking, subject, reason)
 
 
 def command_of(target: Target, finding: Finding) -> str:
-    """The command that finds this one again: its check, dtype and mode alone, as the name of its subject says them; all
-    checks for one about the outcome of the audit."""
+    """The command that finds this one again: its check, dtype and mode alone; all checks for one about the outcome
+    of the audit."""
     from ampcheck.catalog.outcome import BASELINE
 
-    dtype, _, mode = finding.subject.rpartition(" [")[2].removesuffix("]").partition(", ")
-    dtypes = (dtype,) if dtype in FORMATS else target.dtype
+    arm = finding.arm
+    dtypes = (arm.dtype,) if arm.dtype and not arm.native and arm.mode != POLICY else target.dtype
     words = ["ampcheck", "audit", *([target.target] if target.target else [])]
     words += ["--select", finding.check] if finding.family != BASELINE.family else []
     words += ["--device", target.device] if target.device else []
     words += ["--dtype", ",".join(dtypes)] if dtypes else []
     for name in ("steps", "horizon"):
         words += [f"--{name}", str(count)] if (count := getattr(target, name)) is not None else []
-    words += ["--full"] if target.full and not mode.startswith("eager") else []
-    words += ["--no-compile"] if mode.startswith("eager") or not target.compile else []
+    words += ["--full"] if target.full and arm.mode != "eager" else []
+    words += ["--no-compile"] if arm.mode == "eager" or not target.compile else []
     return shlex.join([*words, *(["--", *target.arguments] if target.arguments else [])])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypedDict
 
-from ampcheck.core.run import PROBLEMS, UNJUDGED, Finding, Verdict, Where
+from ampcheck.core.arm import Arm, ArmedName
+from ampcheck.core.finding import PROBLEMS, UNJUDGED, Finding, Verdict, Where
 from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind
 
@@ -22,13 +23,15 @@ LISTED = 5
 
 
 class Evidence(TypedDict, total=False):
-    """What a finding shows besides its message. `observed` and `limit` are in `unit`, by default that of the check."""
+    """What a finding has besides its message. `observed` and `limit` are in `unit`, by default that of the check."""
 
     where: Where
     observed: float | None
     limit: float | None
     unit: str
     hint: str
+    kind: str
+    names: Iterable[str]
 
 
 SECTIONS = ("Requires", "Measured", "Causes", "Fix")
@@ -50,6 +53,7 @@ class Check:
     the `SECTIONS`. unit: of `observed` and `limit` where a finding gives none. subjects: kinds of subjects that `audit`
     judges by it. needs: class names of the records that its function judges. order: checks of one record are judged,
     and all are listed, from the lowest to the highest, equals by name. evidence: cases of the ledger that need it.
+    A subject that `armed` made gives a finding its arm.
     """
 
     slug: str
@@ -144,7 +148,12 @@ class Check:
         code = code_at(where) if verdict in PROBLEMS else ""
         measured = observed, limit, unit
         return Finding(
-            self.slug, verdict, subject, message, where, *measured, hint, seen, code=code, family=self.family
+            *(self.slug, verdict, str(subject), message, where, *measured, hint, seen),
+            family=self.family,
+            code=code,
+            arm=subject.arm if isinstance(subject, ArmedName) else Arm(),
+            kind=evidence.get("kind", ""),
+            names=tuple(evidence.get("names", ())),
         )
 
 

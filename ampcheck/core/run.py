@@ -13,155 +13,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
+from ampcheck.core.arm import joined
 from ampcheck.core.charts import Band as Band
 from ampcheck.core.charts import Chart as Chart
 from ampcheck.core.charts import Marker as Marker
 from ampcheck.core.charts import Series as Series
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.excerpt import Excerpt, cut
+from ampcheck.core.excerpt import cut
 from ampcheck.core.files import write_atomically
+from ampcheck.core.finding import FAIL_ON as FAIL_ON
+from ampcheck.core.finding import PROBLEMS as PROBLEMS
+from ampcheck.core.finding import SEVERITY as SEVERITY
+from ampcheck.core.finding import UNJUDGED as UNJUDGED
+from ampcheck.core.finding import Finding as Finding
+from ampcheck.core.finding import Scalar as Scalar
+from ampcheck.core.finding import Verdict as Verdict
+from ampcheck.core.finding import Where as Where
+from ampcheck.core.finding import nearest_first as nearest_first
+from ampcheck.core.finding import phase_order as phase_order
 from ampcheck.core.json_files import from_plain, read_json, tag_nonfinite, to_plain, untag_nonfinite
 from ampcheck.core.model_map import ModelMap as ModelMap
 from ampcheck.core.model_map import Site as Site
+from ampcheck.core.schema_1 import with_arm
 from ampcheck.core.text import clean, counted
 
-SCHEMA = 1
-"""Version of the JSON form. 1: the first."""
-
-Scalar: TypeAlias = str | int | float | bool | None
+SCHEMA = 2
+"""Version of the JSON form. 2: findings have `arm`, `kind` and `names`."""
 
 _ALWAYS = frozenset({"environment", "findings", "coverage", "tables", "charts", "where", "series", "bands"})
 """Fields that JSON must have although they have a default in Python."""
-
-
-class Verdict(str, Enum):
-    """What a check concluded. Only `FAIL` fails a build.
-
-    `INCOMPLETE`: the subject prevents a requested check, such as a backward that raises in every precision.
-    `ACCEPTED`: the repository accepts the failure or warning, in its baseline or in a comment on the line.
-    `SKIP`: the check does not apply to the subject, or this machine lacks what it needs.
-    """
-
-    PASS = "pass"
-    FAIL = "fail"
-    WARN = "warn"
-    UNDECIDED = "undecided"
-    INCOMPLETE = "incomplete"
-    ACCEPTED = "accepted"
-    SKIP = "skip"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-SEVERITY: tuple[Verdict, ...] = (
-    Verdict.FAIL,
-    Verdict.WARN,
-    Verdict.UNDECIDED,
-    Verdict.INCOMPLETE,
-    Verdict.ACCEPTED,
-    Verdict.SKIP,
-    Verdict.PASS,
-)
-"""Verdicts, worst first."""
-
-FAIL_ON: Mapping[str, tuple[Verdict, ...]] = MappingProxyType(
-    {
-        "fail": (Verdict.FAIL,),
-        "warn": (Verdict.FAIL, Verdict.WARN),
-        "incomplete": (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED, Verdict.INCOMPLETE),
-        "never": (),
-    }
-)
-"""The verdicts that fail, by the mildest of them, as `fail-on` names it."""
-
-UNJUDGED = "verdicts"
-"""The unit of a finding about what was asked for and not judged: there is none, where one is required."""
-
-PROBLEMS = (Verdict.FAIL, Verdict.WARN)
-"""Verdicts of a finding that shows damage or a risk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The location of a finding; unknown parts are empty.
-
-    `phase` is forward, backward, update, compile or speed; `module` the dotted path inside the subject (the root is
-    `""`); `op` an op overload such as `aten::mm`; `file` and `line` the user's source; `step` counts from 0.
-    """
-
-    phase: str = ""
-    module: str = ""
-    op: str = ""
-    file: str = ""
-    line: int | None = None
-    step: int | None = None
-
-    @property
-    def part(self) -> str:
-        """A note to the source line: an op of a backward pass has the line of its forward op, or of the hook that runs.
-        Empty for other ops."""
-        return "in the backward pass" if self.phase == "backward" and self.op else ""
-
-    @property
-    def place(self) -> str:
-        """`model.py:12`; empty where the source is not known."""
-        return f"{self.file}:{self.line}" if self.file and self.line is not None else self.file
-
-    def __str__(self) -> str:
-        parts = [self.phase, self.module, self.op, self.place]
-        if self.step is not None:
-            parts.append(f"step {self.step}")
-        return ", ".join(part for part in parts if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One verdict of one check about one subject; `family` groups checks, such as range, training and speed.
-
-    `observed` and `limit` are in `unit`. `message` states the requirement, what was observed and where; `hint` names
-    the knob to turn. `seen` counts the observations (ops, tensors, steps) that the verdict rests on; None where they
-    were not counted. `cause` is the `key` of the finding that this one follows from, empty for one of its own.
-    `code` is the source line at `where`, empty where it is not known; `excerpt` the lines around it. `accepted` is why
-    the repository accepts the finding, and where it says so. `reproduce` is the command that finds this one again.
-    """
-
-    check: str
-    verdict: Verdict
-    subject: str
-    message: str
-    where: Where = Where()
-    observed: float | None = None
-    limit: float | None = None
-    unit: str = ""
-    hint: str = ""
-    seen: int | None = None
-    cause: tuple[Scalar, ...] = ()
-    family: str = ""
-    code: str = ""
-    accepted: str = ""
-    excerpt: Excerpt = field(default_factory=Excerpt)
-    reproduce: str = ""
-
-    @property
-    def unjudged(self) -> bool:
-        """Whether it is about what was asked for and not judged: a whole subject, or a check that was selected."""
-        return self.verdict is Verdict.INCOMPLETE and self.unit == UNJUDGED
-
-    @property
-    def key(self) -> tuple[Scalar, ...]:
-        """Equal for findings that differ in their numbers, wording or step alone, such as those of several ranks."""
-        where = self.where
-        return self.check, self.verdict.value, self.subject, where.phase, where.module, where.op, where.file, where.line
-
-    @property
-    def name(self) -> str:
-        """The subject without the arm in which it ran: `model` of `model [float16, eager]`."""
-        return self.subject.partition(" [")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +131,8 @@ class Run:
         try:
             plain = untag_nonfinite({name: value for name, value in data.items() if name != "schema"})
             plain["environment"] = {name: untag_nonfinite(value) for name, value in data["environment"].items()}
+            if data["schema"] == 1:
+                plain["findings"] = tuple(map(with_arm, plain["findings"]))
             run = from_plain(cls, plain, _ALWAYS)
             if any(count < 0 for counts in (run.coverage.seen, run.coverage.unseen) for count in counts.values()):
                 raise ValueError("a count of the coverage is negative")
@@ -277,30 +161,6 @@ def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
     """How many findings have each verdict, worst first, without the zeros."""
     count = Counter([finding.verdict for finding in findings])
     return {verdict: count[verdict] for verdict in SEVERITY if verdict in count}
-
-
-_PHASES = ("forward", "backward", "update")
-
-
-def phase_order(phase: str) -> int:
-    """The place of a phase in a step; phases of no step come last."""
-    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
-
-
-_DIGITS = frozenset(("precision-loss", "stagnation", "flush", "silent-zero", "property-accuracy"))
-"""Checks of finite results that have lost digits."""
-
-
-def nearest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, worst first; of one verdict those of infinities, NaN and exceptions before those of lost digits,
-    then those that name a line of the user's code before others, and in the order in which code runs: forward,
-    backward, update."""
-
-    def order(finding: Finding) -> tuple[int, bool, bool, int]:
-        where = finding.where
-        return SEVERITY.index(finding.verdict), finding.check in _DIGITS, not where.file, phase_order(where.phase)
-
-    return sorted(findings, key=order)
 
 
 _collectors: ContextVar[tuple[list[Run], ...]] = ContextVar("ampcheck_collectors", default=())
@@ -380,13 +240,22 @@ def follow_line(following: Sequence[Finding]) -> str:
 class Cause:
     """A finding that follows from no other, once for all arms in which it was made.
 
-    finding: the first of `twins`, which differ in their arm alone; its subject lists the arms of all. following: the
-    findings that follow from them.
+    twins: the findings, which differ in their arm alone. following: the findings that follow from them.
     """
 
-    finding: Finding
     twins: tuple[Finding, ...]
     following: tuple[Finding, ...]
+
+    @property
+    def arms(self) -> str:
+        """The arms of all twins as one: `float16 and bfloat16, eager`."""
+        return joined(twin.arm for twin in self.twins)
+
+    @property
+    def finding(self) -> Finding:
+        """The first of the twins; its subject lists the arms of all."""
+        first = self.twins[0]
+        return replace(first, subject=f"{first.name} [{self.arms}]") if self.arms != str(first.arm) else first
 
 
 def causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> list[Cause]:
@@ -401,7 +270,7 @@ def causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> list[Cause
             group = next((group for group in groups if _are_twins(group, finding)), None)
             groups.append([finding]) if group is None else group.append(finding)
     return [
-        Cause(_in_all_arms(group), tuple(group), tuple(f for twin in group for f in following.get(id(twin), ())))
+        Cause(tuple(group), tuple(f for twin in group for f in following.get(id(twin), ())))
         for groups in twins.values()
         for group in groups
     ]
@@ -412,18 +281,6 @@ def _are_twins(group: Sequence[Finding], finding: Finding) -> bool:
     where, same = finding.where, group[0].message == finding.message
     other_arm = all(other.subject != finding.subject for other in group)
     return same or (other_arm and bool(where.file or where.op or where.module))
-
-
-def _in_all_arms(group: Sequence[Finding]) -> Finding:
-    """The first of findings that differ in their arm, with `model [float16 and bfloat16, eager]` as its subject."""
-    arms = dict.fromkeys(finding.subject.partition(" [")[2].removesuffix("]") for finding in group)
-    if len(arms) == 1:
-        return group[0]
-    words = [arm.split(", ") for arm in arms]
-    columns = [list(dict.fromkeys(column)) for column in zip(*words, strict=False)]
-    aligned = len({len(arm) for arm in words}) == 1 and sum(len(column) > 1 for column in columns) == 1
-    text = ", ".join(" and ".join(column) for column in columns) if aligned else "; ".join(arms)
-    return replace(group[0], subject=f"{group[0].name} [{text}]")
 
 
 def describe_causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> Iterator[tuple[Finding, str]]:

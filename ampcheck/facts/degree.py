@@ -66,6 +66,10 @@ class Degree:
         return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
 
 
+RETURNED = "what the step returns"
+"""The value of a step, as distinct from a gradient."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dependence:
     """What depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each scale by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampcheck.core.check import Check
+from ampcheck.core.check import Check, Evidence
 from ampcheck.core.formats import format_of_values
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.source import op_name
@@ -84,10 +84,11 @@ def passed(
 
 
 def elements_lost(
-    stats: NumericsStats, check: Check, verdict: Verdict, message: str, where: Where, count: int, hint: str
+    stats: NumericsStats, check: Check, verdict: Verdict, message: str, count: int, shown: Evidence
 ) -> Finding:
     """A failure or warning about `count` elements, of which none may be so."""
-    return check.finding(verdict, who(stats), message, where=where, observed=count, limit=0, unit="elements", hint=hint)
+    shown |= {"observed": count, "limit": 0, "unit": "elements"}
+    return check.finding(verdict, who(stats), message, **shown)
 
 
 def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:

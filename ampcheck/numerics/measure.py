@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ampcheck.autocast.emulate import active
+from ampcheck.autocast.emulate import active, arm_of
 from ampcheck.autocast.missing import MissingKernels, lacking
 from ampcheck.autocast.state import short
 from ampcheck.core.errors import UsageError, brief
@@ -22,7 +22,6 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import roundoff
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.record import Recorded, arguments, run_plan
 from ampcheck.numerics.run import (
     COMPILED,
@@ -218,7 +217,7 @@ class _ShadowedRun:
         judged, counts = judged_by(self.shadow)
         return NumericsStats(
             subject=subject.name,
-            arm=arm_name(dtype, native, compiled=False),
+            arm=arm_of(dtype, "eager", native=native),
             format=format_of(dtype).name,
             device=self.plan.device,
             native=native,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.catalog.numerics import NONFINITE_REFERENCE
-from ampcheck.core.check import LISTED
+from ampcheck.core.arm import armed
+from ampcheck.core.check import LISTED, Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.numerics.arm_format import on_device
 from ampcheck.numerics.findings import elements_lost, op_text, who
 from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
 from ampcheck.shadow import Examination
@@ -27,7 +28,7 @@ _HINT = (
 
 def check_reference(stats: NumericsStats) -> list[Finding]:
     """Outputs and gradients are numbers in float64. Judged once, by the first run that reached its end."""
-    subject = f"{stats.subject} [float64{on_device()}]"
+    subject = armed(stats.subject, arm_of("float64"))
     if stats.raised is not None:
         return [NONFINITE_REFERENCE.skip(subject, "the run raised before it was complete: see low-precision-error")]
     outputs, gradients = stats.of("output"), stats.of("gradient")
@@ -69,7 +70,8 @@ def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
     verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
     message = f"{_made(stats, makers)} in every precision; {end}"
-    return [elements_lost(stats, NONFINITE_REFERENCE, verdict, message, makers[0][0], count, _HINT)]
+    shown = Evidence(where=makers[0][0], hint=_HINT)
+    return [elements_lost(stats, NONFINITE_REFERENCE, verdict, message, count, shown)]
 
 
 def _nan_outputs(stats: NumericsStats, subject: str, reached: list[ResultError]) -> Iterator[Finding]:

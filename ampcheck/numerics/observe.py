@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ampcheck.core.arm import Arm
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -23,7 +24,7 @@ def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
     seen["ops on integers alone"] = 0 if shadow.ops else shadow.whole  # evidence too: they round nothing
     return NumericsStats(
         subject=subject,
-        arm="",
+        arm=Arm(),
         format=min(formats, key=lambda name: format_of(name).bits, default="float32"),
         device="",
         judged=False,

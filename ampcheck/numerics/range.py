@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcheck.catalog.numerics import FLUSH, HEADROOM, INTEGER_CAST, NONFINITE_GRADIENT, OVERFLOW, SILENT_ZERO
-from ampcheck.core.check import LISTED, Check, first_findings
+from ampcheck.core.check import LISTED, Check, Evidence, first_findings
 from ampcheck.core.formats import format_of, format_of_values
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
@@ -81,7 +81,8 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
     verdict, end = Verdict.FAIL, reach_text(stats, fault)
     if not fault.reaches:
         verdict, end = Verdict.WARN, _nothing_left(stats)
-    return elements_lost(stats, OVERFLOW, verdict, message + end, fault.where, seen.lost, hint)
+    shown = Evidence(where=fault.where, hint=hint, names=fault.reaches)
+    return elements_lost(stats, OVERFLOW, verdict, message + end, seen.lost, shown)
 
 
 def _nothing_left(stats: NumericsStats) -> str:
@@ -114,7 +115,7 @@ def _own_zeros(stats: NumericsStats) -> list[Finding]:
         "model holds"
     )
     hint = f"a value that {stats.format} cannot hold may divide: keep tables and schedules in float32 buffers"
-    return [elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, seen.exact_inf, hint)]
+    return [elements_lost(stats, OVERFLOW, Verdict.FAIL, message, seen.exact_inf, Evidence(where=where, hint=hint))]
 
 
 def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
@@ -128,7 +129,8 @@ def _nonfinite_results(stats: NumericsStats) -> list[Finding]:
             if cause is not None:
                 where, hint = cause.where, _CAUSES.get(cause.kind, "mend what loses digits here: see precision-loss")
                 message += f", which follows from what {op_text(stats, where)} loses"
-            findings.append(elements_lost(stats, OVERFLOW, Verdict.FAIL, message, where, error.nonfinite, hint))
+            shown = Evidence(where=where, hint=hint, kind="output")
+            findings.append(elements_lost(stats, OVERFLOW, Verdict.FAIL, message, error.nonfinite, shown))
     return findings
 
 
@@ -255,7 +257,8 @@ def _vanished(stats: NumericsStats, check: Check, kept: list[Fault], text: str) 
             message += f"; {fault.note}"
         message += f"; error {seen.error:.2g}, limit {seen.limit:.2g}" if seen.flagged else ""
         message, hint = message + reach_text(stats, fault), _vanished_hint(fault)
-        findings.append(elements_lost(stats, check, Verdict.FAIL, message, fault.where, seen.zeroed, hint))
+        shown = Evidence(where=fault.where, hint=hint, names=fault.reaches)
+        findings.append(elements_lost(stats, check, Verdict.FAIL, message, seen.zeroed, shown))
     return first_findings(findings) or [passed(stats, check, text, stats.low, 0, 0, "elements")]
 
 
@@ -294,7 +297,8 @@ def check_integer_cast(stats: NumericsStats, limits: Limits) -> list[Finding]:
         if faults.ENDS in fault.note:
             hint = "clamp to the range of the integers before the conversion, and compute the scale in float32"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN
-        findings.append(elements_lost(stats, check, verdict, message, fault.where, fault.elements, hint))
+        shown = Evidence(where=fault.where, hint=hint)
+        findings.append(elements_lost(stats, check, verdict, message, fault.elements, shown))
     if not findings and not stats.whole:
         return [check.absent(who(stats), "no integers were seen in 16 bits")]
     text = f"different integers stayed different in {counted(stats.whole, 'results')} of 16 bits"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcheck.catalog.causes import LOST_OUTPUT
 from ampcheck.core.text import at_scale, counted
 from ampcheck.shadow.compare import ResultError
 
@@ -12,7 +11,10 @@ from ampcheck.shadow.compare import ResultError
 def lost_text(error: ResultError) -> str:
     """An output or loss with infinities or NaN that exact does not have."""
     name = "the loss" if error.kind == "loss" else f"output {error.name or '(the only one)'}"
-    return f"{LOST_OUTPUT}; {error.nonfinite:,} elements of {name} are inf or NaN in {error.dtype}"
+    return (
+        f"outputs must be finite where float64's are; {error.nonfinite:,} elements of {name} are inf or NaN in "
+        f"{error.dtype}"
+    )
 
 
 def lost_gradients_text(bad: Sequence[ResultError], gradients: Sequence[ResultError], scale: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ampcheck.core.arm import Arm, armed
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
@@ -74,7 +75,7 @@ class NumericsStats:
     """
 
     subject: str
-    arm: str
+    arm: Arm
     format: str
     device: str
     native: bool = False
@@ -108,7 +109,7 @@ class NumericsStats:
     @property
     def name(self) -> str:
         """The subject and its arm, as findings name them."""
-        return f"{self.subject} [{self.arm}]" if self.arm else self.subject
+        return armed(self.subject, self.arm)
 
     @property
     def unit_roundoff(self) -> float:

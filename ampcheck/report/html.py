@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
-from ampcheck.report.sections import arrange, short_names
+from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, is_number, number, quantity
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _template() -> Template:
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(script=Markup(script), style=Markup(style), script_digest=digest)
     environment.globals.update(number=number, quantity=quantity, marks=_MARKS, numeric_columns=_numeric_columns)
-    environment.globals.update(short_names=short_names, follow_line=follow_line)
+    environment.globals.update(follow_line=follow_line)
     return environment.get_template("run.html.j2")
 
 

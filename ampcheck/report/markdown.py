@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
-from ampcheck.report.sections import Sections, arrange, short_names
+from ampcheck.report.sections import Sections, arrange
 from ampcheck.report.text import clean, number, shortened
 
 LENGTH = 60_000
@@ -90,8 +90,7 @@ def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: I
 
 def _names(content: Sections) -> Mapping[str, str]:
     """How subjects differ in their names; nothing for the only one, which the title names."""
-    shown = dict.fromkeys((*content.subjects, *(finding.subject for finding in content.problems)))
-    return short_names(list(shown)) if len(content.subjects) > 1 else {}
+    return content.heads if len(content.subjects) > 1 else {}
 
 
 def tables_of(run: Run) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcheck.core.run import (
     SEVERITY,
+    Cause,
     Chart,
     Coverage,
     Finding,
@@ -75,6 +76,9 @@ class Sections:
     `problems` are the causes, each once for all its arms; `twins` has the finding of each arm, and `following` what
     follows from them, by the position in `problems`.
 
+    `judged` counts the subjects, each once in all its arms; `heads` are the arms by subject where there is one name,
+    and else the subjects themselves.
+
     `verdict` colours the headline. It is `pass` only if something passed, nothing failed, warned or is undecided, and
     the coverage is not empty; a run that judged nothing is a `skip`.
     """
@@ -84,6 +88,8 @@ class Sections:
     verdict: Verdict
     counts: Mapping[Verdict, int]
     subjects: tuple[str, ...]
+    heads: Mapping[str, str]
+    judged: int
     problems: tuple[Finding, ...]
     twins: tuple[tuple[Finding, ...], ...]
     following: tuple[tuple[Finding, ...], ...]
@@ -92,11 +98,6 @@ class Sections:
     topics: tuple[Topic, ...]
     coverage: Coverage
     environment: Mapping[str, Scalar]
-
-    @property
-    def judged(self) -> int:
-        """How many subjects were judged, each counted once in all its dtypes and modes."""
-        return len({name.partition(" [")[0] for name in self.subjects})
 
 
 def arrange(run: Run) -> Sections:
@@ -114,6 +115,8 @@ def arrange(run: Run) -> Sections:
         verdict=_verdict(run),
         counts=run.counts(),
         subjects=tuple(dict.fromkeys([finding.subject for finding in run.findings])),
+        heads=_heads(run.findings, problems),
+        judged=len({finding.name for finding in run.findings}),
         problems=tuple(cause.finding for cause in problems),
         twins=tuple(cause.twins for cause in problems),
         following=tuple(cause.following for cause in problems),
@@ -179,9 +182,9 @@ def _check_section(slug: str, items: Sequence[Finding | Table | Chart]) -> Check
     return CheckSection(check=slug, findings=tuple(findings), tables=tuple(tables), charts=tuple(charts))
 
 
-def short_names(subjects: Sequence[str]) -> dict[str, str]:
-    """Subjects without their common name before a bracket: `demo [float16, eager]` becomes `float16, eager`."""
-    heads = {subject.partition(" [")[0] for subject in subjects}
-    if len(heads) != 1 or not all(subject.endswith("]") and " [" in subject for subject in subjects):
-        return {subject: subject for subject in subjects}
-    return {subject: subject.partition(" [")[2].removesuffix("]") for subject in subjects}
+def _heads(findings: Sequence[Finding], problems: Iterable[Cause]) -> dict[str, str]:
+    """What tells subjects apart: their arms, such as `float16, eager`, unless they differ in their names."""
+    heads = {finding.subject: str(finding.arm) for finding in findings}
+    heads |= {cause.finding.subject: cause.arms for cause in problems}
+    alone = len({finding.name for finding in findings}) == 1 and all(heads.values())
+    return heads if alone else {subject: subject for subject in heads}

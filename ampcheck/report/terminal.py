@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line, source_lines
 from ampcheck.core.text import counted
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
-from ampcheck.report.sections import Sections, arrange, short_names
+from ampcheck.report.sections import Sections, arrange
 from ampcheck.report.text import MIN_WIDTH, cells, clean, command_lines, one_line, quantity, shorten_middle, wrap
 from ampcheck.report.verdict_table import verdict_table
 
@@ -87,7 +87,7 @@ def print_run(
         if content.problems or verbose:
             parts.append(Part((tuple(verdict_table(content, width)), ()), _TABLE))
         elif len(content.subjects) > 1:
-            judged = f"judged: {'; '.join(short_names(content.subjects).values())}"
+            judged = f"judged: {'; '.join(content.heads[name] for name in content.subjects)}"
             parts.append(
                 Part((lines_of(wrap(judged, width, hanging="  ")), lines_of([one_line(judged, width)])), _SUMMARY)
             )

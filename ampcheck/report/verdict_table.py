@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from ampcheck.core.run import Verdict
 from ampcheck.report.fitting import Line
-from ampcheck.report.sections import CheckSection, Sections, short_names
+from ampcheck.report.sections import CheckSection, Sections
 from ampcheck.report.text import cells, clean, one_line, wrap
 
 _GAP = "  "
@@ -27,8 +27,7 @@ def verdict_table(content: Sections, width: int) -> Iterator[Line]:
         counts = {name: [_cell(s.counts.get(verdict, 0), verdict) for s in judged] for name, verdict in columns}
         yield from _tables(judged, counts, width)
         return
-    heads = short_names(content.subjects)
-    shown = {heads[name]: [_cell(*section.worst_of(name)) for section in judged] for name in content.subjects}
+    shown = {content.heads[name]: [_cell(*section.worst_of(name)) for section in judged] for name in content.subjects}
     yield from _tables(judged, shown, width)
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.emulate import active
+from ampcheck.autocast.emulate import active, arm_of
 from ampcheck.autocast.missing import MissingKernels
+from ampcheck.core.arm import armed
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.moves import MOVE
-from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.run import Plan, run_subject
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
@@ -62,7 +62,7 @@ class Runner:
     @property
     def name(self) -> str:
         """How findings name this run: `softmax [float16 native, eager]`."""
-        return f"{self.subject.name} [{arm_name(self.dtype, self.native, compiled=False)}]"
+        return armed(self.subject.name, arm_of(self.dtype, "eager", native=self.native))
 
     @property
     def root(self) -> torch.nn.Module | None:

@@ -125,8 +125,7 @@ def _worst(run: Run) -> Finding | None:
 
 
 def _arm(finding: Finding) -> str:
-    arm = finding.subject.partition("[")[2].rstrip("]")
-    return f" ({arm})" if arm else ""
+    return f" ({finding.arm})" if finding.arm else ""
 
 
 def _families(families: dict[str, list[Swept]]) -> Table:

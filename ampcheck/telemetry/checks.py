@@ -201,6 +201,7 @@ def _finding(
 ) -> Finding:
     where = replace(site.where, step=site.first) if unit == "calls" and site.first >= 0 else site.where
     evidence = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=_hint(check, site))
+    evidence["names"] = [site.weight] if site.weight else []
     return check.finding(verdict, stats.subject, message, **evidence)
 
 

@@ -19,6 +19,7 @@ from ampcheck.cli.following import Following, second_interrupt_ends
 from ampcheck.cli.main import main
 from ampcheck.cli.stage_times import StageTimes, about
 from ampcheck.cli.targets import command_of
+from ampcheck.core.arm import Arm
 from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
 from ampcheck.core.settings import Target
@@ -184,20 +185,20 @@ def test_the_command_of_a_finding_finds_it_again_and_no_other(
 
 
 @pytest.mark.parametrize(
-    ("subject", "target", "command"),
+    ("arm", "target", "command"),
     [
-        ("m.py:f [bfloat16, compiled]", Target("m.py:f"), "ampcheck audit m.py:f --select flush --dtype bfloat16"),
-        ("m.py:f [float16 native, eager]", Target("m.py:f"), "ampcheck audit m.py:f --select flush --no-compile"),
-        ("m.py:f", Target("m.py:f", steps=9), "ampcheck audit m.py:f --select flush --steps 9"),
-        ("m.py:f", Target("m.py:f", full=True), "ampcheck audit m.py:f --select flush --full"),
-        ("m.py:f", Target("m.py:f", "cuda"), "ampcheck audit m.py:f --select flush --device cuda"),
-        ("m.py:f", Target("m.py:f", compile=False), "ampcheck audit m.py:f --select flush --no-compile"),
-        ("m [cpu float16]", Target("a b.py:f"), "ampcheck audit 'a b.py:f' --select flush"),
-        ("demo [float16, eager]", Target(""), "ampcheck audit --select flush --dtype float16 --no-compile"),
+        (Arm("bfloat16", "compiled"), Target("m.py:f"), "ampcheck audit m.py:f --select flush --dtype bfloat16"),
+        (Arm("float16", "eager", native=True), Target("m.py:f"), "ampcheck audit m.py:f --select flush --no-compile"),
+        (Arm(), Target("m.py:f", steps=9), "ampcheck audit m.py:f --select flush --steps 9"),
+        (Arm(), Target("m.py:f", full=True), "ampcheck audit m.py:f --select flush --full"),
+        (Arm(), Target("m.py:f", "cuda"), "ampcheck audit m.py:f --select flush --device cuda"),
+        (Arm(), Target("m.py:f", compile=False), "ampcheck audit m.py:f --select flush --no-compile"),
+        (Arm("float16", "policy", "cpu"), Target("a b.py:f"), "ampcheck audit 'a b.py:f' --select flush"),
+        (Arm("float16", "eager"), Target(""), "ampcheck audit --select flush --dtype float16 --no-compile"),
     ],
 )  # fmt: skip
-def test_the_command_of_a_finding_has_its_check_dtype_and_mode(subject: str, target: Target, command: str) -> None:
-    assert command_of(target, Finding("flush", Verdict.FAIL, subject, "m")) == command
+def test_the_command_of_a_finding_has_its_check_dtype_and_mode(arm: Arm, target: Target, command: str) -> None:
+    assert command_of(target, Finding("flush", Verdict.FAIL, "m.py:f", "m", arm=arm)) == command
 
 
 # Expected times.

@@ -16,6 +16,7 @@ from ampcheck.compiled.accuracy.stats import (
     Exceptions,
     Trial,
 )
+from ampcheck.core.arm import Arm
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict
 from ampcheck.shadow import Examination
@@ -38,7 +39,7 @@ def error(kind: str = "output", name: str = "", step: int = 0, **facts: Any) -> 
 
 
 def stats(*errors: ResultError, freedom: Freedom | None = None, casts: bool = False, **facts: Any) -> AccuracyStats:
-    whole = AccuracyStats("model", "bfloat16", "bfloat16", autocast=True, graphs=1)
+    whole = AccuracyStats("model", Arm("bfloat16"), "bfloat16", autocast=True, graphs=1)
     judged = tuple(with_verdict(e, freedom or Freedom(), casts=casts) for e in errors)
     return replace(whole, errors=judged, coverage=Coverage({"outputs": len(errors)}), **facts)
 

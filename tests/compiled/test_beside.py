@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ampcheck.compiled.accuracy.beside import CHECKS, check_compiled_run
 from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions
+from ampcheck.core.arm import Arm
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Verdict
 from ampcheck.shadow import Examination
@@ -19,7 +20,7 @@ GRADIENT = ResultError(("gradient", "layer.weight", 0), "float32", SEEN, U, norm
 FAR = Examination(64, flagged=1, error=0.9, spread=0.004, limit=0.1, impact=0.9)
 HEALTHY = AccuracyStats(
     "model",
-    "bfloat16, compiled",
+    Arm("bfloat16", "compiled"),
     "bfloat16",
     errors=(OUTPUT, GRADIENT),
     graphs=1,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampcheck.checks import REGISTRY
+from ampcheck.core.arm import Arm
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics, check_reference
@@ -20,7 +21,7 @@ OUTPUT = ResultError(("output", "", 0), "bfloat16", SEEN, U, judged=64)
 GRADIENT = ResultError(("gradient", "layer.weight", 0), "float32", SEEN, U, norm=0.001, judged=64)
 HEALTHY = NumericsStats(
     "model",
-    "bfloat16, eager",
+    Arm("bfloat16", "eager"),
     "bfloat16",
     "cpu",
     errors=(OUTPUT, GRADIENT),

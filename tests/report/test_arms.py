@@ -9,6 +9,7 @@ from torch import nn
 
 from ampcheck import audit
 from ampcheck.catalog.causes import with_causes
+from ampcheck.core.arm import Arm, armed
 from ampcheck.core.check import Check
 from ampcheck.core.excerpt import name_at
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
@@ -17,8 +18,9 @@ from ampcheck.report.sections import arrange
 from ampcheck.report.terminal import summary_lines
 
 PLACE = Where("forward", "ffn", "aten::mul.Tensor", "m.py", 3)
-HALF = Finding("overflow", Verdict.FAIL, "net [float16, eager]", "41 became inf in float16", PLACE)
-BRAIN = replace(HALF, subject="net [bfloat16, eager]", message="2 became inf in bfloat16")
+CHECK = Check("overflow", "range", "")
+HALF = CHECK.fail(armed("net", Arm("float16", "eager")), "41 became inf in float16", where=PLACE)
+BRAIN = CHECK.fail(armed("net", Arm("bfloat16", "eager")), "2 became inf in bfloat16", where=PLACE)
 SEEN = Coverage({"ops": 3})
 
 
@@ -37,7 +39,7 @@ def test_a_failure_in_two_dtypes_is_shown_once_with_both() -> None:
 
 
 def test_arms_that_differ_in_more_than_one_word_are_listed() -> None:
-    compiled = replace(BRAIN, subject="net [bfloat16, compiled]")
+    compiled = CHECK.fail(armed("net", Arm("bfloat16", "compiled")), "2 became inf in bfloat16", where=PLACE)
     assert "net [float16, eager; bfloat16, compiled]" in text_of(HALF, compiled)
 
 
@@ -62,9 +64,11 @@ def test_each_arm_of_a_cause_is_found_on_the_page() -> None:
 
 def test_a_banned_op_explains_what_it_raises_and_comes_first() -> None:
     line = Where("forward", file="m.py", line=3)
-    raised = Finding("low-precision-error", Verdict.FAIL, "net [float16, eager, cuda emulated]", "it raised", line)
-    banned = Finding("policy-banned", Verdict.FAIL, "net [cuda float16, emulated]", "banned", replace(line, op="bce"))
-    gap = Finding("policy-gap", Verdict.WARN, banned.subject, "another dtype on cpu", line)
+    emulated = armed("net", Arm("float16", "eager", "cuda"))
+    raised = replace(CHECK, slug="low-precision-error").fail(emulated, "it raised", where=line)
+    policy = armed("net", Arm("float16", "policy", "cuda"))
+    banned = replace(CHECK, slug="policy-banned").fail(policy, "banned", where=replace(line, op="bce"))
+    gap = replace(CHECK, slug="policy-gap").warn(policy, "another dtype on cpu", where=line)
     text = text_of(raised, banned, gap)
     assert "FAIL policy-banned" in text
     assert "FAIL low-precision-error" not in text
@@ -126,9 +130,6 @@ def test_an_op_is_called_as_the_user_wrote_it() -> None:
     assert name_at(["y = x.exp_()\n"], 1, "aten::exp") == ""
     assert name_at(["y = torch.square(x) + x**2\n"], 1, "aten::pow.Tensor_Scalar") == ""
     assert name_at(["y = helper(x)\n"], 1, "aten::pow.Tensor_Scalar") == ""
-
-
-CHECK = Check("overflow", "range", "")
 
 
 def test_skips_that_concern_nothing_of_the_subject_are_counted_in_one_line() -> None:

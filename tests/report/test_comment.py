@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from runs import HOSTILE_RUN, RUNS
 
+from ampcheck.core.arm import Arm
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.report.markdown import LENGTH, comment_of, escaped, tables_of
 
@@ -110,10 +111,11 @@ def test_each_kind_has_a_marker_of_its_own():
 
 def test_a_problem_of_an_audit_has_its_subject_place_and_source_line():
     where = Where("forward", "ffn", "aten::mul", "m.py", 3)
-    failed = Finding("overflow", Verdict.FAIL, "f [float16]", "too large", where, code="y = x * 2", hint="scale")
-    (item,) = (
-        line for line in lines_of(audited(failed, replace(failed, subject="f [bfloat16]"))) if "too large" in line
+    failed = Finding(
+        "overflow", Verdict.FAIL, "f [float16]", "too large", where, code="y = x * 2", hint="scale", arm=Arm("float16")
     )
+    other = replace(failed, subject="f [bfloat16]", arm=Arm("bfloat16"))
+    (item,) = (line for line in lines_of(audited(failed, other)) if "too large" in line)
     assert html.unescape(item) == (
         "- ❌ **overflow** (float16 and bfloat16): too large<br>forward, ffn, aten::mul, m.py:3<br>"
         "<code>y = x * 2</code> <sub>Hint: scale</sub>"

@@ -72,7 +72,7 @@ def of_hint(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": {**value, "minimum": 0} if arguments[1] is int else value}
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return {"type": "array", "items": of_hint(arguments[0], definitions)}
-    return {"type": {str: "string", int: "integer", NoneType: "null"}[hint]}
+    return {"type": {str: "string", int: "integer", bool: "boolean", NoneType: "null"}[hint]}
 
 
 def expected() -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_every_field_of_a_finding_is_covered_by_the_runs_of_these_tests() -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
+        {"schema": 3},
         {"schema": None},
         {"findings": [{}]},
         {"findings": 3},

@@ -1,18 +1,27 @@
 """Runs are put in the order in which people read them."""
 
+from ampcheck.core.arm import Arm, armed
+from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Run, Verdict
-from ampcheck.report.sections import arrange, short_names
+from ampcheck.report.sections import arrange
+
+FLUSH = Check("flush", "range", "")
+HALF, BRAIN = Arm("float16", "eager"), Arm("bfloat16", "eager")
+
+
+def run_of(*names: str) -> Run:
+    return Run(findings=tuple(FLUSH.passed(name, "m", 1) for name in names))
 
 
 def test_a_table_of_one_subject_heads_its_columns_with_what_differs() -> None:
-    assert short_names(["demo [float16, eager]", "demo [bfloat16, eager]"]) == {
+    assert arrange(run_of(armed("demo", HALF), armed("demo", BRAIN))).heads == {
         "demo [float16, eager]": "float16, eager",
         "demo [bfloat16, eager]": "bfloat16, eager",
     }
-    mixed = ["demo [float16, eager]", "other [float16, eager]"]
-    assert short_names(mixed) == {name: name for name in mixed}
-    assert short_names(["demo"]) == {"demo": "demo"}
-    assert short_names([]) == {}
+    mixed = armed("demo", HALF), armed("other", HALF)
+    assert arrange(run_of(*mixed)).heads == {name: name for name in mixed}
+    assert arrange(run_of("demo")).heads == {"demo": "demo"}
+    assert arrange(Run()).heads == {}
 
 
 def test_a_failure_is_shown_even_if_its_cause_did_not_fail() -> None:
@@ -22,6 +31,5 @@ def test_a_failure_is_shown_even_if_its_cause_did_not_fail() -> None:
 
 
 def test_a_subject_counts_once_in_all_its_dtypes_and_modes() -> None:
-    names = ("m.py:a [float16, eager]", "m.py:a [bfloat16, eager]", "m.py:a [cpu float16]", "m.py:b")
-    found = tuple(Finding("flush", Verdict.PASS, name, "m") for name in names)
-    assert arrange(Run(findings=found)).judged == 2
+    arms = (HALF, BRAIN, Arm("float16", "policy", "cpu"))
+    assert arrange(run_of(*(armed("m.py:a", arm) for arm in arms), "m.py:b")).judged == 2

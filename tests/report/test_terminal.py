@@ -13,6 +13,7 @@ from rich.console import Console
 from runs import FINDINGS, RUNS
 from sample_run import PROBLEMS, sample_run
 
+from ampcheck.core.arm import Arm
 from ampcheck.core.excerpt import excerpt_of
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.report import print_run, summary_lines
@@ -136,8 +137,8 @@ def test_subjects_beyond_the_width_get_a_table_of_their_own() -> None:
 @pytest.mark.parametrize("width", range(40, 120))
 def test_the_head_of_every_column_is_whole(width: int) -> None:
     """A head that is cut ("bfloat16, eag") would name a subject that does not exist."""
-    names = [f"demo [{dtype}, {mode}]" for dtype in ("float16", "bfloat16") for mode in ("eager", "compiled")]
-    findings = tuple(Finding("nonfinite-reference", Verdict.PASS, name, "m") for name in names)
+    arms = [Arm(dtype, mode) for dtype in ("float16", "bfloat16") for mode in ("eager", "compiled")]
+    findings = tuple(Finding("nonfinite-reference", Verdict.PASS, f"demo [{arm}]", "m", arm=arm) for arm in arms)
     heads = [plain(line) for line in verdict_table(arrange(Run(findings=findings)), width)]
     words = " ".join(heads).replace(",", " ").split()
     assert words.count("eager") == words.count("compiled") == 2
@@ -233,9 +234,9 @@ def test_the_cause_comes_first_with_its_source_and_the_command_that_finds_it_aga
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_table_of_verdicts_keeps_every_row_and_column(width: int) -> None:
     dtypes = ("float16", "bfloat16", "float32")
-    names = [f"demo [{dtype}, {mode}]" for dtype in dtypes for mode in ("eager", "compiled")]
+    arms = [Arm(dtype, mode) for dtype in dtypes for mode in ("eager", "compiled")]
     checks = ("overflow", "nonfinite-reference", "policy-unregistered")
-    findings = tuple(Finding(check, Verdict.PASS, name, "m") for name in names for check in checks)
+    findings = tuple(Finding(c, Verdict.PASS, f"demo [{arm}]", "m", arm=arm) for arm in arms for c in checks)
     text = printed(Run(findings=findings, coverage=Coverage({"ops": 1})), width=width, verbose=True)
     table = text[: text.index("pass overflow")]
     assert table.removeprefix("18 passed").count("pass") == len(findings)
@@ -267,8 +268,8 @@ def test_no_failure_is_left_out_where_the_output_is_piped_or_quiet() -> None:
 
 
 def test_a_healthy_run_shows_no_table_of_checks() -> None:
-    names = ("m [float16, eager]", "m [bfloat16, eager]")
-    found = tuple(Finding("flush", Verdict.PASS, name, "m") for name in names)
+    arms = (Arm("float16", "eager"), Arm("bfloat16", "eager"))
+    found = tuple(Finding("flush", Verdict.PASS, f"m [{arm}]", "m", arm=arm) for arm in arms)
     text = printed(Run(findings=found, coverage=Coverage({"ops": 3})))
     assert "passed: flush 2" in text
     assert "judged: float16, eager; bfloat16, eager" in text

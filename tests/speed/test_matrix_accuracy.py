@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.stats import AccuracyStats
+from ampcheck.core.arm import Arm
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.speed.matrix import accuracy
@@ -102,7 +103,7 @@ def test_a_compiled_model_that_draws_random_numbers_is_not_called_right(monkeypa
     def measured(subject: Subject, **asked: object) -> AccuracyStats:
         shapes = {"output": "float32 [4, 8]"}
         return AccuracyStats(
-            subject.name, "float32", "float32", graphs=1, incomparable="it draws random numbers",
+            subject.name, Arm("float32"), "float32", graphs=1, incomparable="it draws random numbers",
             eager_shapes=shapes, compiled_shapes=shapes,
         )  # fmt: skip
 

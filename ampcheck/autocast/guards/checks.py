@@ -24,7 +24,6 @@ from ampcheck.catalog.autocast import (
     POLICY_BANNED,
     POLICY_UNREGISTERED,
 )
-from ampcheck.catalog.causes import SAME_REGION
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, listed
@@ -78,8 +77,9 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             f"{'a backward pass' if backward else 'an optimizer step'} must run outside autocast, but "
             f"{'one' if times == 1 else times} ran with autocast {crossings[0][0].state}"
         )
+        kind = ""
         if not backward and of_backward.issuperset(crossing.region for crossing, _ in crossings):
-            message += f" {SAME_REGION}"
+            kind, message = "region", f"{message} in the region of a backward pass"
         if steps_inside > 1 and not backward:
             message += (
                 f": the whole training loop runs inside one region ({steps_inside} steps); "
@@ -90,7 +90,8 @@ def check_scope(stats: GuardStats) -> Iterator[Finding]:
             verdict = Verdict.WARN
             message += "; it is differentiable itself (create_graph), so it belongs to a forward"
             hint = "compute such a gradient inside torch.autocast(..., enabled=False), and the rest under autocast"
-        yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, where=where, observed=times, limit=0, hint=hint)
+        shown = Evidence(where=where, observed=times, limit=0, hint=hint, kind=kind)
+        yield AUTOCAST_SCOPE.finding(verdict, stats.subject, message, **shown)
     if sites or idle:
         return
     passes, steps = stats.counts.get("backward calls", 0), stats.counts.get("optimizer steps", 0)
@@ -127,6 +128,7 @@ def check_cache(stats: GuardStats) -> Iterator[Finding]:
                 "the cache does not compare dtypes"
             )
         evidence = Evidence(where=first.where, observed=len(uses), limit=0, hint=AUTOCAST_CACHE.fix)
+        evidence["names"] = [changed_by] if changed_by else []
         yield AUTOCAST_CACHE.fail(stats.subject, message, **evidence)
     cut: dict[tuple[str, str], list[CutCast]] = defaultdict(list)
     for use in stats.cut:

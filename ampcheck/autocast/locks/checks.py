@@ -10,6 +10,7 @@ from ampcheck.autocast.drift import history, since
 from ampcheck.autocast.locks.file import ANY_COMMAND, Locked, LockedOp
 from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, RULES, SET_DTYPE, Policy, release_of
 from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_DRIFT, POLICY_GAP, POLICY_UNREGISTERED
+from ampcheck.core.arm import POLICY, Arm, armed
 from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Table, Verdict, Where
@@ -27,7 +28,7 @@ Used = frozenset[tuple[str, str]]
 
 def subject_of(calls: PolicyCalls) -> str:
     """The subject as findings name it: with the device, the dtype and whether the device was emulated."""
-    return f"{calls.subject} [{calls.device} {calls.dtype}{'' if calls.device == 'cpu' else ', emulated'}]"
+    return armed(calls.subject, Arm(calls.dtype, POLICY, calls.device, calls.torch))
 
 
 # The lock --------------------------------------------------------------------------------------------------------

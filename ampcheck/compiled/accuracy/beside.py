@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import torch
 
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import (
     COVERAGE,
@@ -51,7 +52,6 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.arm_format import arm_name
 from ampcheck.numerics.measure import Measured
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
 from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE
@@ -67,7 +67,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     Outputs, loss, gradients, and what the calls change are compared with the exact values of the eager run, at its loss
     scale, and what each cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
     """
-    arm = arm_name(dtype, eager.stats.native, compiled=True)
+    arm = arm_of(dtype, "compiled", native=eager.stats.native)
     if is_scripted(subject):
         return AccuracyStats(subject.name, arm, format_of(dtype).name, unsupported=NO_SCRIPT)
     assert eager.recorded is not None, "the eager run keeps its results only with compared=True"
@@ -123,6 +123,7 @@ def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
             limit=0,
             unit="elements",
             hint="the eager audit (compile=False) names the op; telemetry shows the values inside the graphs",
+            kind="output",
         )
         for error in stats.errors
         if error.kind in ("output", "loss") and error.nonfinite

@@ -23,6 +23,7 @@ from ampcheck.compiled.accuracy.stats import (
     AccuracyStats,
     unknown,
 )
+from ampcheck.core.arm import armed
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -184,8 +185,8 @@ def check_accuracy(
 
 def who(stats: AccuracyStats) -> str:
     """The subject and how it ran, as findings name them."""
-    backend = "" if stats.backend == "inductor" else f" by {stats.backend}"
-    return f"{stats.subject} [{stats.arm}{backend}]"
+    backend = "" if stats.backend == "inductor" else stats.backend
+    return armed(stats.subject, replace(stats.arm, backend=backend))
 
 
 def passed(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.comparison import compare_runs, lowered_ops, other_streams
@@ -32,13 +33,14 @@ from ampcheck.compiled.accuracy.stats import (
 )
 from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.compiled.options import CompileOptions, Optimizer
+from ampcheck.core.arm import Arm
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import MODELS, Subject, as_subject
-from ampcheck.numerics.arm_format import arm_name, native_format
+from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import Blocks, Plan
@@ -377,5 +379,5 @@ def _coverage(compiled: CompiledRun) -> Coverage:
     return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))
 
 
-def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> str:
-    return arm_name(narrow, autocast is None and narrow.itemsize <= 2, compiled=True)
+def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> Arm:
+    return arm_of(narrow, "compiled", native=autocast is None and narrow.itemsize <= 2)

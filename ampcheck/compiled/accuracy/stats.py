@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from ampcheck.core.arm import Arm
 from ampcheck.core.run import Coverage, Where
 from ampcheck.shadow.compare import WITHIN, ResultError
 from ampcheck.telemetry.stats import TelemetryStats
@@ -50,7 +51,7 @@ class Exceptions:
 class AccuracyStats:
     """The results of compiled code, each compared with the exact value that the shadowed eager run gives.
 
-    arm: `bfloat16, compiled`, see `arm_name`. format: the narrowest format that the run computes in. incomparable:
+    arm: `bfloat16, compiled`, see `arm_of`. format: the narrowest format that the run computes in. incomparable:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
     stages and settings that were tried after a failure. lowered: ops that the graphs compute in 16 bits and eager mode
     in float32. declined: why Dynamo left the whole of `forward` to eager mode. inside: what telemetry saw in the graphs
@@ -58,7 +59,7 @@ class AccuracyStats:
     """
 
     subject: str
-    arm: str
+    arm: Arm
     format: str
     backend: str = "inductor"
     incomparable: str = ""

@@ -97,7 +97,7 @@ def _weights(stats: FiniteStats) -> Iterator[Finding]:
             "step through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
         )
         where = Where("update", names[0].rpartition(".")[0], step=stats.since)
-        shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint)
+        shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint, names=names)
         yield NONFINITE_GRADIENT.fail(stats.subject, message, **shown)
     elif stats.applied:
         name, step = min(stats.applied.items(), key=lambda item: item[1])

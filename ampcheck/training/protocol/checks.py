@@ -386,7 +386,8 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
-    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, where=breach.event.where, hint=hint)
+    shown = Evidence(where=breach.event.where, hint=hint, kind=breach.rule)
+    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, **shown)
 
 
 def _injected(stats: ProtocolStats) -> str:

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from ampcheck.catalog.causes import RETURNED
 from ampcheck.facts.degree import (
     ENTERED,
     NONE,
     NOWHERE,
+    RETURNED,
     UNKNOWN,
     Degree,
     Dependence,

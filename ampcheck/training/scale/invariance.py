@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ampcheck.catalog.causes import RETURNED
 from ampcheck.catalog.training import SCALE_INVARIANCE
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.facts.degree import NOWHERE, Dependence, Place
+from ampcheck.facts.degree import NOWHERE, RETURNED, Dependence, Place
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped
 from ampcheck.training.scale.degrees import Degrees
@@ -17,6 +16,14 @@ from ampcheck.training.scale.degrees import Degrees
 _READ = "unscale gradients (scaler.unscale_) before code reads them, and read the loss from before it is scaled"
 _NO_STEP = "let the mapping name the optimizer that steps these weights, and let it step within the observed steps"
 _NOT_FINITE = "mend what is infinite or NaN: see overflow and nonfinite-gradient"
+_CALLS = (
+    "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; call update once, "
+    "after all optimizers"
+)
+_PENALTY = (
+    "unscale what torch.autograd.grad gives of a scaled loss ({}) before a penalty is made of it: grad / "
+    "scaler.get_scale(); and scale the sum of loss and penalty"
+)
 _RETURN = "return the loss before it is scaled, or keep scaler.get_scale() from before scaler.update()"
 
 
@@ -94,19 +101,11 @@ def _depends(subject: str, found: Dependence, events: Sequence[Event]) -> Findin
     message = f"training must be the same at every loss scale; {found.what} {how}"
     file, line = found.place
     where = Where("update", found.name.rpartition(".")[0], file=file, line=line, step=found.step)
-    hint = _RETURN if found.what == RETURNED else _hint(events)
-    shown = Evidence(where=where, observed=power, limit=0.0, unit="power of the scale", hint=hint)
-    return SCALE_INVARIANCE.fail(subject, message, **shown)
-
-
-def _hint(events: Sequence[Event]) -> str:
     penalty = next((e for e in events if e.act is Act.GRAD and e.scaled and e.create_graph), None)
-    if penalty is not None:
-        return (
-            f"unscale what torch.autograd.grad gives of a scaled loss ({penalty.file}:{penalty.line}) before a penalty "
-            "is made of it: grad / scaler.get_scale(); and scale the sum of loss and penalty"
-        )
-    return (
-        "unscale (scaler.unscale_) before gradients are clipped or read; scale every loss of the step; call update "
-        "once, after all optimizers"
-    )
+    kind, hint = "", _CALLS
+    if found.what == RETURNED:
+        kind, hint = "returned", _RETURN
+    elif penalty is not None:
+        kind, hint = "penalty", _PENALTY.format(f"{penalty.file}:{penalty.line}")
+    shown = Evidence(where=where, observed=power, limit=0.0, unit="power of the scale", hint=hint, kind=kind)
+    return SCALE_INVARIANCE.fail(subject, message, **shown)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from ampcheck.catalog.causes import GUARD_VANISHED
 from ampcheck.catalog.training import STAGNATION
+from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
@@ -219,7 +219,7 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
     name = f"{constant.option} of the optimizer, " if constant.option else ""
     of = listed(constant.of, _LISTED) or "a tensor of the loop"
     message = (
-        f"{GUARD_VANISHED}, but {name}{constant.constant:.3g}, rounds to zero in "
+        f"a constant that guards must not vanish, but {name}{constant.constant:.3g}, rounds to zero in "
         f"{constant.dtype}, so it no longer prevents a division by zero: it is added to what {of} gives, and "
         f"{constant.zeros} of the results were exactly zero"
     )
@@ -229,7 +229,9 @@ def _vanished(stats: StagnationStats, constant: VanishedConstant) -> Finding:
         f"{constant.dtype} holds (1e-4 keeps its digits), or keep the state in float32 or bfloat16"
     )
     where, limit = Where("update", op=constant.op, file=constant.file, line=constant.line), form.flushes_at
-    return STAGNATION.fail(stats.subject, message, where=where, observed=abs(constant.constant), limit=limit, hint=hint)
+    shown = Evidence(where=where, observed=abs(constant.constant), limit=limit, hint=hint, kind="guard")
+    shown["names"] = constant.of
+    return STAGNATION.fail(stats.subject, message, **shown)
 
 
 def _passed(stats: StagnationStats, limits: Limits) -> Finding:

@@ -95,7 +95,7 @@ def _undeclared_weights(stats: StateDtypeStats, weights: list[StateTensor]) -> F
             f"{_listed(half, len(weights), 'trained parameters')}"
         )
         hint = "remove model.half(): keep the parameters in float32 and run forward under torch.autocast"
-        return MASTER_WEIGHTS.fail(stats.subject, message, **_evidence(half, hint))
+        return MASTER_WEIGHTS.fail(stats.subject, message, **_evidence(half, hint, "half"))
     text = (
         f"no policy is declared to judge this by; {_listed(low, len(weights), 'trained parameters')}. Declare "
         "policy='pure-bf16' (or 'amp', 'master-weights-fp32') in the mapping"
@@ -252,6 +252,6 @@ def _count(tensors: Sequence[StateTensor]) -> str:
     return ", ".join(f"{number} {dtype}" for dtype, number in Counter(tensor.dtype for tensor in tensors).items())
 
 
-def _evidence(bad: Sequence[StateTensor], hint: str) -> Evidence:
+def _evidence(bad: Sequence[StateTensor], hint: str, kind: str = "") -> Evidence:
     where = Where("update", module=bad[0].name)
-    return Evidence(where=where, observed=len(bad), limit=0.0, unit="tensors", hint=hint)
+    return Evidence(where=where, observed=len(bad), limit=0.0, unit="tensors", hint=hint, kind=kind)
