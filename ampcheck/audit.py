@@ -223,8 +223,7 @@ def _audit_unchanged(
     guards = None if checks is None else [slug for slug in checks if slug in judge.GUARD_CHECKS]
     caches = checks is None or CACHE_ARTIFACTS.slug in checks
     if checks is not None and set(checks) & set(for_kind(Kind.CALL)) - {COVERAGE.slug} == {CACHE_ARTIFACTS.slug}:
-        run = judge_graph(subject)
-        return replace(run, findings=tuple(f for f in run.findings if f.check in (CACHE_ARTIFACTS.slug, COVERAGE.slug)))
+        return judge_graph(subject).only((CACHE_ARTIFACTS.slug, COVERAGE.slug))
     runs: list[Run] = []
     raised: list[BaseException] = []
     user = _call_of(subject, raised)
@@ -323,7 +322,7 @@ def _with_graphs(
 
     checks: () judges caches alone, where they could not be judged. wrapped: it called torch.compile.
     """
-    caches = any(f.check == CACHE_ARTIFACTS.slug and f.verdict is Verdict.SKIP for f in run.findings)
+    caches = any(finding.verdict is Verdict.SKIP for finding in run.by(CACHE_ARTIFACTS.slug))
     steps = int(run.coverage.seen.get("steps", 0))
     config = sys.modules.get("torch._dynamo.config")
     if world_size() > 1 or config is None or config.disable or (subject.kind is Kind.TRAINING and not steps):
@@ -352,7 +351,7 @@ def _with_graphs(
 
 def _with_caches(run: Run, again: Run) -> Run:
     """The run of a callable whose compiled functions ran in eager mode, with the caches of a run that compiles."""
-    caches = [finding for finding in again.findings if finding.check == CACHE_ARTIFACTS.slug]
+    caches = again.by(CACHE_ARTIFACTS.slug)
     findings = [f for f in run.findings if f.check != CACHE_ARTIFACTS.slug or not caches]
     if "calls" in again.coverage.seen:  # it came to its end
         text = "not followed to its end with compiled functions in eager mode: "
@@ -365,8 +364,8 @@ def _with_caches(run: Run, again: Run) -> Run:
 
 def _with_one_coverage(runs: Sequence[Run], values: Run) -> Run:
     """The runs of one call as one, in which `coverage` says what its values rest on, and what ended or hid the call."""
-    ends = [f for run in runs for f in run.findings if f.check == COVERAGE.slug and f.verdict is not Verdict.PASS]
-    followed = [f for f in values.findings if f.check == COVERAGE.slug]
+    ends = [f for run in runs for f in run.by(COVERAGE.slug) if f.verdict is not Verdict.PASS]
+    followed = values.by(COVERAGE.slug)
     lacks = [f for f in followed if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)]
     kept = {id(f) for f in ([*ends, *lacks] if ends else followed)}
     if "ops" in values.coverage.seen:

@@ -78,7 +78,7 @@ class AuditContext:
         """The run with the findings of selected checks, among which `coverage` always is."""
         if self.checks is None:
             return run
-        return replace(run, findings=tuple(f for f in run.findings if f.check in (*self.checks, COVERAGE.slug)))
+        return run.only((*self.checks, COVERAGE.slug))
 
 
 @dataclass(frozen=True, slots=True)

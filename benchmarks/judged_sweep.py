@@ -32,14 +32,14 @@ def findings(run: Run, judged: list[dict[str, str]]) -> Iterator[str]:
     known = {(entry["model"], entry["check"]): entry for entry in judged}
     groups: dict[tuple[Verdict, str, str], list[Finding]] = {}
     for finding in run.of(Verdict.FAIL) + run.of(Verdict.WARN):
-        groups.setdefault((finding.verdict, finding.subject.partition(" [")[0], finding.check), []).append(finding)
+        groups.setdefault((finding.verdict, finding.name, finding.check), []).append(finding)
     judgements: Counter[str] = Counter()
     rows = []
     for (verdict, name, check), group in sorted(groups.items()):
         entry = known.get((name, check), {"judgement": "not judged", "reason": ""})
         judgements[entry["judgement"]] += len(group)
         row = {"model": name, "verdict": verdict, "check": check, "findings": len(group)}
-        row["arms"] = ", ".join(dict.fromkeys(finding.subject.partition("[")[2].rstrip("]") for finding in group))
+        row["arms"] = ", ".join(dict.fromkeys(str(finding.arm) for finding in group))
         rows.append({**row, "first at": group[0].where, "judgement": entry["judgement"], "reason": entry["reason"]})
     yield "Findings by judgement: " + (", ".join(f"{n} {j}" for j, n in judgements.most_common()) or "none") + "."
     yield ""

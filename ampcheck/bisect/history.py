@@ -180,7 +180,7 @@ class History:
                 rule=rule,
             )
         run = base_run(stats, check_base(stats, rule), rule)
-        findings = [finding for finding in run.findings if finding.check == REGRESSION.slug]
+        findings = run.by(REGRESSION.slug)
         if decided({finding.verdict for finding in findings}) is None:
             return run, UNDECIDED, findings[0].message, None
         return run, JUDGED, "", None
@@ -188,7 +188,7 @@ class History:
 
 def _slower(run: Run) -> float | None:
     """How many times as fast as the first version a slower one is; None where it is not shown to be slower."""
-    times = (finding for finding in run.findings if finding.check == REGRESSION.slug)  # graph breaks may fail as well
+    times = run.by(REGRESSION.slug)  # graph breaks may fail as well
     return next((finding.observed for finding in times if finding.verdict is Verdict.FAIL), None)
 
 

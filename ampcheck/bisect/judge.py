@@ -67,7 +67,7 @@ def _require_verdict(history: History, number: int, check: str) -> None:
 
 def _why_none(history: History, number: int, slug: str) -> str:
     """Why a version that was judged has no verdict of a check."""
-    findings = [finding for finding in history.result(number).run.findings if finding.check == slug]
+    findings = history.result(number).run.by(slug)
     undecided = [finding for finding in findings if finding.verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE)]
     for finding in undecided or findings:
         return f"{finding.verdict}: {finding.message}"
@@ -112,9 +112,7 @@ def _finding(
     if high - low > 1 and history.forget_undecided(range(low + 1, high)):
         low, high = first_change(len(known), lambda number: verdict(number, slug))
     before, after = verdict(low, slug), verdict(high, slug)
-    both = [
-        finding for number in (low, high) for finding in history.result(number).run.findings if finding.check == slug
-    ]
+    both = [finding for number in (low, high) for finding in history.result(number).run.by(slug)]
     reason, differing = history.versions.explain(low, high, both, history.called(low) | history.called(high))
     tables.update({table.title: table for table in differing})
     if high - low > 1:

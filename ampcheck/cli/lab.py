@@ -141,10 +141,9 @@ def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
 def _summary(experiment: Experiment, run: Run) -> Iterator[str]:
     """Title, description, and each finding."""
     yield from ("", f"{experiment.title} ({experiment.name})", experiment.about)
-    for finding in run.findings:
-        if finding.check == experiment.check.slug:
-            verdict = "FAIL" if finding.verdict.value == "fail" else finding.verdict.value
-            yield f"  {verdict}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
+    for finding in run.by(experiment.check.slug):
+        verdict = "FAIL" if finding.verdict.value == "fail" else finding.verdict.value
+        yield f"  {verdict}: {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -78,8 +78,7 @@ def assert_compiled(
                 run = judge_graph(
                     subject, device=placement.device, dtype=cast, options=options, limits=graphs or GraphLimits()
                 )
-                named = [f for f in run.findings if chosen is None or f.check in (*chosen, *_ALWAYS)]
-                runs.append(replace(run, findings=tuple(named)))
+                runs.append(run if chosen is None else run.only((*chosen, *_ALWAYS)))
             if runs_accuracy:
                 runs.append(
                     judge_accuracy(

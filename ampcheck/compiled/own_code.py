@@ -129,7 +129,7 @@ class _FirstCalls:
             except UsageError as error:  # it cannot be copied
                 yield _uncompared(call, brief(error))
                 continue
-            yield replace(run, findings=tuple(f for f in run.findings if f.check in _COMPARED))
+            yield run.only(_COMPARED)
 
 
 def _uncompared(call: CompiledCall, why: str) -> Run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -107,6 +107,14 @@ class Run:
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with this verdict, in order."""
         return tuple([finding for finding in self.findings if finding.verdict is verdict])
+
+    def by(self, check: str) -> tuple[Finding, ...]:
+        """The findings of this check, in order."""
+        return tuple([finding for finding in self.findings if finding.check == check])
+
+    def only(self, checks: Collection[str]) -> Run:
+        """The run with the findings of these checks alone."""
+        return replace(self, findings=tuple([finding for finding in self.findings if finding.check in checks]))
 
     @property
     def failed(self) -> bool:

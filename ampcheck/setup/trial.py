@@ -114,7 +114,7 @@ def rehearse(target: str, device: str, seconds: float) -> str:
         return brief(error)
     if run is None or run.coverage.seen.get("steps"):
         return ""
-    reasons = [f.message for f in run.findings if f.check == COVERAGE.slug and f.verdict is not Verdict.PASS]
+    reasons = [finding.message for finding in run.by(COVERAGE.slug) if finding.verdict is not Verdict.PASS]
     reason = next(iter(reasons), "it stepped no optimizer")
     return _RAISED.sub("", reason)
 

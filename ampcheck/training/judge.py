@@ -22,7 +22,6 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.progress import SILENT, Listener, Progress
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.source import code_at
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.batches import played
@@ -260,15 +259,9 @@ def _state_dtypes(context: Context) -> Run:
         return Run()
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
     computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
-    findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed)
-    narrow = next((e for e in passes if e.computed or e.dtype in ("float16", "bfloat16")), None)
-    if narrow is not None:
-        findings = [
-            replace(f, where=narrow.where, code=code_at(narrow.where))
-            if f.check == of_models.LOSS_DTYPE.slug and f.where == Where("backward")
-            else f
-            for f in findings
-        ]
+    narrow = (event.where for event in passes if event.computed or event.dtype in ("float16", "bfloat16"))
+    where = next(narrow, Where("backward"))
+    findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed, where)
     if of_models.LOSS_DTYPE.slug in context.wanted:
         first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
         nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))

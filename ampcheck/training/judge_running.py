@@ -60,8 +60,7 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
             with quiet():
                 run = stage.judge(context)
             runs.append(replace(run, findings=tuple(unjudged(run.findings, seen))))
-    merged = merge(runs)
-    return replace(merged, findings=tuple(f for f in merged.findings if f.check in (*wanted, COVERAGE.slug)))
+    return merge(runs).only((*wanted, COVERAGE.slug))
 
 
 def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str] | None, stats: NumericsStats) -> Run:

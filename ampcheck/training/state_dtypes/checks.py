@@ -43,19 +43,29 @@ _HINTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_BACKWARD = Where("backward")
+
 
 def check_state_dtypes(
-    stats: StateDtypeStats, loss_dtypes: tuple[str, ...] = (), computed: tuple[str, ...] = ()
+    stats: StateDtypeStats,
+    loss_dtypes: tuple[str, ...] = (),
+    computed: tuple[str, ...] = (),
+    where: Where = _BACKWARD,
 ) -> list[Finding]:
     """The findings of `master-weights`, `optimizer-state`, `buffer-dtype` and `loss-dtype`.
 
     loss_dtypes: of the loss of each backward pass, as names. computed: the 16-bit dtypes in which these losses or parts
-    of them were computed, whatever they were cast to before backward.
+    of them were computed, whatever they were cast to before backward. where: a pass of such a loss.
 
     Without a declared policy float16 weights fail under an enabled GradScaler, which needs float32 weights; other
     16-bit tensors are reported and not judged, except for a loss of 16 bits, which warns.
     """
-    return [*_master_weights(stats), *_optimizer_state(stats), *_buffers(stats), _loss(stats, loss_dtypes, computed)]
+    return [
+        *_master_weights(stats),
+        *_optimizer_state(stats),
+        *_buffers(stats),
+        _loss(stats, loss_dtypes, computed, where),
+    ]
 
 
 def _master_weights(stats: StateDtypeStats) -> list[Finding]:
@@ -211,7 +221,7 @@ def _fits(policy: DtypePolicy, role: str, tensor: StateTensor) -> bool:
     return not allowed or tensor.dtype in allowed or counter
 
 
-def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, ...]) -> Finding:
+def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, ...], where: Where) -> Finding:
     seen = tuple(dict.fromkeys(dtypes))
     if not seen:
         return LOSS_DTYPE.absent(stats.subject, "no backward pass from a loss was seen")
@@ -231,7 +241,7 @@ def _loss(stats: StateDtypeStats, dtypes: tuple[str, ...], computed: tuple[str, 
     )
     hint = "compute the loss in float32 (logits.float() before it, or the loss under autocast)"
     verdict = Verdict.FAIL if declared and bad else Verdict.WARN
-    return LOSS_DTYPE.finding(verdict, stats.subject, message, where=Where("backward"), hint=hint)
+    return LOSS_DTYPE.finding(verdict, stats.subject, message, where=where, hint=hint)
 
 
 def _of(stats: StateDtypeStats, *roles: Role) -> list[StateTensor]:
