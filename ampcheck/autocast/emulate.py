@@ -215,9 +215,10 @@ def active() -> Emulation | None:
 
 def arm_of(dtype: torch.dtype | str = "", mode: str = "", *, native: bool = False) -> Arm:
     """An arm in this process, which names the device and the release that are emulated."""
-    emulation, name = active(), format_of(dtype).name if dtype else ""
-    policy = emulation.policy if emulation is not None else None
-    return Arm(name, mode, policy.device if policy else "", policy.torch if policy else "", native=native)
+    name, emulation = format_of(dtype).name if dtype else "", active()
+    if emulation is None:
+        return Arm(name, mode, native=native)
+    return Arm(name, mode, emulation.policy.device, release_of(emulation.policy.torch), native)
 
 
 def _effect(op: OpPolicy | None) -> tuple[str, str, bool] | None:

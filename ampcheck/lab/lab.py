@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ampcheck.autocast.device import Placement, place
+from ampcheck.core.arm import Arm
 from ampcheck.core.check import Evidence
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
@@ -64,7 +65,7 @@ class Expectations:
     def adopt(self, findings: Iterable[Finding], *, warns: bool = False) -> None:
         """Add the findings of another check as the experiment's own. warns: failures become warnings without a hint."""
         for finding in findings:
-            own = replace(finding, check=self._check.slug, subject=self._device)
+            own = replace(finding, check=self._check.slug, subject=self._device, arm=Arm())
             if warns:
                 verdict = Verdict.WARN if own.verdict is Verdict.FAIL else own.verdict
                 own = replace(own, verdict=verdict, hint="")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+import ampcheck
 from ampcheck import audit
 from ampcheck.catalog.causes import with_causes
 from ampcheck.core.arm import Arm, armed
@@ -75,6 +76,22 @@ def test_a_banned_op_explains_what_it_raises_and_comes_first() -> None:
     assert "it explains low-precision-error, policy-gap" in text
     assert "FAIL low-precision-error" in text_of(replace(raised, where=replace(line, line=9)), banned)
     assert "FAIL low-precision-error" in text_of(replace(raised, subject="other [float16]"), banned)
+
+
+def test_a_finding_says_its_arm_in_fields() -> None:
+    model = nn.Linear(4, 4)
+    subject = ampcheck.Subject((model, (torch.ones(2, 4),)), name="net")
+    run = audit(subject, device="cuda", dtype=["float16", "bfloat16"], compile=False)
+    with ampcheck.emulate("cuda"), ampcheck.watch(model, name="net") as watched:
+        model(torch.ones(2, 4))
+    found = [*run.findings, *watched.run.findings]
+    assert {finding.name for finding in found} == {"net"}
+    assert all(finding.subject == f"net [{finding.arm}]" for finding in found)
+    arms = {replace(finding.arm, release="") for finding in found}
+    values = [Arm("float64", device="cuda"), *(Arm(dtype, "eager", "cuda") for dtype in ("float16", "bfloat16"))]
+    rules = [Arm(dtype, "policy", "cuda") for dtype in ("float16", "bfloat16")]
+    assert arms == {*values, *rules, Arm(device="cuda")}
+    assert {finding.arm.release for finding in found} == {".".join(torch.__version__.split(".")[:2])}
 
 
 class Chain(nn.Module):

@@ -28,7 +28,7 @@ Used = frozenset[tuple[str, str]]
 
 def subject_of(calls: PolicyCalls) -> str:
     """The subject as findings name it: with the device, the dtype and whether the device was emulated."""
-    return armed(calls.subject, Arm(calls.dtype, POLICY, calls.device, calls.torch))
+    return armed(calls.subject, Arm(calls.dtype, POLICY, calls.device, release_of(calls.torch)))
 
 
 # The lock --------------------------------------------------------------------------------------------------------
