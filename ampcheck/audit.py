@@ -18,9 +18,10 @@ from ampcheck.autocast.missing import unimitated
 from ampcheck.autocast.placement import is_open
 from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.causes import with_causes
-from ampcheck.catalog.compiled import CACHE_ARTIFACTS
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import for_kind
+from ampcheck.checks.compile import cache_artifacts
+from ampcheck.checks.compile.cache_artifacts import CHECK as CACHE_ARTIFACTS
 from ampcheck.checks.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks
@@ -235,7 +236,7 @@ def _audit_unchanged(
     def call_with_caches(run: judge_running.Runner) -> None:
         with GraphObservation(subject.name) as seen:
             call(run)
-        runs.append(Run(findings=tuple(graph_checks.check_artifacts(seen.stats)) if seen.stats is not None else ()))
+        runs.append(Run(findings=tuple(cache_artifacts.check(seen.stats) if seen.stats is not None else ())))
 
     bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
     name = judge.emulated_name(subject)

@@ -11,8 +11,8 @@ import torch
 from ampcheck.autocast import judge
 from ampcheck.autocast.device import Placement
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.catalog.compiled import COMPILED_EXCEPTION
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import judge_accuracy

@@ -18,22 +18,21 @@ from ampcheck.catalog.causes import with_causes
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks.selection import broken_extensions
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
-from ampcheck.compiled.graph.stats import GraphStats
-from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_choice, parse_integer, show
 from ampcheck.core.arm import armed
 from ampcheck.core.current_test import block_name
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.limits import Limits
+from ampcheck.core.limits import GraphLimits, Limits
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.writer import Writer
 from ampcheck.numerics.stats import NumericsStats
 from ampcheck.outcome.ending import end
+from ampcheck.records.graphs import GraphStats
+from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.shadow import Shadow, explain_error
 from ampcheck.telemetry.sites import Level
-from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.private import without_modes

@@ -15,17 +15,16 @@ from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
-from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.arguments import parse_checks
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits
+from ampcheck.core.limits import GraphLimits, Limits
 from ampcheck.core.run import Finding, Run
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import measure_block
+from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
-from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.interception import is_intercepted

@@ -65,8 +65,8 @@ def handwritten() -> Iterator[Case]:
     from handwritten import CASES
     from handwritten.case import LOW as LOW_DTYPES
 
+    from ampcheck.records.faults import MASK
     from ampcheck.shadow import Shadow
-    from ampcheck.shadow.faults import MASK
 
     def faults(function: Callable[[torch.dtype], Any], dtype: torch.dtype) -> Findings:
         with Shadow() as shadow:

@@ -80,7 +80,7 @@ _SHADOW: dict[str, Mechanism] = {
     ),
     "pooled-spread": Mechanism("the spread that all rows share", {"shadow.bounds:_pooled": Gives(0.0)}),
     "moved": Mechanism("the moved companion: the conditioning of the data", {"facts.moves:Moves.shake": argument(1)}),
-    "chance": Mechanism("few numbers that cancel by chance", {"shadow.bounds:is_chance": NO}),
+    "chance": Mechanism("few numbers that cancel by chance", {"records.results:is_chance": NO}),
     "accumulators": Mechanism(
         "the bound of values that build on themselves", {"shadow.judged_results:_ACCUMULATES": 10**9}
     ),
@@ -149,11 +149,13 @@ _TRAINING: dict[str, Mechanism] = {
 
 _COMPILED: dict[str, Mechanism] = {
     "compiled-exceptions": Mechanism(
-        "compiled code that raises", {"compiled.accuracy.checks:check_compiled_exception": NONE}
+        "compiled code that raises", {"checks.compile.compiled_exception:_of_results": NONE}
     ),
-    "compiled-dtypes": Mechanism("other dtypes of results", {"compiled.accuracy.checks:check_compiled_dtype": NONE}),
-    "compiled-results": Mechanism("results that are worse than eager's", {"compiled.accuracy.checks:_worse": NONE}),
-    "hidden-overflow": Mechanism("infinities of eager mode alone", {"compiled.accuracy.checks:_hidden_overflow": NONE}),
+    "compiled-dtypes": Mechanism("other dtypes of results", {"checks.compile.compiled_dtype:check": NONE}),
+    "compiled-results": Mechanism("results that are worse than eager's", {"checks.compile:_worse": NONE}),
+    "hidden-overflow": Mechanism(
+        "infinities of eager mode alone", {"checks.compile.compiled_error:_hidden_overflow": NONE}
+    ),
     "compiled-noise": Mechanism(
         "results that eager mode does not repeat", {"compiled.accuracy.comparison:_leave_out_noise": Gives({})}
     ),
@@ -170,15 +172,15 @@ _COMPILED: dict[str, Mechanism] = {
     "compiled-precision": Mechanism(
         "digits lost in compiled graphs", {"compiled.accuracy.beside:check_precision_loss": NONE}
     ),
-    "graph-breaks": Mechanism("graph breaks", {"compiled.graph.checks:check_breaks": NONE}),
-    "recompiles": Mechanism("recompilations", {"compiled.graph.checks:check_recompiles": NONE}),
-    "fallbacks": Mechanism("frames that run eagerly", {"compiled.graph.checks:check_fallbacks": NONE}),
-    "artifacts": Mechanism("compile caches", {"compiled.graph.checks:check_artifacts": NONE}),
-    "cudagraphs": Mechanism("CUDA graphs", {"compiled.graph.checks:check_cudagraphs": NONE}),
+    "graph-breaks": Mechanism("graph breaks", {"checks.compile.graph_break:check": NONE}),
+    "recompiles": Mechanism("recompilations", {"checks.compile.recompile:check": NONE}),
+    "fallbacks": Mechanism("frames that run eagerly", {"checks.compile.eager_fallback:check": NONE}),
+    "artifacts": Mechanism("compile caches", {"checks.compile.cache_artifacts:check": NONE}),
+    "cudagraphs": Mechanism("CUDA graphs", {"checks.compile.cudagraph:check": NONE}),
     "compiled-state": Mechanism("state that compiled code leaves", {"compiled.graph.checks:check_state": NONE}),
-    "compile-errors": Mechanism("errors of the compiler", {"compiled.graph.checks:check_error": NONE}),
+    "compile-errors": Mechanism("errors of the compiler", {"checks.compile.compiled_exception:_of_graphs": NONE}),
     "compiled-finite": Mechanism(
-        "results of own code that are not finite", {"compiled.graph.checks:check_finite": NONE}
+        "results of own code that are not finite", {"checks.compile.compiled_error:_of_graphs": NONE}
     ),
     "in-kernels": Mechanism("overflows inside Inductor kernels", {"telemetry.checks:_overflow": NONE}),
     "zero-in-kernels": Mechanism("zeros inside Inductor kernels", {"telemetry.checks:_silent_zero": NONE}),

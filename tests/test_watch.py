@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ampcheck
-from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.torchtools import interception
 

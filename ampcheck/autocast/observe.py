@@ -23,7 +23,7 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, short
-from ampcheck.catalog.compiled import COMPILED_DTYPE
+from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -18,32 +17,12 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from ampcheck.core.run import Where
+from ampcheck.records.blame import Bisected, Node
 from ampcheck.torchtools.private import OpOverload
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
 Backend: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in .*\n?\s*(.*)')
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One call of the user's in a graph: where it stands, and its source text."""
-
-    where: Where
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bisected:
-    """The first node that brings the failure once it is compiled.
-
-    node: None where the failure did not follow the cut: it did not come back, or came with nothing compiled. nodes: how
-    many there are in all graphs. runs: how often the subject ran.
-    """
-
-    node: Node | None
-    nodes: int
-    runs: int
 
 
 class BisectBackend:

@@ -7,8 +7,10 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from ampcheck.autocast.asked import cuda_where_asked
@@ -22,10 +24,10 @@ from ampcheck.causes.case import (
     run_stage,
 )
 from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.causes.stats import BlameStats, Cost, StageResult, check_blame, tables
+from ampcheck.causes.tables import tables
+from ampcheck.checks import findings
 from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
-from ampcheck.compiled.accuracy.stats import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
@@ -39,10 +41,13 @@ from ampcheck.core.subject import MODELS, Kind, Subject, as_subject
 from ampcheck.core.text import cannot_run
 from ampcheck.numerics import Measured, NumericsStats, native_format
 from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
-from ampcheck.shadow.compare import ResultError
+from ampcheck.records.accuracy import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
+from ampcheck.records.blame import BlameStats, Cost, StageResult
+from ampcheck.records.results import ResultError
 from ampcheck.speed.paired import PairedMeasurement
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.threads import Threads
+from ampcheck.speed.verdict import CONFIDENCE, median_bounds
 from ampcheck.torchtools.copying import is_compiled_already, prepare, trains
 from ampcheck.torchtools.dynamo import configured, has_setting
 from ampcheck.torchtools.restore import restoring
@@ -104,7 +109,7 @@ def blame(
                 progress(f"{title}, {stage}", done, len(dtypes))
 
             stats = Search(case, placement.emulated, compile, search, report).measure()
-            runs.append(Run(findings=tuple(check_blame(stats)), coverage=stats.coverage, tables=tables(stats)))
+            runs.append(Run(findings=tuple(findings(stats, bounds)), coverage=stats.coverage, tables=tables(stats)))
     facts = environment(placement.device)
     if placement.emulated:
         facts = {**facts, "autocast policy": f"{placement.emulated}, emulated"}
@@ -333,7 +338,12 @@ def measure_cost(
             measurement.run(0.0)
     without, _, with_change = measurement.stats().arms
     ratios = (b / a for a, b in zip(without.seconds, with_change.seconds, strict=True))
-    return Cost(without.median, tuple(ratios), "eager step" if config.mode == EAGER else "compiled step")
+    return cost_of(without.median, tuple(ratios), "eager step" if config.mode == EAGER else "compiled step")
+
+
+def cost_of(plain: float, ratios: Sequence[float], step: str) -> Cost:
+    """The cost of a change, with an interval by order statistics (the sign test)."""
+    return Cost(plain, median(ratios), median_bounds(np.asarray(ratios), CONFIDENCE), step)
 
 
 def _stage_result(

@@ -10,18 +10,19 @@ import torch
 
 from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.missing import lacking
-from ampcheck.causes.bisect import Backend, Bisected, first_failing_node
+from ampcheck.causes.bisect import Backend, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
-from ampcheck.compiled.accuracy.stats import AOT_EAGER
 from ampcheck.core.arm import armed
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import Measured, NumericsStats, check_numerics, measure_numerics
 from ampcheck.numerics.run import Plan
+from ampcheck.records.accuracy import AOT_EAGER
+from ampcheck.records.blame import Bisected
+from ampcheck.records.results import ResultError
 from ampcheck.shadow import Fault
-from ampcheck.shadow.compare import ResultError
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import backend
 

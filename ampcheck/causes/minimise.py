@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.records.blame import Minimised
 from ampcheck.torchtools.copying import prepare
 
 _AUTOCAST = '''
@@ -90,20 +91,6 @@ def subject_in_float32(subject: Subject, code: str, *, device: str = "cpu") -> S
     space["keep_in_float32"](prepared.root)
     model = list(prepared.model) if subject.kind is Kind.REGIONAL else prepared.model
     return replace(subject, shape=(model, *subject.shape[1:]))
-
-
-@dataclass(frozen=True, slots=True)
-class Minimised:
-    """What the search found.
-
-    names: the modules to keep in float32; None where not even the whole model in float32 passes, or no set was found.
-    runs: how many sets were tried. minimal: every set with one module less was tried and fails, and so was every set
-    with some children of one only; False where the budget ended the search.
-    """
-
-    names: tuple[str, ...] | None
-    runs: int
-    minimal: bool
 
 
 class _SpentError(Exception):

@@ -7,25 +7,22 @@ A file has a docstring, the page of `ampcheck explain`; `CHECK`, the declaration
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-from ampcheck.core.check import SECTIONS, Check
+from ampcheck.core.check import SECTIONS, Check, sections
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.extensions import Extension, extensions
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
 from ampcheck.core.subject import Kind
 from ampcheck.core.text import did_you_mean
 
 GROUP = "ampcheck.checks"
 """The entry points of other packages; each is an object, such as a module, with `CHECK` and `check`."""
-
-Judge: TypeAlias = Callable[[Any, Limits], "Iterator[Finding]"]
 
 VERDICTS: Mapping[str, str] = MappingProxyType(
     {
@@ -44,33 +41,33 @@ VERDICTS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A check with its function, None where no record of its own is judged. package: that adds it, "" for ampcheck."""
+    """A check. source: what has its `CHECK` and, if it judges a record, `check`. package: that adds it, "" for
+    ampcheck."""
 
     check: Check
-    judge: Judge | None
+    source: Any
     package: str = ""
 
-    def findings(self, record: Any, limits: Limits) -> Iterator[Finding]:
+    def findings(self, record: Any, limits: Any) -> list[Finding]:
         """What the check says of a record. The check of another package is incomplete where its function raises."""
-        if self.judge is None or not self.package:
-            yield from self.judge(record, limits) if self.judge is not None else ()
-            return
+        if not self.package:
+            return list(self.source.check(record, limits))
         try:
-            said = list(self.judge(record, limits))
+            said = list(self.source.check(record, limits))
             if strange := [f for f in said if not isinstance(f, Finding) or f.check != self.check.slug]:
                 raise TypeError(f"it must yield findings of {self.check}; it yielded {strange[0]!r:.60}")
         except Exception as error:  # noqa: BLE001  # the other checks go on
             subject = getattr(record, "name", "") or record.subject
             said = [self.check.incomplete(subject, f"not judged: its function in {self.package} raised {brief(error)}")]
-        yield from said
+        return said
 
 
 @cache
 def registered() -> Mapping[str, Registered]:
     """Every check by its name, in the declared order; equals by name."""
-    others = [Registered(one.value[0], one.value[1], one.package) for one in extended() if one.value is not None]
-    checks = [*_own(), *others]
-    return MappingProxyType({r.check.slug: r for r in sorted(checks, key=lambda r: (r.check.order, r.check.slug))})
+    others = [Registered(one.value.CHECK, one.value, one.package) for one in extended() if one.value is not None]
+    checks = sorted((*_own(), *others), key=lambda one: (one.check.order, one.check.slug))
+    return MappingProxyType({one.check.slug: one for one in checks})
 
 
 @cache
@@ -78,15 +75,14 @@ def _own() -> tuple[Registered, ...]:
     """The checks of the files of this package."""
     families = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__) if module.ispkg]
     names = [f"{family.__name__}.{m.name}" for family in families for m in pkgutil.iter_modules(family.__path__)]
-    found = [Registered(module.CHECK, getattr(module, "check", None)) for module in map(import_module, names)]
-    return (*found, *_without_files())
+    return (*(Registered(module.CHECK, module) for module in map(import_module, names)), *_without_files())
 
 
 def _without_files() -> Iterator[Registered]:
     """The checks that are declared in `ampcheck.catalog`."""
-    from ampcheck.catalog import autocast, compiled, numerics, outcome, speed, training
+    from ampcheck.catalog import autocast, numerics, outcome, speed, training
 
-    modules = {numerics: 100, autocast: 300, compiled: 500, training: 600, speed: 800, outcome: 900}
+    modules = {numerics: 100, autocast: 300, training: 600, speed: 800, outcome: 900}
     for module, order in modules.items():
         declared = [check for check in vars(module).values() if isinstance(check, Check)]
         for number, check in enumerate(declared):
@@ -94,27 +90,24 @@ def _without_files() -> Iterator[Registered]:
 
 
 def extended() -> tuple[Extension, ...]:
-    """The checks of other packages, each with its declaration and function as value, and those that are broken."""
+    """The checks of other packages, each with the object that has them as value, and those that are broken."""
     return extensions(GROUP, _accepted)
 
 
-def _accepted(added: Any) -> tuple[Check, Judge]:
-    """The declaration and the function of an entry point. Raises `UsageError` for one that cannot be registered."""
-    check, judge = added.CHECK, added.check
-    if not isinstance(check, Check) or not callable(judge):
+def _accepted(added: Any) -> Any:
+    """The object of an entry point. Raises `UsageError` for one that cannot be registered."""
+    check = added.CHECK
+    if not isinstance(check, Check) or not callable(added.check):
         raise UsageError(f"CHECK must be an ampcheck Check, and check a function; found {check!r:.60}")
-    if taken := [own for own in _own() if own.check.slug == check.slug]:
-        raise UsageError(f"the name {taken[0].check} is one of ampcheck's own checks")
-    if missing := [name for name in SECTIONS if not getattr(check, _FIELDS[name])]:
-        raise UsageError(f"the docstring needs paragraphs that begin with {', '.join(f'{name}:' for name in missing)}")
-    return check, judge
+    if check.slug in {own.check.slug for own in _own()}:
+        raise UsageError(f"the name {check} is one of ampcheck's own checks")
+    if missing := [f"{name}:" for name in SECTIONS if not sections(check.page or "").get(name)]:
+        raise UsageError(f"the docstring needs paragraphs that begin with {', '.join(missing)}")
+    return added
 
 
-_FIELDS = dict(zip(SECTIONS, ("requires", "measured", "causes", "fix"), strict=True))
-
-
-def findings(record: Any, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """What the checks say that need this record, or the named ones among them."""
+def findings(record: Any, limits: Any, checks: Collection[str] | None = None) -> list[Finding]:
+    """What the checks say that need this record, or the named ones among them. limits: `Limits`, or those of graphs."""
     needed = type(record).__name__
     return [
         finding

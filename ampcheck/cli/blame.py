@@ -54,7 +54,7 @@ def _blame(options: argparse.Namespace) -> int:
         progress("loading torch and the subject", 0, 1)
         from ampcheck.autocast.asked import on_cpu_or_cuda
         from ampcheck.causes.blame import blame
-        from ampcheck.causes.stats import is_code
+        from ampcheck.causes.tables import is_code
         from ampcheck.compiled.options import BlameOptions
         from ampcheck.target import load_placed
 

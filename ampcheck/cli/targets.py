@@ -157,8 +157,11 @@ def audits(
     Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
     `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
     """
-    from ampcheck.catalog.compiled import CUDAGRAPH, EAGER_FALLBACK, GRAPH_BREAK, RECOMPILE
     from ampcheck.catalog.numerics import COVERAGE
+    from ampcheck.checks.compile.cudagraph import CHECK as CUDAGRAPH
+    from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
+    from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
+    from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
     from ampcheck.core.run import FAIL_ON, Run
     from ampcheck.outcome.accept import accept, levels_and_selection
     from ampcheck.outcome.raising import with_commands

@@ -14,11 +14,11 @@ from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.compiled.graph.judge import judge_graph
-from ampcheck.compiled.options import AccuracyOptions, CompileOptions, GraphLimits
+from ampcheck.compiled.options import AccuracyOptions, CompileOptions
 from ampcheck.core.arguments import DType, parse_dtypes, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits
+from ampcheck.core.limits import GraphLimits, Limits
 from ampcheck.core.run import Run, merge
 from ampcheck.core.subject import MODELS, Subject, subject_of
 from ampcheck.numerics.arm_format import native_format

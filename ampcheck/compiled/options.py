@@ -67,27 +67,6 @@ class CompileOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphLimits:
-    """Limits of the checks on graphs.
-
-    max_breaks: graph breaks in one call, counted each time. max_recompiles: compilations after the warm-up
-    and, in it, for a value that had varied before. warmup: passes through all calls before the one that is judged.
-    modes: also count the graphs that train, eval, no_grad, autocast and inference_mode need.
-    """
-
-    max_breaks: int = 0
-    max_recompiles: int = 0
-    warmup: int = 1
-    modes: bool = False
-
-    def __post_init__(self) -> None:
-        parse_integer(self.max_breaks, "max_breaks", 0)
-        parse_integer(self.max_recompiles, "max_recompiles", 0)
-        parse_integer(self.warmup, "warmup")
-        parse_flag(self.modes, "modes")
-
-
-@dataclass(frozen=True, slots=True)
 class AccuracyOptions:
     """How compiled code and eager mode are run for the comparison with float64.
 

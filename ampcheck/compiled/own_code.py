@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.compile import cache_artifacts
+from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
+from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
+from ampcheck.checks.compile.compiled_gradient import CHECK as COMPILED_GRADIENT
 from ampcheck.compiled.accuracy.judge import judge_accuracy
-from ampcheck.compiled.graph.checks import check_artifacts
 from ampcheck.compiled.graph.judge import graph_run
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
-from ampcheck.compiled.options import GraphLimits
 from ampcheck.compiled.stale import StaleGraphs, steps_or_draws, with_copies
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.limits import Limits
+from ampcheck.core.limits import GraphLimits, Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.torchtools.dynamo import is_compiled
@@ -52,7 +53,7 @@ def judge_own_code(
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
         hint = "let the code run twice in one process, or judge what it compiles by itself: audit((model, inputs))"
-        return Run(findings=(*check_artifacts(stats), COVERAGE.skip(subject.name, message, hint=hint)))
+        return Run(findings=(*cache_artifacts.check(stats), COVERAGE.skip(subject.name, message, hint=hint)))
     run = graph_run(stats, GraphLimits(max_recompiles=1))
     # Nothing was compiled where what is compiled is called elsewhere.
     findings = [f for f in run.findings if f.check != COVERAGE.slug or f.verdict is Verdict.SKIP]

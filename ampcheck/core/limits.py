@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ampcheck.core.arguments import show
+from ampcheck.core.arguments import parse_flag, parse_integer, show
 from ampcheck.core.errors import UsageError
 
 
@@ -42,3 +42,24 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
                 raise UsageError(f"{source} sets {name} to {show(value)}; a positive number is required")
         return replace(self, **{name: float(value) for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """Limits of the checks on graphs.
+
+    max_breaks: graph breaks in one call, counted each time. max_recompiles: compilations after the warm-up
+    and, in it, for a value that had varied before. warmup: passes through all calls before the one that is judged.
+    modes: also count the graphs that train, eval, no_grad, autocast and inference_mode need.
+    """
+
+    max_breaks: int = 0
+    max_recompiles: int = 0
+    warmup: int = 1
+    modes: bool = False
+
+    def __post_init__(self) -> None:
+        parse_integer(self.max_breaks, "max_breaks", 0)
+        parse_integer(self.max_recompiles, "max_recompiles", 0)
+        parse_integer(self.warmup, "warmup")
+        parse_flag(self.modes, "modes")

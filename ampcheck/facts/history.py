@@ -8,9 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from ampcheck.core.run import Where
-
-Key: TypeAlias = tuple[str, Where, str]
-"""Of a fault: its kind, place and dtype, see `ampcheck.shadow.faults`."""
+from ampcheck.records.faults import Key as Key
 
 Part: TypeAlias = tuple[int, torch.Size, tuple[int, ...]]
 """A part of a storage: offset, shape and strides."""

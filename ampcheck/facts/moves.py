@@ -6,8 +6,7 @@ from functools import lru_cache
 
 import torch
 
-MOVE = 2.0**-11
-"""How far entering data is moved, relative to their size: the unit roundoff of float16. Results scale it linearly."""
+from ampcheck.records.results import MOVE
 
 _SIGNS = (1 << 18) + 3
 """Elements of the pattern of random signs. It is applied from a random position on, and repeated."""

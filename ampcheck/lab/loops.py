@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
+from ampcheck.records.faults import OVERFLOW
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import OVERFLOW
 from ampcheck.training.loop import first_nonfinite
 
 BATCH, LENGTH = 8, 64

@@ -35,16 +35,9 @@ from ampcheck.numerics.run import (
     run_subject,
 )
 from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
+from ampcheck.records.results import JUDGED_UNIT, LOST, Key, ResultError
 from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.bounds import JUDGED_UNIT
-from ampcheck.shadow.compare import (
-    LOST,
-    Key,
-    ResultError,
-    compare_shadowed,
-    examine_value,
-    with_totals,
-)
+from ampcheck.shadow.compare import compare_shadowed, examine_value, with_totals
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains

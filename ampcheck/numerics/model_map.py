@@ -13,8 +13,9 @@ from ampcheck.core.run import ModelMap, Site, Where
 from ampcheck.health import TensorHealth
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.shadow import Fault, faults
-from ampcheck.shadow.compare import PRECISION
+from ampcheck.records import faults
+from ampcheck.records.results import PRECISION
+from ampcheck.shadow import Fault
 
 SITES = 2000
 """Sites of one map; beyond it those nearest to the end of their format are kept."""

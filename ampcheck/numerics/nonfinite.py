@@ -17,8 +17,8 @@ from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.findings import elements_lost, op_text, who
 from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
+from ampcheck.records.results import ResultError
 from ampcheck.shadow import Examination
-from ampcheck.shadow.compare import ResultError
 
 _HINT = (
     "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "

@@ -10,8 +10,9 @@ from ampcheck.numerics.findings import faults_of, op_text, passed, range_text, r
 from ampcheck.numerics.results import beyond_text, within_text
 from ampcheck.numerics.run import UNCOMPARED, VALUELESS
 from ampcheck.numerics.stats import NumericsStats, gradient_module
-from ampcheck.shadow import Fault, faults
-from ampcheck.shadow.compare import LOST, PRECISION
+from ampcheck.records import faults
+from ampcheck.records.results import LOST, PRECISION
+from ampcheck.shadow import Fault
 
 KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, faults.DECISION, faults.BOUND)
 """Faults by which digits are lost."""

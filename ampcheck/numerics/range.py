@@ -24,7 +24,8 @@ from ampcheck.numerics.findings import (
 from ampcheck.numerics.results import finite_gradients_text, lost_gradients_text, lost_text
 from ampcheck.numerics.run import UNCOMPARED, UNREAD, VALUELESS
 from ampcheck.numerics.stats import NumericsStats, gradient_module
-from ampcheck.shadow import Fault, faults
+from ampcheck.records import faults
+from ampcheck.shadow import Fault
 
 _GREW = 1.25
 """How much larger than its input a result must be to count as grown, where the input is near the maximum itself."""

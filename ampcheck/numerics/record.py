@@ -16,19 +16,16 @@ from torch.nn.parameter import is_lazy
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import Blocks, Outcome, Plan, Receive, run_subject
+from ampcheck.records.results import MOVE, Key
 from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.compare import Key, Result, result_of
+from ampcheck.shadow.compare import Result, result_of
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.private import is_traceable_subclass, without_modes
 from ampcheck.torchtools.pytree import is_plain, tensors
 
 KEPT_BYTES = 2 << 30
 """How much of its results a limited run keeps; beyond it the rest is counted as unseen."""
-
-CHANGES = ("update", "buffer", "input")
-"""Kinds of results that are differences: a weight, buffer or argument after all calls less the same before."""
 
 NUMPY = 1
 """The place of NumPy's global generator among the random streams of a run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcheck.core.text import at_scale, counted
-from ampcheck.shadow.compare import ResultError
+from ampcheck.records.results import ResultError
 
 
 def lost_text(error: ResultError) -> str:

@@ -20,7 +20,7 @@ from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import parts_of
 from ampcheck.numerics.losses import computed_in
-from ampcheck.shadow.compare import Key
+from ampcheck.records.results import Key
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.private import is_transformed_tensor, run_backward, without_modes

@@ -9,8 +9,8 @@ from ampcheck.core.arm import Arm, armed
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.health import TensorHealth
+from ampcheck.records.results import ResultError
 from ampcheck.shadow import Examination, Fault
-from ampcheck.shadow.compare import ResultError
 
 
 @dataclass(frozen=True, slots=True)

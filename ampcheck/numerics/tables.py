@@ -9,7 +9,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Scalar, Table, Where
 from ampcheck.numerics.findings import who
 from ampcheck.numerics.stats import NumericsStats
-from ampcheck.shadow.compare import PRECISION
+from ampcheck.records.results import PRECISION
 
 ROWS = 60
 """Rows of one table; beyond it the worst are shown."""

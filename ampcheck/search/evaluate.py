@@ -13,14 +13,14 @@ from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.records.property import COMPILED, INVARIANCE, RAISES, Look, Problem
+from ampcheck.records.results import INTEGERS, SLACK, TIE
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.example import Example
 from ampcheck.search.invariances import Invariance
 from ampcheck.search.runner import Runner
 from ampcheck.search.verdict import Judged
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.bounds import SLACK
-from ampcheck.shadow.compare import INTEGERS, TIE, compare_results
+from ampcheck.shadow.compare import compare_results
 from ampcheck.torchtools.source import users_place
 
 

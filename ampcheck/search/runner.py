@@ -23,8 +23,8 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
-from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import Plan, run_subject
+from ampcheck.records.results import MOVE
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
 from ampcheck.torchtools.copying import Prepared, prepare

@@ -8,14 +8,15 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
-from ampcheck.facts.moves import MOVE
 from ampcheck.numerics.run import is_floating
+from ampcheck.records import faults
 from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
+from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, Key
 from ampcheck.search.example import Example
 from ampcheck.search.runner import Result as Returned
-from ampcheck.shadow import Fault, Reference, Shadow, bounds, faults
-from ampcheck.shadow.bounds import FLOOR, SLACK, examine, group_dims
-from ampcheck.shadow.compare import Key, Result, at_the_edge, result_of
+from ampcheck.shadow import Fault, Reference, Shadow, bounds
+from ampcheck.shadow.bounds import examine, group_dims
+from ampcheck.shadow.compare import Result, at_the_edge, result_of
 
 _FEW = 64
 """Elements up to which each is judged by itself, too, where a fault is left in the output."""
@@ -99,7 +100,7 @@ class Judged:
             look.elements -= undefined
             look.undefined += undefined
             look.problems += [problem] if problem is not None else []
-        elif unit >= bounds.JUDGED_UNIT:
+        elif unit >= JUDGED_UNIT:
             size, spread, error = (
                 float(torch.linalg.vector_norm(t)) for t in (exact, moved - exact, tensor.detach() - exact)
             )

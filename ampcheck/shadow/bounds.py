@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.facts.moves import MOVE
-
-SLACK = 8.0
-"""Honest errors reach a few times what a sample shows: standard deviations."""
-
-FLOOR = 4.0
-"""The honest error of a value by roundings on the way to it, in unit roundoffs: at most this, see `floor_of`."""
+from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE, Examination, is_chance
 
 _LEAST = 1.0
 """The same of a value that was rounded once or a few times."""
 
-UNKNOWABLE = 0.3
-"""A relative spread beyond which the data determine nothing of a value: a gradient that is zero by mathematics."""
 
 _ILL = 0.5
 """The bound of a value, relative to it, from which less than one bit of it is required to be right."""
 
-_CHANCE = 1e-3
-"""The odds up to which terms that cancel are no chance. One number of either sign is near zero now and then: a mean of
-advantages, a correlation. Its odds to be a thousandth of its terms are about that; those of several multiply."""
 
 _GONE = 0.25
 """The relative error of a value from which less than two bits of it are right."""
@@ -57,54 +46,10 @@ SIXTEEN = 2.0**-8
 """The coarsest unit roundoff of 16 bits: data that move by it, and not by one of 8 bits, say whether a value that is
 zero is determined."""
 
-JUDGED_UNIT = 2.0**-12
-"""Values with a coarser format in their history are judged for digits; float32 alone loses none that matter here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """What became of one value.
-
-    lost: elements that are not finite although their exact companions are, or that a cast to 8 bits, `saturated`, cut
-    off far below them; masked: all of these are negative infinities
-    where exact is next to the lowest number. flagged: groups beyond their bounds, of `groups`. error, spread: relative
-    norms of the worst flagged group, else of the whole. limit: the bound of that group. impact: the norm of the errors
-    of flagged groups relative to the norm of exact. flushed: the share of that error in elements below the normal
-    numbers of the format; zeroed: those of them that are zero. emptied: the value is zero throughout. exact_nan,
-    exact_inf: elements of exact itself.
-    """
-
-    numel: int
-    lost: int = 0
-    nan: int = 0
-    masked: bool = False
-    saturated: int = 0
-    flagged: int = 0
-    groups: int = 1
-    error: float = 0.0
-    spread: float = 0.0
-    limit: float = 0.0
-    impact: float = 0.0
-    flushed: float = 0.0
-    zeroed: int = 0
-    emptied: bool = False
-    exact_nan: int = 0
-    exact_inf: int = 0
-
-    @property
-    def beyond(self) -> bool:
-        """Whether the value is worse than an honest one."""
-        return self.lost > 0 or self.flagged > 0
-
 
 def slack_of(elements: int) -> float:
     """The slack of a group of so many elements."""
     return max(SLACK, _FEW.get(elements, 0.0))
-
-
-def is_chance(share: float, numbers: int) -> bool:
-    """Whether so many numbers, of which `share` of their terms is left, may be as near to zero by chance."""
-    return share**numbers > _CHANCE
 
 
 @cache

@@ -11,11 +11,11 @@ import torch
 from ampcheck.core.errors import OP_ERRORS
 from ampcheck.facts.memory import dtype_name, finite, roundoff
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records import faults
+from ampcheck.records.faults import Fault
+from ampcheck.records.results import Examination
 from ampcheck.shadow.call import Call, Side, SideOf, leaves
 from ampcheck.shadow.exchange import NAMESPACES
-from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.norms import difference
 
 _KEPT = 0.125
@@ -53,7 +53,7 @@ def fault_of(call: Call, tensor: torch.Tensor, seen: Examination, store: Compani
 def _kind_of(
     call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore, *, accumulates: bool, masks: bool
 ) -> str:
-    """The kind of a fault, one of the constants of `ampcheck.shadow.faults`. masks: the op may make a mask."""
+    """The kind of a fault, one of the constants of `ampcheck.records.faults`. masks: the op may make a mask."""
     if seen.lost:
         return faults.MASK if seen.masked and masks else faults.OVERFLOW
     if call.constants:

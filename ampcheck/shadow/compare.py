@@ -16,23 +16,27 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.facts.memory import dtype_name, has_companions, roundoff
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SLACK, Examination, examine
+from ampcheck.records.results import (
+    BEYOND,
+    CAST,
+    EDGE,
+    FLOAT32,
+    FLOOR,
+    INTEGERS,
+    JUDGED_UNIT,
+    SLACK,
+    TIE,
+    WHOLE,
+    WITHIN,
+    Examination,
+    Key,
+    ResultError,
+)
+from ampcheck.shadow.bounds import examine
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.shadow.mode import Shadow
-from ampcheck.shadow.result import BEYOND as BEYOND
-from ampcheck.shadow.result import CAST as CAST
-from ampcheck.shadow.result import EDGE as EDGE
-from ampcheck.shadow.result import FLOAT32 as FLOAT32
-from ampcheck.shadow.result import INTEGERS as INTEGERS
-from ampcheck.shadow.result import LOST as LOST
-from ampcheck.shadow.result import PRECISION as PRECISION
-from ampcheck.shadow.result import TIE as TIE
-from ampcheck.shadow.result import WHOLE as WHOLE
-from ampcheck.shadow.result import WITHIN as WITHIN
-from ampcheck.shadow.result import Key as Key
 from ampcheck.shadow.result import Reference as Reference
 from ampcheck.shadow.result import Result as Result
-from ampcheck.shadow.result import ResultError as ResultError
 from ampcheck.torchtools.private import without_modes
 
 

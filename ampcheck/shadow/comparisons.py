@@ -12,9 +12,9 @@ import math
 import torch
 
 from ampcheck.facts.memory import has_companions
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow.bounds import SLACK, floor_of
+from ampcheck.records.results import MOVE, SLACK
+from ampcheck.shadow.bounds import floor_of
 from ampcheck.shadow.call import Call, item_of, leaves
 from ampcheck.shadow.decisions import doubt
 from ampcheck.shadow.increments import take_up

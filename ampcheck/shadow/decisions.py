@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from ampcheck.facts.memory import dtype_name, has_companions, roundoff
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import JUDGED_UNIT, SLACK, Examination, floor_of
+from ampcheck.records.faults import COLLISION, DECISION, ENDS, Fault
+from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, Examination
+from ampcheck.shadow.bounds import floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
-from ampcheck.shadow.faults import COLLISION, DECISION, ENDS, Fault
 from ampcheck.shadow.norms import difference
 from ampcheck.shadow.suspects import place_of
 

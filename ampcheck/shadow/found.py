@@ -10,8 +10,8 @@ import torch
 from ampcheck.facts.history import Key
 from ampcheck.facts.memory import largest_number
 from ampcheck.facts.values import Companions, CompanionStore
+from ampcheck.records.faults import Fault
 from ampcheck.shadow.comparisons import ZERO
-from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.norms import relative_error
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.recurrence import Recurrence

@@ -9,7 +9,7 @@ import torch
 
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import FLOOR
+from ampcheck.records.results import FLOOR
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.decisions import doubt
 

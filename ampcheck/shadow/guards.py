@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from ampcheck.core.formats import FORMATS
-from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records import faults
+from ampcheck.records.faults import Fault
+from ampcheck.records.results import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at
-from ampcheck.shadow.faults import Fault
 
 _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
 """The largest floor that counts as a guard: float32 rounds its square away beside 1."""

@@ -14,9 +14,8 @@ import torch
 
 from ampcheck.facts.history import Sum
 from ampcheck.facts.memory import has_companions
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow.bounds import FLOOR
+from ampcheck.records.results import FLOOR, MOVE
 from ampcheck.shadow.call import Call, item_of
 
 _numbers = count()

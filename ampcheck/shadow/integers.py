@@ -14,10 +14,10 @@ import torch
 
 from ampcheck.facts.memory import roundoff
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records.faults import COLLISION, Fault
+from ampcheck.records.results import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at, largest_of
-from ampcheck.shadow.faults import COLLISION, Fault
 
 IDENTITIES = ("order", "equality", "identity", "bin")
 """Decisions by which code compares numbers, or looks them up."""

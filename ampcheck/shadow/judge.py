@@ -11,11 +11,11 @@ import torch
 
 from ampcheck.facts.memory import dtype_name, has_companions
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow import faults
+from ampcheck.records import faults
+from ampcheck.records.faults import Fault
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
-from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.guards import bound_that_decides, divisors
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES

@@ -13,8 +13,9 @@ from ampcheck.core.run import Where
 from ampcheck.facts.history import extended
 from ampcheck.facts.memory import dtype_name, largest_number, view_of
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination, Look, cut_off, examine, floor_of, look
+from ampcheck.records import faults
+from ampcheck.records.results import Examination
+from ampcheck.shadow.bounds import Look, cut_off, examine, floor_of, look
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import (
     fault_at,

@@ -15,6 +15,7 @@ from ampcheck.core.errors import OP_ERRORS, EnoughSteps, brief
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
 from ampcheck.facts.values import CompanionStore
+from ampcheck.records.faults import Fault
 from ampcheck.shadow.accumulators import follow_accumulators
 from ampcheck.shadow.call import Call, Side, floating_values, leaves, results_of
 from ampcheck.shadow.escapes import (
@@ -25,7 +26,6 @@ from ampcheck.shadow.escapes import (
     watched_escapes,
 )
 from ampcheck.shadow.exchange import Exchange, communicates
-from ampcheck.shadow.faults import Fault
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.freedom import Freedom, with_call
 from ampcheck.shadow.increments import follow_lineage

@@ -8,9 +8,9 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.facts.memory import finite, has_companions
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import FLOOR, JUDGED_UNIT, SIXTEEN, SLACK, UNKNOWABLE, floor_of
+from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
+from ampcheck.shadow.bounds import SIXTEEN, floor_of
 
 _PART = 1 << 22
 """Elements of a part."""

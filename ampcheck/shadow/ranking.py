@@ -12,7 +12,8 @@ import torch
 
 from ampcheck.facts.memory import roundoff
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import SLACK, Look, floor_of
+from ampcheck.records.results import SLACK
+from ampcheck.shadow.bounds import Look, floor_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import alone, mended_side
 

@@ -17,8 +17,8 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.history import Key
+from ampcheck.records.faults import OVERFLOW, Fault
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.faults import OVERFLOW, Fault
 
 Gradients: TypeAlias = "tuple[tuple[int, ...], ...]"
 """The shapes of the gradients that a scaler unscales together."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ampcheck.core.run import Where
 from ampcheck.facts.history import Key
-from ampcheck.shadow.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
+from ampcheck.records.faults import CANCELLATION, DRIFT, OVERFLOW, ROUNDING, Fault
 
 _FIRST = 64
 """Executions of an op at one place from which on errors must recur; among the first ones each counts."""

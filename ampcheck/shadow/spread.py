@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow.bounds import FLOOR, group_dims
+from ampcheck.records.results import FLOOR, MOVE
+from ampcheck.shadow.bounds import group_dims
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.norms import relative_error
 

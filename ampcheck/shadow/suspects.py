@@ -26,8 +26,9 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.facts.history import Key
 from ampcheck.facts.values import Companions, CompanionStore
-from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records import faults
+from ampcheck.records.faults import Fault
+from ampcheck.records.results import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import (
     fault_at,
@@ -36,7 +37,6 @@ from ampcheck.shadow.cause import (
     largest_of,
     survives,
 )
-from ampcheck.shadow.faults import Fault
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
 BOUND, UNHELD = "bound", "unheld"

@@ -9,8 +9,8 @@ import torch
 from ampcheck.facts.history import Key
 from ampcheck.facts.memory import has_companions, roundoff
 from ampcheck.facts.values import CompanionStore
-from ampcheck.shadow import faults
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records import faults
+from ampcheck.records.results import Examination
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import fault_at
 from ampcheck.shadow.found import Found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.catalog.compiled import EAGER_FALLBACK
+from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Verdict

@@ -12,10 +12,10 @@ from typing import TypeAlias
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.records.telemetry import SiteStats
 from ampcheck.telemetry.owners import Owner, path_of
 from ampcheck.telemetry.sites import Site
 from ampcheck.telemetry.statistics import Layout, thresholds
-from ampcheck.telemetry.stats import SiteStats
 from ampcheck.torchtools.storage import device_of
 
 _SUMMED_AT = 64

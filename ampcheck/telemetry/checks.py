@@ -11,7 +11,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict
 from ampcheck.core.text import counted
-from ampcheck.telemetry.stats import SiteStats, TelemetryStats
+from ampcheck.records.telemetry import SiteStats, TelemetryStats
 
 EAGER_MODULES = "modules that are not compiled"
 

@@ -18,13 +18,13 @@ from torch import fx
 
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
+from ampcheck.records.telemetry import SiteStats, TelemetryStats
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs_once, written_inputs
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
 from ampcheck.telemetry.sites import Level, Site, of_unknown_size, ops_in_16_bits, select_sites, split_source
 from ampcheck.telemetry.statistics import Layout, append_statistics
-from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 from ampcheck.torchtools.private import OpOverload
 

@@ -16,7 +16,7 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions
-from ampcheck.shadow.faults import OVERFLOW
+from ampcheck.records.faults import OVERFLOW
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch

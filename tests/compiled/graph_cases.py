@@ -10,7 +10,8 @@ from torch import nn
 from ampcheck.compiled.assert_compiled import assert_compiled
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.compiled.graph.judge import judge_graph
-from ampcheck.compiled.options import CompileOptions, GraphLimits
+from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 

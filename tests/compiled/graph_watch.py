@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ampcheck import Run, watch
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
-from ampcheck.compiled.graph.stats import GraphStats
-from ampcheck.compiled.options import GraphLimits
+from ampcheck.core.limits import GraphLimits
+from ampcheck.records.graphs import GraphStats
 
 
 @dataclass

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.judge import run_compiled, run_eager
-from ampcheck.compiled.accuracy.stats import AOT_EAGER
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.record import run_plan
 from ampcheck.numerics.run import Plan
+from ampcheck.records.accuracy import AOT_EAGER
 from ampcheck.torchtools.copying import prepare
 
 

@@ -12,8 +12,8 @@ from ampcheck.compiled import assert_compiled as module
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.assert_compiled import CHECKS, assert_compiled
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
-from ampcheck.compiled.options import GraphLimits
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampcheck.compiled.accuracy.beside import CHECKS, check_compiled_run
-from ampcheck.compiled.accuracy.stats import AccuracyStats, Exceptions
+from ampcheck.compiled.accuracy.checks import CHECKS as COMPARED
 from ampcheck.core.arm import Arm
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Verdict
+from ampcheck.records.accuracy import AccuracyStats, Exceptions
+from ampcheck.records.results import ResultError
 from ampcheck.shadow import Examination
-from ampcheck.shadow.compare import ResultError, with_verdict
+from ampcheck.shadow.compare import with_verdict
 from ampcheck.shadow.freedom import Freedom
 
 U = 2.0**-8
@@ -24,6 +26,7 @@ HEALTHY = AccuracyStats(
     "bfloat16",
     errors=(OUTPUT, GRADIENT),
     graphs=1,
+    beside=True,
     coverage=Coverage({"graphs": 1}),
 )
 
@@ -37,7 +40,7 @@ def judged(error: ResultError) -> AccuracyStats:
 
 
 def test_every_check_says_something_and_a_healthy_run_passes() -> None:
-    assert set(verdicts(HEALTHY)) == set(CHECKS)
+    assert set(verdicts(HEALTHY)) == {*CHECKS, *COMPARED}
     assert set(verdicts(HEALTHY).values()) == {Verdict.PASS, Verdict.SKIP}
     assert {f.check for f in check_compiled_run(HEALTHY, Limits(), ["overflow"])} == {
         "overflow", "compiled-exception", "coverage"

@@ -13,11 +13,15 @@ from torch import Tensor, fx, nn
 
 from ampcheck import Finding, Run, Subject, UsageError, Verdict, audit, blame
 from ampcheck.causes.bisect import BisectBackend, first_failing_node
+from ampcheck.causes.blame import cost_of
 from ampcheck.causes.minimise import Minimised
-from ampcheck.causes.stats import BlameStats, Cost, StageResult, check_blame, is_code, tables
-from ampcheck.compiled.accuracy.stats import EAGER, INDUCTOR
+from ampcheck.causes.tables import is_code, tables
+from ampcheck.checks import findings
 from ampcheck.compiled.options import BlameOptions
+from ampcheck.core.limits import Limits
 from ampcheck.core.subject import as_subject
+from ampcheck.records.accuracy import EAGER
+from ampcheck.records.blame import BlameStats, StageResult
 
 UNTIMED = BlameOptions(time=False)
 
@@ -273,24 +277,10 @@ FAILED = (StageResult(EAGER, 1.0, 1.0, True, "beyond"),)
 MENDED = BlameStats("m", stages=FAILED, minimised=Minimised(("a",), 1, True), code="import torch")
 
 
-@pytest.mark.parametrize(
-    ("rung", "said"),
-    [
-        (StageResult(INDUCTOR, 0.0, 0.0, False, "within"), "compiled with them it passes, too"),
-        (StageResult(INDUCTOR, 1.0, 0.0, True, "beyond"), "Compiled it still fails with them in float32 (beyond)"),
-        (StageResult(INDUCTOR, None, None, False, "not judged: no compiler"), "compiled: not judged: no compiler"),
-    ],
-)
-def test_what_becomes_of_the_mended_model_compiled_is_told(rung: StageResult, said: str) -> None:
-    (found,) = check_blame(replace(MENDED, compiled_too=rung))
-    assert said in found.message
-    assert ("run the changed model eager" in found.hint) == rung.failed
-
-
 @pytest.mark.parametrize("ratios", [(0.9, 1.1) * 10 + (1.0,), (1.2, 1.3) * 10 + (1.25,)])
 def test_the_step_time_is_told_once_and_in_the_verdict_only_where_it_is_decided(ratios: tuple[float, ...]) -> None:
-    stats = replace(MENDED, cost=Cost(0.01, ratios, "eager step"))
-    (found,) = check_blame(stats)
+    stats = replace(MENDED, cost=cost_of(0.01, ratios, "eager step"))
+    (found,) = findings(stats, Limits())
     note = next(table.note for table in tables(stats) if table.title.startswith("Kept"))
     assert stats.cost is not None
     assert (str(stats.cost) in found.message) == stats.cost.decided

@@ -23,7 +23,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from ampcheck.compiled.graph.judge import measure_graph
-from ampcheck.compiled.options import CompileOptions, GraphLimits
+from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Verdict, collect
 from ampcheck.core.subject import Subject
 

@@ -27,8 +27,9 @@ from torch import nn
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph, measure_graph
 from ampcheck.compiled.graph.run import own_device
-from ampcheck.compiled.options import CompileOptions, GraphLimits
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.dynamo import configured, recompile_limit

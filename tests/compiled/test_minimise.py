@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ampcheck import Subject, emulate
-from ampcheck.causes.blame import measure_cost
+from ampcheck.causes.blame import cost_of, measure_cost
 from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
-from ampcheck.causes.stats import Cost
 from ampcheck.speed.steps import StepConfig
 
 TREE = [""] + [f"{a}" for a in "abc"] + [f"{a}.{b}" for a in "abc" for b in "xyz"] + [f"b.y.{c}" for c in "pq"]
@@ -229,17 +228,17 @@ def test_a_subject_is_changed_in_a_copy() -> None:
 
 
 def test_a_cost_within_the_noise_is_undecided_and_one_beyond_it_is_not() -> None:
-    noisy = Cost(0.01, (0.7, 1.4) * 10 + (1.05,), "eager step")
+    noisy = cost_of(0.01, (0.7, 1.4) * 10 + (1.05,), "eager step")
     assert not noisy.decided
     assert str(noisy).startswith("undecided")
-    clear = Cost(0.01, (1.2, 1.3) * 10 + (9.0,), "eager step")
+    clear = cost_of(0.01, (1.2, 1.3) * 10 + (9.0,), "eager step")
     assert clear.decided
     assert str(clear).startswith("1.30x the time of a plain eager step of 10 ms")
 
 
 def test_the_interval_is_that_of_the_sign_test() -> None:
     """With 21 pairs the 6th and the 16th hold the median in 97 of 100 cases (tables of the sign test)."""
-    cost = Cost(1.0, tuple(float(n) for n in range(1, 22)), "step")
+    cost = cost_of(1.0, tuple(float(n) for n in range(1, 22)), "step")
     assert cost.median == 11
     assert cost.interval == (6, 16)
 

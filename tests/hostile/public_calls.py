@@ -25,7 +25,8 @@ from ampcheck.autocast.observe import observe_ops
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
-from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions, GraphLimits
+from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOptions
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import collect
 from ampcheck.health import health_of
 from ampcheck.lab.lab import run_lab

@@ -12,8 +12,9 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.numerics import CHECKS, NumericsStats, check_numerics, check_reference
 from ampcheck.numerics.stats import Raised, Values
-from ampcheck.shadow import Examination, Fault, faults
-from ampcheck.shadow.compare import ResultError
+from ampcheck.records import faults
+from ampcheck.records.results import ResultError
+from ampcheck.shadow import Examination, Fault
 
 U = 2.0**-8
 SEEN = Examination(64, error=0.002, spread=0.004)

@@ -12,7 +12,7 @@ from ampcheck.compiled.accuracy.beside import measure_compiled_run
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_numerics
-from ampcheck.shadow import faults
+from ampcheck.records import faults
 
 
 def test_the_exact_values_are_those_of_a_float64_copy() -> None:

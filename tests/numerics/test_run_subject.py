@@ -19,7 +19,7 @@ from ampcheck import assert_compiled, audit
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.run import Plan, run_subject, total_loss
-from ampcheck.shadow.compare import Key
+from ampcheck.records.results import Key
 from ampcheck.torchtools.copying import prepare
 from ampcheck.torchtools.global_state import preserved_state, read_state
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ampcheck.records.faults import DECISION
 from ampcheck.shadow import Fault
-from ampcheck.shadow.faults import DECISION
 from ampcheck.shadow.mode import Shadow
 
 FORMATS = pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])

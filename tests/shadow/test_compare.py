@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ampcheck.records.results import Key, ResultError
 from ampcheck.shadow import Reference, Shadow
-from ampcheck.shadow.compare import Key, Result, ResultError, compare_results, compare_shadowed, result_of
+from ampcheck.shadow.compare import Result, compare_results, compare_shadowed, result_of
 from ampcheck.shadow.freedom import Freedom
 
 U32, U16 = 2.0**-24, 2.0**-11

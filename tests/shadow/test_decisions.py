@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from ampcheck.audit import audit
 from ampcheck.core.run import Verdict
+from ampcheck.records.faults import DECISION, Fault
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import DECISION, Fault
 
 LOW = (torch.float16, torch.bfloat16)
 FORMATS = pytest.mark.parametrize("low", LOW, ids=["float16", "bfloat16"])

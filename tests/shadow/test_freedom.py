@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampcheck.records.results import BEYOND, TIE, ResultError
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.compare import BEYOND, TIE, ResultError, compare_results, result_of
+from ampcheck.shadow.compare import compare_results, result_of
 from ampcheck.shadow.freedom import Freedom
 
 MASK = torch.ones(16)

@@ -7,8 +7,8 @@ import torch
 from handwritten import CASES
 from handwritten.case import Case
 
+from ampcheck.records.faults import MASK, Fault
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import MASK, Fault
 
 LONG = frozenset("drift absorption".split())
 """Kinds whose cases run for hundreds or thousands of steps."""

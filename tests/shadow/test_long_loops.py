@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import ampcheck
 from ampcheck.core.run import Verdict, Where
+from ampcheck.records.faults import CANCELLATION, Fault
+from ampcheck.records.results import Examination
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.bounds import Examination
-from ampcheck.shadow.faults import CANCELLATION, Fault
 from ampcheck.shadow.recurrence import Recurrence
 
 STEPS = 300

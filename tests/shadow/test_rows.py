@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import ampcheck
 from ampcheck.facts import rows
+from ampcheck.records.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 
 ROWS, WIDTH = 512, 32
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ampcheck.records.faults import OVERFLOW, ZERO
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import OVERFLOW, ZERO
 
 
 def _line() -> int:

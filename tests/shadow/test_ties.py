@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ampcheck.records.faults import DECISION
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.faults import DECISION
 
 LOW = (torch.float16, torch.bfloat16)
 FORMATS = pytest.mark.parametrize("low", LOW, ids=["float16", "bfloat16"])

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy.stats import AccuracyStats
 from ampcheck.core.arm import Arm
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.records.accuracy import AccuracyStats
 from ampcheck.speed.matrix import accuracy
 from ampcheck.speed.matrix.accuracy import COMPILED, Judge, Judged, judged
 from ampcheck.speed.matrix.measure import measure_matrix

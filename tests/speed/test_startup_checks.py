@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ampcheck.compiled.graph.stats import Graph, GraphBreak, GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Verdict, Where
+from ampcheck.records.graphs import Graph, GraphBreak, GraphStats
 from ampcheck.speed.startup.judge import StartupLimits, check_startup, startup_run
 from ampcheck.speed.startup.stats import (
     ARTIFACTS,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ampcheck.records.telemetry import SiteStats, TelemetryStats
 from ampcheck.telemetry.sites import Level
-from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from telemetry_models import batch, step
 from torch import nn
 
+from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.telemetry.graph_variants import GraphVariants
 from ampcheck.telemetry.sites import Level, select_sites
 from ampcheck.telemetry.statistics import append_statistics
-from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import interception
 

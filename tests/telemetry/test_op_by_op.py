@@ -11,12 +11,12 @@ import torch
 from telemetry_models import Stack, batch, step
 from torch import fx
 
+from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.telemetry import op_by_op
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.sites import Level, Site
 from ampcheck.telemetry.statistics import Layout
-from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.interception import LoweredGraph
 

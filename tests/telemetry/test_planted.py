@@ -10,7 +10,7 @@ import torch
 from telemetry_models import batch, in_phase, seen_in
 from torch import nn
 
-from ampcheck.telemetry.stats import SiteStats, TelemetryStats
+from ampcheck.records.telemetry import SiteStats, TelemetryStats
 
 HALF = torch.float16
 VALUES = {"overflowed": 1e5, "flushed": 1e-9, "subnormals": 1e-6, "nans": math.nan, "infs": math.inf}

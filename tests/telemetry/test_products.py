@@ -9,10 +9,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ampcheck.core.formats import format_of
+from ampcheck.records.telemetry import SiteStats
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.sites import Level, select_sites
 from ampcheck.telemetry.statistics import append_statistics
-from ampcheck.telemetry.stats import SiteStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo
 

@@ -9,8 +9,8 @@ import pytest
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.records.telemetry import SiteStats, TelemetryStats
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
-from ampcheck.telemetry.stats import SiteStats, TelemetryStats
 
 PASS, FAIL, WARN, SKIP = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.SKIP
 LIMITS = Limits()

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.run import Where
+from ampcheck.records.telemetry import SiteStats
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, tensors, values
 from ampcheck.telemetry.accumulators import GraphAccumulators
-from ampcheck.telemetry.stats import SiteStats
 from ampcheck.telemetry.telemetry import Telemetry
 
 WIDTH = 8

@@ -20,13 +20,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.text import counted
 from ampcheck.records.property import COMPILED, Problem, PropertyStats
 
-CHECK = Check(
-    "property-compiled",
-    "property",
-    __doc__,
-    needs=("PropertyStats",),
-    order=720,
-)
+CHECK = Check("property-compiled", "property", __doc__, needs=("PropertyStats",), order=720)
 
 _WORDS = "compiled code must keep the bounds that eager mode keeps; {value} is {low}, and {exact} in float64"
 _RAISES = "compiled code must keep the bounds that eager mode keeps; {detail}"

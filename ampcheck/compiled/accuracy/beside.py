@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,9 +11,7 @@ from types import MappingProxyType
 import torch
 
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import (
-    COVERAGE,
     FLUSH,
     HEADROOM,
     NONFINITE_GRADIENT,
@@ -21,22 +19,9 @@ from ampcheck.catalog.numerics import (
     PRECISION_LOSS,
     SILENT_ZERO,
 )
-from ampcheck.compiled.accuracy.checks import (
-    GRADIENTS,
-    VALUES,
-    Checks,
-    check_accuracy,
-    check_compiled_dtype,
-    check_compiled_exception,
-    check_coverage,
-    check_lowered,
-    compared,
-    module_of,
-    not_comparable,
-    passed,
-    where_of,
-    who,
-)
+from ampcheck.checks import findings
+from ampcheck.checks.compile import GRADIENTS, VALUES, module_of, not_comparable, passed, where_of
+from ampcheck.compiled.accuracy.checks import EXCEPTION, check_coverage
 from ampcheck.compiled.accuracy.judge import (
     EagerRun,
     not_repeatable,
@@ -45,7 +30,6 @@ from ampcheck.compiled.accuracy.judge import (
     stats_of,
     with_places,
 )
-from ampcheck.compiled.accuracy.stats import NOISE, AccuracyStats, Exceptions, counted_errors, unknown
 from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
@@ -54,7 +38,8 @@ from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import Measured
 from ampcheck.numerics.results import beyond_text, finite_gradients_text, lost_gradients_text, lost_text, within_text
-from ampcheck.shadow.compare import INTEGERS, PRECISION, TIE
+from ampcheck.records.accuracy import AccuracyStats, Exceptions, counted_errors
+from ampcheck.records.results import INTEGERS, PRECISION, TIE
 from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 
@@ -69,7 +54,7 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     """
     arm = arm_of(dtype, "compiled", native=eager.stats.native)
     if is_scripted(subject):
-        return AccuracyStats(subject.name, arm, format_of(dtype).name, unsupported=NO_SCRIPT)
+        return AccuracyStats(subject.name, arm, format_of(dtype).name, unsupported=NO_SCRIPT, beside=True)
     assert eager.recorded is not None, "the eager run keeps its results only with compared=True"
     run = EagerRun(subject, eager.plan, dtype, {}, eager.recorded, freedom=eager.freedom, masked=eager.masked)
     compiled = run_whole_or_parts(run, inside={"aside": True})
@@ -86,37 +71,28 @@ def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) 
     seen = Counter({"graphs": compiled.graphs.count, "values inside graphs": len(inside.sites)}) + counted
     unseen = Counter(compiled.graphs.unseen) + Counter(inside.unseen) + compiled.outcome.ran.unseen
     coverage = Coverage(dict(seen), dict(unseen + compiled.left_out + noise))
-    return replace(stats, arm=arm, no_gradients=eager.stats.no_backward, coverage=coverage)
+    return replace(stats, arm=arm, beside=True, no_gradients=eager.stats.no_backward, coverage=coverage)
 
 
 def judge_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
     """The findings about the compiled run of an audit, with its tables."""
-    inside = telemetry_tables(replace(stats.inside, subject=who(stats))) if stats.inside is not None else ()
+    inside = telemetry_tables(replace(stats.inside, subject=stats.name)) if stats.inside is not None else ()
     findings = tuple(check_compiled_run(stats, limits, checks))
     return Run(findings=findings, coverage=stats.coverage, tables=(*tables(stats), *inside))
 
 
 def check_compiled_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> list[Finding]:
-    """The findings of the named checks, as `check_accuracy` gives those of its own table."""
-    return check_accuracy(stats, limits, checks, CHECKS)
-
-
-def _check_results(check: Check, kinds: tuple[str, ...], stats: AccuracyStats, limits: Limits) -> list[Finding]:
-    """What compiled code gives is within the bounds wherever what eager mode gives is."""
-    if lowered := check_lowered(stats, check, kinds):
-        return lowered
-    if skipped := not_comparable(stats, check, kinds):
-        return [skipped]
-    if all(unknown(error) not in ("", NOISE) for error in stats.of(kinds)):
-        return [check.skip(who(stats), "not comparable: nothing is known of what eager mode gives")]
-    return [compared(stats, check, kinds, [e for e in stats.comparable if e.kind in kinds], limits)]
+    """The findings of the named checks, as `check_accuracy` gives its own."""
+    named = None if checks is None else {*checks, EXCEPTION}
+    values = [f for slug, check in CHECKS.items() if checks is None or slug in checks for f in check(stats, limits)]
+    return [*values, *findings(stats, limits, named), *check_coverage(stats)]
 
 
 def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """No value inside the graphs, and no result, is inf or NaN where float64 is finite."""
     lost = [
         OVERFLOW.fail(
-            who(stats),
+            stats.name,
             lost_text(error),
             where=Where("forward"),
             observed=error.nonfinite,
@@ -136,12 +112,12 @@ def check_overflow(stats: AccuracyStats, limits: Limits) -> list[Finding]:
 def _check_inside(check: Check, stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """What the statistics inside the graphs say of one check; damage is what the comparison with float64 found."""
     if stats.exceptions.compiled or not stats.graphs:
-        return [check.skip(who(stats), "nothing ran compiled to its end: see compiled-exception and coverage")]
+        return [check.skip(stats.name, "nothing ran compiled to its end: see compiled-exception and coverage")]
     if stats.inside is None or not stats.inside.measured:
         reason = (stats.inside.skipped if stats.inside is not None else "") or "nothing was measured inside the graphs"
-        return [check.skip(who(stats), f"{reason}; eager mode is judged")]
+        return [check.skip(stats.name, f"{reason}; eager mode is judged")]
     harmed = any(error.beyond(limits.precision) for error in stats.errors)
-    inside = check_telemetry(replace(stats.inside, subject=who(stats)), limits, harmed=harmed)
+    inside = check_telemetry(replace(stats.inside, subject=stats.name), limits, harmed=harmed)
     return [finding for finding in inside if finding.check == check.slug]
 
 
@@ -155,21 +131,21 @@ def check_nonfinite_gradient(stats: AccuracyStats, limits: Limits) -> list[Findi
     if not bad:
         return [passed(stats, check, finite_gradients_text(len(gradients), stats.scale), len(gradients))]
     message, where = lost_gradients_text(bad, gradients, stats.scale), Where("backward", module_of(bad[-1]))
-    return [check.fail(who(stats), message, where=where, observed=len(bad), limit=0, unit="gradients")]
+    return [check.fail(stats.name, message, where=where, observed=len(bad), limit=0, unit="gradients")]
 
 
 def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     """Outputs and gradients lie no further from float64 than the conditioning of the data and rounding explain."""
     check = PRECISION_LOSS
     if stats.incomparable and stats.errors:
-        return [check.incomplete(who(stats), stats.incomparable, hint=_REPEATABLE)]
+        return [check.incomplete(stats.name, stats.incomparable, hint=_REPEATABLE)]
     if skipped := not_comparable(stats, check, (*VALUES, *GRADIENTS)):
         return [skipped]
     if any(error.nonfinite for error in stats.errors):
-        return [check.skip(who(stats), "values that are inf or NaN have no error: see overflow and nonfinite-gradient")]
+        return [check.skip(stats.name, "values that are inf or NaN have no error: see overflow and nonfinite-gradient")]
     judged = [e for e in stats.of(("output", "gradient")) if e.absent or (e.known and e.dtype not in INTEGERS)]
     if not judged:
-        return [check.skip(who(stats), "the data determine no digit of an output or gradient: nothing to compare")]
+        return [check.skip(stats.name, "the data determine no digit of an output or gradient: nothing to compare")]
     beyond = [error for error in judged if error.verdict != TIE and error.beyond(limits.precision)]
     worst = max(beyond or judged, key=lambda error: error.times)
     limit = worst.limit * limits.precision / PRECISION
@@ -179,20 +155,15 @@ def check_precision_loss(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     message, where = beyond_text(worst, excess, alike, limit), where_of(worst)
     hint = "if the eager audit fails as well, it names the op; otherwise see compiled-error"
     unit = "relative error"
-    return [check.fail(who(stats), message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
+    return [check.fail(stats.name, message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
 
 
-CHECKS: Checks = MappingProxyType(
+CHECKS: Mapping[str, Callable[[AccuracyStats, Limits], list[Finding]]] = MappingProxyType(
     {
-        COMPILED_EXCEPTION.slug: check_compiled_exception,
         OVERFLOW.slug: check_overflow,
         NONFINITE_GRADIENT.slug: check_nonfinite_gradient,
         PRECISION_LOSS.slug: check_precision_loss,
         **{check.slug: partial(_check_inside, check) for check in (SILENT_ZERO, FLUSH, HEADROOM)},
-        COMPILED_DTYPE.slug: check_compiled_dtype,
-        COMPILED_ERROR.slug: partial(_check_results, COMPILED_ERROR, VALUES),
-        COMPILED_GRADIENT.slug: partial(_check_results, COMPILED_GRADIENT, GRADIENTS),
-        COVERAGE.slug: check_coverage,
     }
 )
-"""In the order in which a reader wants them."""
+"""Those of values, in the order in which a reader wants them."""

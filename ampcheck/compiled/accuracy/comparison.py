@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from ampcheck.compiled.accuracy.stats import OTHER_STREAMS
 from ampcheck.core.run import Where
-from ampcheck.facts.moves import MOVE
-from ampcheck.numerics.record import CHANGES, NUMPY, Recorded
+from ampcheck.numerics.record import NUMPY, Recorded
+from ampcheck.records.accuracy import OTHER_STREAMS
+from ampcheck.records.results import CHANGES, FLOAT32, MOVE, Key, ResultError
 from ampcheck.shadow import Reference
-from ampcheck.shadow.compare import FLOAT32, Key, Result, ResultError, compare_results
+from ampcheck.shadow.compare import Result, compare_results
 from ampcheck.shadow.freedom import Freedom
 
 _DECIDED_BY_ROUNDING = 0.5

@@ -19,18 +19,6 @@ from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.comparison import compare_runs, lowered_ops, other_streams
 from ampcheck.compiled.accuracy.plans import plans
-from ampcheck.compiled.accuracy.stats import (
-    AOT_EAGER,
-    BACKWARD_AUTOCAST,
-    EMULATE,
-    EMULATED,
-    EQUAL_STREAMS,
-    INDUCTOR,
-    AccuracyStats,
-    Exceptions,
-    Trial,
-    counted_errors,
-)
 from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.arm import Arm
@@ -44,11 +32,23 @@ from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
 from ampcheck.numerics.run import Blocks, Plan
+from ampcheck.records.accuracy import (
+    AOT_EAGER,
+    BACKWARD_AUTOCAST,
+    EMULATE,
+    EMULATED,
+    EQUAL_STREAMS,
+    INDUCTOR,
+    AccuracyStats,
+    Exceptions,
+    Trial,
+    counted_errors,
+)
+from ampcheck.records.results import PRECISION, Key, ResultError
+from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.compare import PRECISION, Key, ResultError
 from ampcheck.shadow.freedom import Freedom
 from ampcheck.telemetry.sites import Level, ops_in_16_bits
-from ampcheck.telemetry.stats import TelemetryStats
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_compiled_already, is_scripted, prepare, recompiled
 from ampcheck.torchtools.dynamo import configured, has_setting, in_eager_mode

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcheck.compiled.accuracy.checks import who
-from ampcheck.compiled.accuracy.stats import AccuracyStats, unknown
 from ampcheck.core.run import Scalar, Table
-from ampcheck.shadow.compare import WITHIN
+from ampcheck.records.accuracy import AccuracyStats, unknown
+from ampcheck.records.results import WITHIN
 
 ROWS = 60
 
@@ -24,4 +23,4 @@ def tables(stats: AccuracyStats) -> tuple[Table, ...]:
     if len(stats.errors) > ROWS:
         note = f"the {ROWS} nearest to their limit of {len(stats.errors)}; {note}"
     columns = ("kind", "name", "step", "dtype", "eager", "compiled", "limit", "verdict")
-    return (Table(f"Eager and compiled: {who(stats)}", columns, rows, "compiled-error", note),)
+    return (Table(f"Eager and compiled: {stats.name}", columns, rows, "compiled-error", note),)

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import torch
 
-from ampcheck.compiled.graph.stats import Code
 from ampcheck.compiled.graph.trace import CompileLog
 from ampcheck.core.run import Where
+from ampcheck.records.graphs import Code
 from ampcheck.torchtools.dynamo import TraceRecord, is_compiled_code, resumed_function, stance
 from ampcheck.torchtools.interception import (
     CompiledCall,

@@ -14,14 +14,15 @@ from ampcheck.compiled.graph.checks import check_graph, tables
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes, Runner, own_device
-from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.compiled.graph.trace import LATE, WARM
-from ampcheck.compiled.options import CompileOptions, GraphLimits
+from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import is_for_the_runner
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
+from ampcheck.records.graphs import GraphStats
 from ampcheck.torchtools.copying import NO_SCRIPT, is_scripted
 from ampcheck.torchtools.dynamo import reset, trace_unsupported
 
@@ -132,7 +133,7 @@ class GraphObservation:
 
 def graph_run(stats: GraphStats, limits: GraphLimits = _DEFAULT_LIMITS) -> Run:
     """The findings about the graphs of a subject or a block."""
-    findings = check_graph(stats, max_breaks=limits.max_breaks, max_recompiles=limits.max_recompiles)
+    findings = check_graph(stats, limits)
     return Run(
         environment(stats.device), tuple(findings), stats.coverage, tables(stats), title=f"graphs of {stats.subject}"
     )

@@ -15,12 +15,12 @@ from ampcheck.autocast.device import is_present
 from ampcheck.compiled.graph.calls import Called, CallProfiler
 from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes
-from ampcheck.compiled.graph.stats import Fallback, GraphStats
 from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
 from ampcheck.core.arguments import is_number
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
+from ampcheck.records.graphs import Fallback, GraphStats
 from ampcheck.torchtools.batches import Playback, played
 from ampcheck.torchtools.dynamo import in_eager_mode, reset, trace_unsupported, uncompiled
 from ampcheck.torchtools.interception import calls_of_compile

@@ -18,11 +18,11 @@ from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.startup_hook import EVENTS
-from ampcheck.compiled.graph.stats import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
 from ampcheck.compiled.graph.trace import CompileLog, Failure, defined, frame_name, is_wrapper
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
 from ampcheck.numerics.measure import positive
+from ampcheck.records.graphs import RESET_BEFORE, Artifacts, Code, Fallback, GraphBreak, GraphStats, RunError
 from ampcheck.torchtools.dynamo import TraceRecord, compile_trace, counters, resumed_function
 from ampcheck.torchtools.source import short_path, users_place
 

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.compiled.graph.stats import Code
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
+from ampcheck.records.graphs import Code
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, in_eager_mode, reset
 from ampcheck.torchtools.global_state import preserved_state

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from ampcheck.compiled.graph.guards import closest, hint, read_guards
-from ampcheck.compiled.graph.stats import Code, Graph, GraphBreak, Recompile
 from ampcheck.core.run import Where
+from ampcheck.records.graphs import Code, Graph, GraphBreak, Recompile
 from ampcheck.torchtools.dynamo import TraceRecord
 from ampcheck.torchtools.source import is_users, short_path, users_line
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ampcheck.catalog.compiled import EAGER_FALLBACK, GRAPH_BREAK, RECOMPILE
 from ampcheck.catalog.speed import REGRESSION
+from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
+from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
+from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
 from ampcheck.core.check import Evidence
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict

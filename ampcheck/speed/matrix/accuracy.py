@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.catalog.compiled import COMPILED_DTYPE, COMPILED_ERROR, COMPILED_EXCEPTION, COMPILED_GRADIENT
 from ampcheck.catalog.numerics import (
     FLUSH,
     LOW_PRECISION_ERROR,
@@ -21,6 +20,10 @@ from ampcheck.catalog.numerics import (
     PRECISION_LOSS,
     SILENT_ZERO,
 )
+from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
+from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
+from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
+from ampcheck.checks.compile.compiled_gradient import CHECK as COMPILED_GRADIENT
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
 from ampcheck.core.errors import UsageError, as_result, brief

@@ -8,9 +8,10 @@ from statistics import median
 
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.speed import COMPILE_TIME, PEAK_MEMORY, START_UP
-from ampcheck.compiled.graph.checks import check_breaks, check_fallbacks, check_recompiles
+from ampcheck.checks.compile import eager_fallback, graph_break, recompile
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.check import Evidence
+from ampcheck.core.limits import GraphLimits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict
 from ampcheck.core.text import counted, listed
@@ -89,8 +90,9 @@ def check_startup(stats: StartupStats, limits: StartupLimits | None = None) -> l
     findings = [_check_caches(stats, name, cold) for name in CACHED]
     if (graph := cold.launches[0].graph) is not None:
         graph = replace(graph, subject=stats.subject)
-        findings += check_breaks(graph, limits.breaks)
-        findings += [*check_recompiles(graph, limits.recompiles), *check_fallbacks(graph)]
+        of_graphs = GraphLimits(max_breaks=limits.breaks, max_recompiles=limits.recompiles)
+        for check in (graph_break, recompile, eager_fallback):
+            findings += check.check(graph, of_graphs)
     findings += _check_memory(stats, cold, limits)
     if limits.compile is not None:
         findings.append(_check_cost(stats, cold, limits.compile))

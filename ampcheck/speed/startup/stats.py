@@ -10,9 +10,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcheck.compiled.graph.stats import GraphStats
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
+from ampcheck.records.graphs import GraphStats
 from ampcheck.speed.stats import ArmTimes
 from ampcheck.speed.verdict import bootstrapped
 

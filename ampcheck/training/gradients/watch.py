@@ -19,10 +19,9 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.facts.memory import dtype_name, has_companions
-from ampcheck.facts.moves import MOVE
+from ampcheck.records.faults import FLUSH, OVERFLOW, ZERO
+from ampcheck.records.results import JUDGED_UNIT, MOVE
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.bounds import JUDGED_UNIT
-from ampcheck.shadow.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.capture import captured
 from ampcheck.training.loop import TrainingLoop, plain_values

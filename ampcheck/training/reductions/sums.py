@@ -11,8 +11,8 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions
-from ampcheck.facts.moves import MOVE
 from ampcheck.facts.store import StorageMap
+from ampcheck.records.results import MOVE
 from ampcheck.shadow import Shadow
 from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import backward_node, backward_task

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ampcheck.core.arm import Arm
+from ampcheck.core.arm import Arm, armed
 from ampcheck.core.run import Coverage, Where
-from ampcheck.shadow.compare import WITHIN, ResultError
-from ampcheck.telemetry.stats import TelemetryStats
+from ampcheck.records.results import WITHIN, ResultError
+from ampcheck.records.telemetry import TelemetryStats
 
 EAGER, AOT_EAGER, EMULATED, INDUCTOR = "eager", "aot_eager", "inductor + emulate_precision_casts", "inductor"
 STAGES = (EAGER, AOT_EAGER, EMULATED, INDUCTOR)
@@ -55,7 +55,7 @@ class AccuracyStats:
     why nothing is compared. eager_shapes, compiled_shapes: dtype and shape of everything that a call gave. trials:
     stages and settings that were tried after a failure. lowered: ops that the graphs compute in 16 bits and eager mode
     in float32. declined: why Dynamo left the whole of `forward` to eager mode. inside: what telemetry saw in the graphs
-    of an audit. scale: of the loss; gradients contain it.
+    of an audit; beside: it is one, which judges the eager run, too. scale: of the loss; gradients contain it.
     """
 
     subject: str
@@ -77,7 +77,13 @@ class AccuracyStats:
     declined: str = ""
     no_gradients: str = ""
     inside: TelemetryStats | None = None
+    beside: bool = False
     coverage: Coverage = field(default_factory=Coverage)
+
+    @property
+    def name(self) -> str:
+        """The subject and how it ran, as findings name them."""
+        return armed(self.subject, replace(self.arm, backend="" if self.backend == "inductor" else self.backend))
 
     @property
     def comparable(self) -> tuple[ResultError, ...]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from ampcheck.core.run import Where
-from ampcheck.facts.history import Key
-from ampcheck.shadow.bounds import Examination
+from ampcheck.records.results import Examination
+
+Key: TypeAlias = tuple[str, Where, str]
+"""Of a fault: its kind, place and dtype."""
 
 OVERFLOW = "overflow"
 MASK = "mask"
