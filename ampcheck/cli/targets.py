@@ -225,7 +225,7 @@ def with_selection(
 def command_of(target: Target, finding: Finding) -> str:
     """The command that finds this one again: its check, dtype and mode alone; all checks for one about the outcome
     of the audit."""
-    from ampcheck.catalog.outcome import BASELINE
+    from ampcheck.checks.outcome.baseline import CHECK as BASELINE
 
     arm = finding.arm
     dtypes = (arm.dtype,) if arm.dtype and not arm.native and arm.mode != POLICY else target.dtype

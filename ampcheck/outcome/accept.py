@@ -8,15 +8,16 @@ from datetime import date
 from fnmatch import fnmatchcase
 
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.catalog.outcome import BASELINE
 from ampcheck.checks import REGISTRY
+from ampcheck.checks import findings as findings_of
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import IN_SOURCE, with_excerpts
-from ampcheck.core.text import counted, did_you_mean, listed
+from ampcheck.core.text import did_you_mean
 from ampcheck.outcome.baseline import Baseline
 from ampcheck.outcome.comments import ignored_at
+from ampcheck.records.baseline import BaselineStats
 
 
 def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | None = None, reads: bool = True) -> Run:
@@ -40,10 +41,9 @@ def accept(run: Run, settings: Settings, *, gone: bool = False, today: date | No
     baseline = Baseline.load(settings.folder / settings.baseline)
     changed = list(baseline.accept(changed, today or date.today()))
     judged = tuple(with_accepted_causes(findings, changed))
-    if gone and (left := baseline.gone(judged)):
-        places = listed(dict.fromkeys(f"{entry.check} in {entry.subject}" for entry in left))
-        text = f"{counted(len(left), 'accepted findings')} no longer found: {places}"
-        judged = (*judged, BASELINE.warn(settings.baseline, text, hint=BASELINE.fix))
+    if gone:
+        left = tuple((entry.check, entry.subject) for entry in baseline.gone(judged))
+        judged = (*judged, *findings_of(BaselineStats(settings.baseline, left), settings.limits))
     return run if list(map(id, judged)) == list(map(id, run.findings)) else replace(run, findings=judged)
 
 
