@@ -136,7 +136,7 @@ def measured(family: str, optimizer_name: str, watched: bool, device: str) -> di
     build, make = FAMILIES[family]
     model, data = build().to(device), make().to(device)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    shadow = Shadow(model)
+    shadow = Shadow()
     with shadow if watched else contextlib.nullcontext():
         with torch.autocast(device, torch.bfloat16):
             loss = model(data)

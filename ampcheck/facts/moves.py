@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import torch
 
@@ -22,19 +23,25 @@ class Moves:
         self._seed = seed
         self._entered = 0
 
-    def move(self, values: torch.Tensor) -> torch.Tensor:
+    def drawn(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`move` with the signs that are next now, for later."""
+        self._entered += 1
+        return partial(self.move, number=self._entered)
+
+    def move(self, values: torch.Tensor, number: int | None = None) -> torch.Tensor:
         """Flat data moved by `MOVE`; what a format holds exactly, such as masks, counters and scales, has no error."""
         if values.numel() >= _SAMPLED:
             sample = values[:: values.numel() // 1024]
             if not bool((sample.round() == sample).any()):
-                return self.shake(values)
+                return self.shake(values, number)
         integers = values.round() == values
-        return torch.where(integers, values, self.shake(values))
+        return torch.where(integers, values, self.shake(values, number))
 
-    def shake(self, values: torch.Tensor) -> torch.Tensor:
-        """Flat values times 1 plus or minus `MOVE`."""
-        self._entered += 1
-        first, numel = (self._entered * 40503) % _SIGNS, values.numel()
+    def shake(self, values: torch.Tensor, number: int | None = None) -> torch.Tensor:
+        """Flat values times 1 plus or minus `MOVE`. number: of the signs, by default the next."""
+        if number is None:
+            number = self._entered = self._entered + 1
+        first, numel = (number * 40503) % _SIGNS, values.numel()
         factors = _pattern(self._seed, values.device)[first : first + _SIGNS]
         if numel <= _SIGNS:
             return values * factors[:numel]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from ampcheck.facts.sides import Entering, Values
+
 LARGE = 1 << 22
 """Elements from which a matrix is followed by rows."""
 
@@ -79,6 +81,13 @@ class Rows:
             self._enter(entering, real, moved if self.move is None else self.move(moved.view(-1)).view(moved.shape))
         slots = self._slots[index].long()
         return self._exact[slots], self._moved[slots]
+
+    def values(self, real: torch.Tensor) -> Values:
+        """Values of all rows: the others enter with their present ones."""
+        values = Entering(self.numel, self.move).values(real)
+        for side, known in ((values.exact, self.exact), (values.moved, self.moved)):
+            side.view(self.shape)[self.index] = known
+        return values
 
     def write(self, index: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor) -> None:
         """Replace the companions of different rows."""

@@ -17,17 +17,13 @@ from ampcheck.facts.history import Key, Part, Past, Step, Sum
 from ampcheck.facts.memory import has_companions, roundoff, values_in, view_of, write_view
 from ampcheck.facts.moves import Moves
 from ampcheck.facts.rows import Rows, is_large
+from ampcheck.facts.sides import Entering, Resting, Values
 from ampcheck.facts.store import StorageMap
+from ampcheck.torchtools.modes import aside
 from ampcheck.torchtools.private import storage_users
 
-
-class Values:
-    """Both sides of a storage, flat, which several companions share until one writes: exact float64, moved float32."""
-
-    __slots__ = ("exact", "moved", "owners")
-
-    def __init__(self, exact: torch.Tensor, moved: torch.Tensor) -> None:
-        self.exact, self.moved, self.owners = exact, moved, 1
+_MANY = 1 << 10
+"""Elements from which values that rest are packed."""
 
 
 class Companions:
@@ -41,27 +37,27 @@ class Companions:
     the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
     see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
     collective wrote the values. gradient: a backward pass made them, or they are multiples or averages of such.
-    lineage: of what they are a sum. held: the values, None while a large matrix is followed by rows. alive: the
+    lineage: of what they are a sum. held: the values, None while `source` has what they are made of. alive: the
     storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (
         "alive", "bytes", "consumed", "depth", "dtype", "faults", "gradient", "held", "lineage", "numel", "parts",
-        "rows", "settled", "sites", "suspects", "trail", "unit", "updates", "whole", "written",
+        "settled", "sites", "source", "suspects", "trail", "unit", "updates", "whole", "written",
     )  # fmt: skip
 
     def __init__(
         self,
-        values: Values | None,
+        source: Values | Entering | Rows,
         dtype: torch.dtype,
         unit: float,
         *,
         whole: bool = False,
         written: bool = False,
-        rows: Rows | None = None,
     ) -> None:
-        self.held, self.dtype, self.rows = values, dtype, rows
-        self.numel = rows.numel if rows is not None else (values or self.values).exact.numel()
+        self.held = source if isinstance(source, Values) else None
+        self.source: Entering | Resting | Rows | None = None if isinstance(source, Values) else source
+        self.dtype, self.numel = dtype, source.exact.numel() if isinstance(source, Values) else source.numel
         self.unit, self.whole, self.written = unit, whole, written
         self.faults: frozenset[Key] = frozenset()
         self.trail: Step | None = None
@@ -76,6 +72,11 @@ class Companions:
         self.bytes: torch.Tensor | None = None
 
     @property
+    def rows(self) -> Rows | None:
+        """The companions of a large matrix that is followed by rows."""
+        return self.source if isinstance(self.source, Rows) else None
+
+    @property
     def values(self) -> Values:
         """The companions of all elements."""
         if self.held is None:
@@ -84,17 +85,17 @@ class Companions:
         return self.held
 
     def fill(self) -> None:
-        """Let all rows of a large matrix have companions: they enter with their present values."""
+        """Compute the companions of all elements; those of data are its present values."""
         storage = self.alive() if self.alive is not None else None
-        if self.rows is None or storage is None:
-            return
-        rows, self.rows = self.rows, None
-        values = values_in(storage, self.dtype, rows.index.device)
-        sides = values.to(torch.float64, copy=True), values.to(torch.float32, copy=rows.move is None)
-        sides = sides if rows.move is None else (sides[0], rows.move(sides[1]))
-        for side, known in zip(sides, (rows.exact, rows.moved), strict=True):
-            side.view(rows.shape)[rows.index] = known
-        self.held = Values(*sides)
+        if self.source is not None and storage is not None:
+            with aside():
+                self.held = self.source.values(values_in(storage, self.dtype, storage.device))
+            self.source = None
+
+    def rest(self) -> None:
+        """Take less memory until an op uses the values again; not those of a few elements, nor what others share."""
+        if self.held is not None and self.held.owners == 1 and self.numel >= _MANY:
+            self.source, self.held = Resting(self.held), None
 
     def known_values(self) -> torch.Tensor:
         """The exact companions, of a large matrix those of the rows that have any."""
@@ -154,7 +155,9 @@ class CompanionStore(StorageMap[Companions]):
         if companions.bytes is not None:
             _reread(companions, storage)
         if dtype is not tensor.dtype and dtype is not tensor.dtype.to_real():
-            return self._lifted(tensor, storage, moves=False)
+            dtype = tensor.dtype.to_real()
+            values = Entering(0, None).values(values_in(storage, dtype, tensor.device))
+            return Companions(values, dtype, roundoff(dtype), written=True)
         return companions
 
     def of(self, tensor: torch.Tensor, *, moves: bool = True) -> Companions:
@@ -169,16 +172,19 @@ class CompanionStore(StorageMap[Companions]):
             plain = companions.bytes is None and companions.dtype is tensor.dtype
             same = plain and storage.nbytes() == companions.numel * companions.dtype.itemsize
             return companions if same else self.known(tensor) or companions
-        with torch.inference_mode(False):  # else what enters inside it could not be written outside
-            if is_large(tensor):
+        if is_large(tensor):
+            with torch.inference_mode(False):  # else what enters inside it could not be written outside
                 return self.enter_rows(tensor, moves=moves)
-            return self._keep(storage, self._lifted(tensor, storage, moves))
+        dtype = tensor.dtype.to_real()
+        numel = storage.nbytes() // dtype.itemsize
+        data = Entering(numel, self.moves.drawn() if moves and numel and dtype.itemsize < 8 else None)
+        return self._keep(storage, Companions(data, dtype, roundoff(dtype), written=not moves))
 
     def enter_rows(self, tensor: torch.Tensor, *, moves: bool) -> Companions:
         """Follow a large matrix by rows: none of them has companions as yet."""
         self.by_rows = True
         rows = Rows((tensor.shape[0], tensor.shape[1]), tensor.device, self.moves.move if moves else None)
-        companions = Companions(None, tensor.dtype, roundoff(tensor.dtype), written=not moves, rows=rows)
+        companions = Companions(rows, tensor.dtype, roundoff(tensor.dtype), written=not moves)
         return self._keep(tensor.untyped_storage(), companions)
 
     def to_write(self, tensor: torch.Tensor) -> Companions:
@@ -312,27 +318,18 @@ class CompanionStore(StorageMap[Companions]):
     def watch_memory(self, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare the real values with those of now before each use: something outside may write them."""
         if companions.alive is not None:
+            companions.fill()
             companions.bytes = values_in(tensor.untyped_storage(), companions.dtype, tensor.device).clone()
             self.watches = True
 
+    def rest(self) -> None:
+        """A step ended: let what lives on take less memory."""
+        for companions in self.values():
+            companions.rest()
+
     def nbytes(self) -> int:
         """Bytes of all companions, shared values once."""
-        known = self.values()
-        shared = {id(c.values): c.values for c in known if c.rows is None}
-        rows = sum(c.rows.nbytes for c in known if c.rows is not None)
-        return sum(values.exact.nbytes + values.moved.nbytes for values in shared.values()) + rows
-
-    def _lifted(self, tensor: torch.Tensor, storage: torch.UntypedStorage, moves: bool) -> Companions:
-        """Companions with the present values of a storage."""
-        dtype = tensor.dtype.to_real()
-        values = values_in(storage, dtype, tensor.device)
-        exact = values.to(torch.float64, copy=True)
-        unit = roundoff(dtype)
-        if moves and values.numel() and dtype.itemsize < 8:
-            moved = self.moves.move(values.to(torch.float32))
-        else:
-            moved = values.to(torch.float32, copy=True)
-        return Companions(Values(exact, moved), dtype, unit, written=not moves)
+        return sum(source.nbytes for source in {c.held or c.source for c in self.values()} if source is not None)
 
     def _shared(self, storage: torch.UntypedStorage, companions: Companions, dtype: torch.dtype) -> None:
         values = companions.values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter, methodcaller
 from time import perf_counter
 from typing import Any
@@ -32,14 +32,14 @@ from ampcheck.shadow.increments import follow_lineage
 from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reached import LEFT
 from ampcheck.shadow.result import Reference
-from ampcheck.shadow.rowwise import row_call
+from ampcheck.shadow.rowwise import RowCall, row_call
 from ampcheck.shadow.rules import HIGHER
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
-from ampcheck.torchtools.modes import AUTOCAST, autocast_of_caller
+from ampcheck.torchtools.modes import AUTOCAST, aside, autocast_of_caller
 from ampcheck.torchtools.origin import Origin, Origins
 from ampcheck.torchtools.patching import traces_unseen
 from ampcheck.torchtools.private import (
@@ -51,7 +51,6 @@ from ampcheck.torchtools.private import (
     excluding_keys,
     has_kernel_for,
     mode_of_kind,
-    without_modes,
 )
 from ampcheck.torchtools.process_groups import process_rank
 from ampcheck.torchtools.pytree import tensors
@@ -149,21 +148,21 @@ class Shadow(OpSubscriber):
         return self._companion(tensor, self._sides[1])
 
     def _companion(self, tensor: torch.Tensor, side: Side) -> torch.Tensor:
-        with _aside():
+        with aside():
             if tensor._is_zerotensor():  # zeros without memory, as forward-mode derivatives have
                 return torch.zeros(tensor.shape, dtype=side.lift_dtype(tensor.dtype), device=tensor.device)
             return side.of(tensor)
 
     def renew(self, tensor: torch.Tensor) -> None:
         """Make the present values of a tensor data, as if it entered the block now; forget its error."""
-        with _aside():
+        with aside():
             known = self.store.of(tensor)
             self.store.forget(tensor)
             self.store.of(tensor).updates = known.updates
 
     def reference(self, tensor: torch.Tensor) -> Reference:
         """A copy of the companions of a tensor, with which other runs of the same call can be compared."""
-        with _aside():
+        with aside():
             known = self.store.of(tensor).unit if has_companions(tensor) else roundoff(tensor.dtype)
             return Reference(self.exact(tensor).clone(), self.moved(tensor).clone(), known)
 
@@ -174,7 +173,7 @@ class Shadow(OpSubscriber):
         """
         if self.judge is not None:
             weights = {name for name, tensor in outputs.items() if isinstance(tensor, torch.nn.Parameter)}
-            with _aside():
+            with aside():
                 results, grads = ({name: local(t) for name, t in (e or {}).items()} for e in (outputs, gradients))
                 self.judge.reach(results, grads, weights)
 
@@ -231,21 +230,14 @@ class Shadow(OpSubscriber):
         if self._exchange.settles and self._exchange.repeats(call):
             return self._run(event)
         if self._steps.due is not None and self._scopes.phase == "update" and backward_task() == -1:
-            with _aside():
+            with aside():
                 self._steps.meet_gradients()
         call.inputs = floating_values(event.tensors)
-        for tensor in call.inputs:
-            call.before.append(self.store.of(tensor))  # before the op, which may overwrite them
         storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
-        if op.keeps:
-            call.kept = event.args[0].clone()
-        rows = None
-        if self.store.by_rows or op.name == "embedding_dense_backward":
-            with _aside():
-                rows = row_call(call, self.store)
+        rows = self._prepare(call)
         out = call.out = self._run(event)
         if rows is not None:
-            with _aside():
+            with aside():
                 call = rows.ran(out)
             storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         self._find_results(call, storages)
@@ -260,6 +252,20 @@ class Shadow(OpSubscriber):
             if rows is not None:
                 self.partly[op.title] += rows.write_back(out)
         return out
+
+    def _prepare(self, call: Call) -> RowCall | None:
+        """Note the companions of the inputs of an op before it may overwrite them; the op by rows, see `row_call`."""
+        op = call.traits
+        call.before += map(self.store.of, call.inputs)
+        if op.keeps:
+            call.kept = call.args[0].clone()
+        for companions in call.before if op.writes else ():
+            if companions.source is not None and companions.rows is None:
+                companions.fill()
+        if self.store.by_rows or op.name == "embedding_dense_backward":
+            with aside():
+                return row_call(call, self.store)
+        return None
 
     def _find_results(self, call: Call, storages: Collection[int]) -> None:
         """Note what an op that ran has written and returned. storages: those of its inputs."""
@@ -316,7 +322,7 @@ class Shadow(OpSubscriber):
         self.unruled[f"what runs inside {event.op}"] += 1
         tensors = [(t, t._version) for t in floating_values(event.tensors) if not t.is_inference()]
         out = event.run()
-        with _aside():
+        with aside():
             self.store.lift_known(tensor for tensor, version in tensors if tensor._version != version)
         return out
 
@@ -325,13 +331,13 @@ class Shadow(OpSubscriber):
         call = Call(event.op, event.traits, event.args, event.kwargs)
         if not floating_values(event.tensors):
             return self._run(event)
-        with _aside():
+        with aside():
             begun = self._exchange.begin(call)
             call.before = [self.store.of(t) for t in begun[0].gives] if begun is not None else []
             for companions in call.before:
                 companions.consumed = True
         call.out = self._run(event)
-        with _aside():
+        with aside():
             inherited = self._exchange.end(call, begun)
             if inherited is None:
                 self.unruled[f"{op_name(call.op)}: the companions of other ranks are not known"] += 1
@@ -349,7 +355,7 @@ class Shadow(OpSubscriber):
 
     def _escaped(self, tensor: torch.Tensor, shared: bool) -> None:
         """Count numbers that leave the run without an op; memory that they leave with may be written from outside."""
-        with _aside():
+        with aside():
             for values in floating_values(tensor):
                 if shared:
                     self.store.watch_memory(values, self.store.of(values))
@@ -360,7 +366,7 @@ class Shadow(OpSubscriber):
 
     def _traced(self, module: object) -> None:
         """Go on with the values of a module that ran unseen."""
-        with _aside():
+        with aside():
             self.store.lift_known(module.state_dict().values() if isinstance(module, torch.nn.Module) else ())
 
     def _ran_eagerly(self) -> None:
@@ -369,7 +375,7 @@ class Shadow(OpSubscriber):
     def _entered(self, tensor: torch.Tensor) -> None:
         """Follow an array that NumPy may write later; not where comparing it before every use takes long."""
         if has_companions(tensor) and tensor.untyped_storage().nbytes() <= _WATCHED:
-            with _aside():
+            with aside():
                 self.store.watch_memory(tensor, self.store.of(tensor))
 
     def _run(self, event: OpEvent) -> Any:
@@ -386,13 +392,6 @@ def _composed(event: OpEvent, key: str) -> Any:
     """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
     with event.again():
         return event.op._op_dk(getattr(DispatchKey, key), *event.args, **event.kwargs)
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Compute with companions outside of any mode."""
-    with without_modes(), torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _traces() -> bool:

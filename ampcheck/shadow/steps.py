@@ -9,6 +9,7 @@ import torch
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.values import CompanionStore
 from ampcheck.shadow.norms import follow_noise
+from ampcheck.torchtools.modes import aside
 from ampcheck.torchtools.storage import local
 
 
@@ -52,6 +53,8 @@ class Steps:
         """
         self.stepping = self.due = None
         self._begin_anew(optimizer)
+        with aside():
+            self._store.rest()
 
     def evaluate(self) -> None:
         """Let a closure that the step calls again judge the weights that it tries, as each step does: by decisions on

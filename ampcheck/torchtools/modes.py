@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +25,7 @@ from ampcheck.torchtools.private import (
     forcing_keys,
     included_keys,
     state_of_caller,
+    without_modes,
 )
 
 AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -167,6 +169,13 @@ def in_this_thread(mode: DispatchMode) -> Iterator[None]:
         yield
     finally:
         _python_dispatch._pop_mode()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Compute outside of any mode, with tensors that code outside of inference mode may write, without gradients."""
+    with without_modes(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from ampcheck.shadow import Shadow
 from ampcheck.shadow.explain import trail_of
 from ampcheck.stream.ops import OpEvent
 from ampcheck.torchtools.batches import Playback
+from ampcheck.torchtools.modes import aside
 from ampcheck.torchtools.private import READ_NUMBER, without_modes
 from ampcheck.torchtools.reachable import Reached, own_tensors, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
@@ -353,7 +354,7 @@ class LoopShadow(Shadow):
     def accept(self, tensor: torch.Tensor) -> None:
         """Let a tensor, which may be a part of its memory, go on with the values that it really has."""
         if has_companions(tensor) and self.store.known(tensor) is not None:
-            with without_modes(), torch.inference_mode(False), torch.no_grad():
+            with aside():
                 self.store.lift(tensor.detach())
 
 
