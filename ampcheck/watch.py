@@ -37,7 +37,6 @@ from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import eager_modules, has_compiled_parts, modules_of, parameter_names
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import device_of
-from ampcheck.training.loop import LoopShadow
 from ampcheck.training.monitor.monitor import TrainingMonitor, sort_objects
 from ampcheck.training.monitor.sums import MonitorStats
 from ampcheck.training.monitor.views import StepValues
@@ -48,6 +47,7 @@ from ampcheck.watch_families import (
     Monitor,
     autocast_monitor,
     families_of,
+    first_steps,
     graph_monitor,
     left_out,
     op_monitor,
@@ -183,6 +183,8 @@ class Watched:
         coverage = run.coverage
         if family == "autocast" and self.shadow is not None and self.shadow.ops:  # the same ops
             coverage = coverage.without("ops")
+        if family == "training" and self.shadow is not None:  # the same calls
+            coverage = coverage.without("events")
         if family == "autocast" and "training" in self._monitors:  # the same steps
             coverage = coverage.without("optimizer steps")
         return replace(run, findings=findings, coverage=coverage)
@@ -326,22 +328,22 @@ def watched(
         every=every,
     )
     monitors: dict[str, Monitor] = {}
-    training, shadow = None, None
+    training, shadow, recorder = None, None, None
     lacks = left_out(families, block.name)
     families = [family for family in families if family not in lacks]
     if "graphs" in families:
         monitors["graphs"] = graph_monitor(block, graphs or GraphLimits())
     if "ops" in families:
-        shadow = LoopShadow()
-        parts = [(plain, "model"), *((o, "optimizer") for o in optimizers), (scaler, "scaler")]
-        monitors["ops"] = op_monitor(block, shadow, [(kind, part) for part, kind in parts if part is not None], horizon)
+        steps = first_steps(block, plain, optimizers, scaler, horizon)
+        shadow, recorder = steps.shadow, steps.recorder
+        monitors["ops"] = op_monitor(block, steps)
     if "autocast" in families:  # innermost: an op that the user calls must reach it before any other mode
         monitors["autocast"] = autocast_monitor(block)
     if "values" in families:
         eager = eager_modules(model) if compiled and model is not None else 0
         monitors["values"] = value_monitor(block, level, eager)
     if "training" in families:
-        training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every)
+        training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every, recorder=recorder)
         monitors["training"] = step_monitor(block, training)
     return Watched(monitors, wanted, block.name, training, shadow, lacks.values())
 

@@ -101,13 +101,21 @@ def graph_monitor(block: Block, graphs: GraphLimits) -> Monitor:
     return Monitor(observed, lambda: observed.stats, partial(graph_run, limits=graphs))
 
 
-def op_monitor(block: Block, shadow: LoopShadow, parts: Sequence[tuple[str, Any]], horizon: int | None) -> Monitor:
-    """Every op against float64, and the first steps of an optimizer. parts: kinds and objects that the user named."""
-    steps = TrainingWatch(block.name, STEPS, shadow, ends=False, horizon=horizon)
-    for kind, part in parts:
-        steps.loop.note(kind, part)
+def first_steps(
+    block: Block, model: object, optimizers: Sequence[object], scaler: object, horizon: int | None
+) -> TrainingWatch:
+    """The watch of every op, and of the first steps of the parts that the user named."""
+    steps = TrainingWatch(block.name, STEPS, LoopShadow(), ends=False, horizon=horizon)
+    for kind, part in (("model", model), *(("optimizer", part) for part in optimizers), ("scaler", scaler)):
+        if part is not None:
+            steps.loop.note(kind, part)
+    return steps
+
+
+def op_monitor(block: Block, steps: TrainingWatch) -> Monitor:
+    """Every op against float64, and the first steps of an optimizer."""
     judge = partial(judge_block, steps, block.limits, block.checks)
-    return Monitor(steps.watching(), partial(measure_block, shadow, block.name), judge)
+    return Monitor(steps.watching(), partial(measure_block, steps.shadow, block.name), judge)
 
 
 def autocast_monitor(block: Block) -> Monitor:

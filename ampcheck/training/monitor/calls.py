@@ -30,15 +30,21 @@ class _HandedLoop(TrainingLoop):
 class CallRecord:
     """Records the calls to scaler, optimizers, clipping and schedulers in the first `STEPS` steps inside `recording`.
 
-    optimizers: by their names. scaler: None for none. These steps read the loss scale, which waits for its device;
-    later ones repeat the same calls, and cost nothing.
+    optimizers: by their names. scaler: None for none. recorder: one that listens to these steps anyway. They read the
+    loss scale, which waits for its device; later ones repeat the same calls, and cost nothing.
     """
 
-    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], scaler: Any, names: Mapping[int, str]) -> None:
-        self._optimizers = len(optimizers)
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: Any,
+        names: Mapping[int, str],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._optimizers, self._listens = len(optimizers), recorder is None
+        self._parts = {**optimizers, "scaler": scaler}
         self._scalers = () if scaler is None or not scaler.is_enabled() else ("scaler",)
-        self._recorder = Recorder(_HandedLoop(optimizers, scaler, names))
-        self._recorder.on_backward = self._begin
+        self._recorder = recorder or Recorder(_HandedLoop(optimizers, scaler, names))
         self._hooks = ExitStack()
         self._ended = 0
         self._between = False
@@ -49,7 +55,9 @@ class CallRecord:
         """Record what runs inside, up to the end of the last step that counts."""
         try:
             with self._hooks:
-                self._hooks.enter_context(self._recorder.listening())
+                if self._listens:
+                    self._recorder.on_backward = self._begin
+                    self._hooks.enter_context(self._recorder.listening())
                 yield
         except Exception as error:
             self._stopped = StepError.of(error, self._recorder.step)
@@ -63,7 +71,7 @@ class CallRecord:
     def ended(self) -> None:
         """Note that an optimizer was stepped, or its step skipped."""
         self._ended += 1
-        if self._ended % self._optimizers:
+        if self._ended % self._optimizers or not self._listens:
             return
         self._between = True
         self._recorder.forget_graphs()
@@ -72,7 +80,7 @@ class CallRecord:
 
     def read(self, subject: str) -> ProtocolStats:
         """The events so far."""
-        events = tuple(self._recorder.events)
+        events = tuple(self._recorder.renamed(self._parts))
         return ProtocolStats(
             subject,
             events,

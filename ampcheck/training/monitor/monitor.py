@@ -31,6 +31,7 @@ from ampcheck.training.monitor.sums import (
 )
 from ampcheck.training.monitor.updates import Entry, Updates, is_compensated, rounds_to_nearest
 from ampcheck.training.protocol.optimizer_gradients import gradients_of
+from ampcheck.training.protocol.recorder import Recorder
 
 _CULPRITS = 16
 """Skipped steps of an optimizer whose gradients are looked at: later ones give the same names."""
@@ -71,13 +72,19 @@ class _Steps:
 class TrainingMonitor:
     """Records what optimizers do inside `watching`, each N-th step of an optimizer measured, the first among them.
 
-    names: of parameters, by their `id`. scaler: whose scale is recorded, in every step. The loop computes the same bits
-    as without, and nothing is read from a device before `read`, but for the first steps, whose calls are recorded, and
-    those for which the scaler itself waited since it skipped them.
+    names: of parameters, by their `id`. scaler: whose scale is recorded, in every step. recorder: see `CallRecord`. The
+    loop computes the same bits as without, and nothing is read from a device before `read`, but for the first steps,
+    whose calls are recorded, and those for which the scaler itself waited since it skipped them.
     """
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], scaler: Any, names: Mapping[int, str], *, every: int = 1
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        names: Mapping[int, str],
+        *,
+        every: int = 1,
+        recorder: Recorder | None = None,
     ) -> None:
         self.every, self.scaler = every, scaler
         many = len(optimizers) > 1
@@ -93,7 +100,8 @@ class TrainingMonitor:
         self._updates = Updates(self._unseen)
         self._followers: list[Follower] = []
         known = scaler is None or isinstance(scaler, torch.amp.GradScaler)  # of others no calls can be recorded
-        self._calls = CallRecord({s.name: s.optimizer for s in self._steps}, scaler, self._names) if known else None
+        named = {steps.name: steps.optimizer for steps in self._steps}
+        self._calls = CallRecord(named, scaler, self._names, recorder) if known else None
 
     def follow(self, follower: Follower) -> None:
         """Call `follower` after each measured step of the first optimizer."""

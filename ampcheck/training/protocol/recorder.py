@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -85,6 +86,14 @@ class Recorder:
     def name_of(self, parameter: torch.Tensor) -> str:
         """The name of a parameter, as the loop names it."""
         return self._parameters.get(id(parameter), "?")
+
+    def renamed(self, parts: Mapping[str, object]) -> Iterator[Event]:
+        """The events so far, with these names of optimizers and scalers."""
+        names = {self._paths[id(part)][1]: name for name, part in parts.items() if id(part) in self._paths}
+        for event in self.events:
+            of, cleared = ([names.get(path, path) for path in paths] for paths in (event.optimizers, event.cleared))
+            who = names.get(event.who, event.who)
+            yield replace(event, who=who, optimizers=tuple(of), cleared=tuple(cleared))
 
     def listening(self) -> AbstractContextManager[None]:
         """Record everything inside."""
