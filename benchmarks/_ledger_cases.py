@@ -65,6 +65,7 @@ def handwritten() -> Iterator[Case]:
     from handwritten import CASES
     from handwritten.case import LOW as LOW_DTYPES
 
+    from ampcheck.core.arm import Arm
     from ampcheck.records.faults import MASK
     from ampcheck.shadow import Shadow
 
@@ -72,7 +73,7 @@ def handwritten() -> Iterator[Case]:
         with Shadow() as shadow:
             function(dtype)
         reaching = (fault for fault in shadow.faults if fault.reaches and fault.kind != MASK)
-        return [Finding(f.kind, Verdict.FAIL, "[shadow]", "", f.where) for f in reaching]
+        return [Finding(f.kind, Verdict.FAIL, "", "", f.where, arm=Arm(mode="shadow")) for f in reaching]
 
     for case in CASES:
         long = case.kind in ("drift", "absorption")

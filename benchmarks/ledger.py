@@ -67,11 +67,10 @@ def place(where: Any) -> str:
 
 
 def arms_of(findings: Iterable[Any]) -> dict[str, Arm]:
-    """The findings by arm, which the name of a finding's subject ends with."""
+    """The findings by arm, as it is shown."""
     arms: dict[str, Arm] = {}
     for finding in findings:
-        arm = re.search(r"\[([^][]*)\]$", finding.subject)
-        part = arms.setdefault(arm[1] if arm else "", Arm())
+        part = arms.setdefault(str(finding.arm), Arm())
         if str(finding.verdict) == "pass":
             part.passes += 1
         elif str(finding.verdict) == "skip":

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from ampcheck import UsageError
+from ampcheck.core.arm import Arm
 from ampcheck.core.run import Finding, Verdict, Where
 
+EAGER = Arm(mode="eager")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -189,7 +191,7 @@ def test_whatever_ends_a_case_is_a_row_and_the_others_are_run(ledger):
         "dies": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "leaves": lambda: os._exit(0),
         "spins": spin,
-        "works": lambda: [Finding("flush", Verdict.FAIL, "x [eager]", "", Where(file="net.py", line=3))],
+        "works": lambda: [Finding("flush", Verdict.FAIL, "x [eager]", "", Where(file="net.py", line=3), arm=EAGER)],
     }
     cases = [of(ledger, run, name=name, seconds=1 if name == "spins" else 60) for name, run in endings.items()]
     found = {
@@ -232,7 +234,11 @@ def planted(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def some() -> Iterator[Any]:
         def defect() -> Any:
-            return [Finding("overflow", Verdict.FAIL, "x [eager]", "", Where(file="net.py", line=line["overflow"]))]
+            return [
+                Finding(
+                    "overflow", Verdict.FAIL, "x [eager]", "", Where(file="net.py", line=line["overflow"]), arm=EAGER
+                )
+            ]
 
         here = cases.Expected(("overflow",), lambda finding: finding.where.line == 3)
         yield of(ledger, defect, name="defect", expected=here)
