@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compare
     from ampcheck.core.run import Run as Run
     from ampcheck.core.subject import Subject as Subject
     from ampcheck.numerics.module_dtypes import assert_dtypes as assert_dtypes
+    from ampcheck.parity.assert_kernel import assert_kernel as assert_kernel
+    from ampcheck.parity.assert_parity import assert_parity as assert_parity
     from ampcheck.search.judge import assert_property as assert_property
     from ampcheck.search.loop import SearchOptions as SearchOptions
     from ampcheck.sharded import ShardedStep as ShardedStep
@@ -48,7 +50,9 @@ _MODULES = {
     "Where": "core.finding",
     "assert_compiled": "compiled.assert_compiled",
     "assert_dtypes": "numerics.module_dtypes",
+    "assert_kernel": "parity.assert_kernel",
     "assert_numerics": "audit",
+    "assert_parity": "parity.assert_parity",
     "assert_policy": "autocast.judge",
     "assert_property": "search.judge",
     "assert_sharded": "sharded",

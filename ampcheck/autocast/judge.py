@@ -19,7 +19,6 @@ from ampcheck.autocast.locks.checks import (
     check_gap,
     check_unregistered,
 )
-from ampcheck.autocast.locks.file import is_updating
 from ampcheck.autocast.locks.lock import (
     Devices,
     Dtypes,
@@ -39,6 +38,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Kind, Subject
+from ampcheck.core.updating import is_updating
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import is_users

@@ -19,6 +19,7 @@ from ampcheck.cli import (
     history,
     init,
     lab,
+    parity,
     policy,
     report,
     search,
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         *(init, doctor, audit, baseline, sweep, report, explain),
-        *(blame, search, bisect, policy, speed, history, lab),
+        *(parity, blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)
     return parser

@@ -28,8 +28,8 @@ def cache_home() -> Path:
     return folder / "ampcheck"
 
 
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8 to `path` so that a reader sees the old file or the new one, never a part.
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write bytes, or text as UTF-8, to `path` so that a reader sees the old file or the new one, never a part.
 
     A symlink stays, and its target is replaced; a file keeps its mode, and its owner where the system permits. Devices,
     pipes and open files of this process (`/dev/stdout`, `/dev/fd/3`) are written to directly.
@@ -37,7 +37,7 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     Raises `UsageError` where the path cannot be written: a missing or read-only folder, a symlink to nothing or to
     itself, a folder of that name, a full disk.
     """
-    data = text.encode("utf-8")
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
         if (handle := _open_directly(path)) is not None:
             with os.fdopen(handle, "wb") as stream:

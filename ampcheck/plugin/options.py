@@ -19,7 +19,7 @@ OPTIONS = {
         f"device of the fixture ampcheck_device, and whose policy --ampcheck-watch follows: {', '.join(DEVICES)} "
         "(default: cpu)",
     ),
-    "--ampcheck-update": ("", "write policy locks instead of comparing with them; implies --ampcheck"),
+    "--ampcheck-update": ("", "write policy locks and goldens instead of comparing with them; implies --ampcheck"),
     "--ampcheck-guard": (
         "",
         "fail a test that changes autocast, a precision flag or the default dtype and does not restore it",

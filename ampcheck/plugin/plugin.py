@@ -19,6 +19,7 @@ from ampcheck.plugin.options import MARKERS, are_given
 from ampcheck.plugin.options import add_options as pytest_addoption  # noqa: F401  # a hook
 
 if TYPE_CHECKING:
+    from ampcheck.plugin.golden_fixture import GoldenChecks
     from ampcheck.plugin.settings import Options
     from ampcheck.plugin.speed_fixture import Speed
 
@@ -186,3 +187,14 @@ def speed(request: pytest.FixtureRequest, benchmark: Any, ampcheck_device: str) 
     from ampcheck.plugin.speed_fixture import Speed
 
     return Speed(request.node, benchmark, ampcheck_device)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> GoldenChecks:
+    """Compare what a function gives with a file of exact values: `golden.check("logits", model, tokens)`.
+
+    A change in the last digits passes, a change of what is computed fails. `--ampcheck-update` writes the file.
+    """
+    from ampcheck.plugin.golden_fixture import GoldenChecks
+
+    return GoldenChecks(request.node)

@@ -95,7 +95,7 @@ def _collect_from(item: pytest.Item, update: bool) -> Iterator[None]:
     written: list[tuple[str, str]] = []
     with ExitStack() as stack, collect() as runs:
         if update:
-            from ampcheck.autocast.locks.file import updating
+            from ampcheck.core.updating import updating
 
             written = stack.enter_context(updating())
         try:
@@ -302,8 +302,8 @@ class Report:
             yield f"updated {path}: {', '.join(dict.fromkeys(name for p, name in written if p == path))}"
         if self.options.update and not written:
             yield (
-                "--ampcheck-update: nothing was written; no test reached ampcheck.assert_policy or a body under "
-                "@pytest.mark.ampcheck(lock=True)"
+                "--ampcheck-update: nothing was written; no test reached ampcheck.assert_policy, a body under "
+                "@pytest.mark.ampcheck(lock=True) or golden.check"
             )
 
     def _write(self, run: Run) -> Iterator[str]:

@@ -28,6 +28,7 @@ _NOWHERE = Where()
 class Call(OpCall):
     """An op of the run with what its companions need.
 
+    followed: its companions followed it, and did not restart from its results.
     inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
     faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
     tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
@@ -38,8 +39,8 @@ class Call(OpCall):
     """
 
     __slots__ = (
-        "before", "constants", "depths", "fresh", "index", "inherited", "inputs", "kept", "moves", "results", "where",
-        "written",
+        "before", "constants", "depths", "followed", "fresh", "index", "inherited", "inputs", "kept", "moves",
+        "results", "where", "written",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ class Call(OpCall):
         self.inputs: list[torch.Tensor] = []
         self.before: list[Companions] = []
         self.inherited: frozenset[Key] = frozenset()
-        self.where, self.index = _NOWHERE, 0
+        self.where, self.index, self.followed = _NOWHERE, 0, True
         self.results: list[torch.Tensor | None] = []
         self.kept: torch.Tensor | None = None
         self.fresh: list[torch.Tensor] = []

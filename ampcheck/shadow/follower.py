@@ -9,18 +9,30 @@ from typing import Any
 from ampcheck.core.errors import brief
 from ampcheck.facts.memory import finite, has_companions, roundoff
 from ampcheck.facts.values import CompanionStore
+from ampcheck.ops.traits import Traits
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules.registry import Rule, restart, rule_of
+from ampcheck.shadow.rules.registry import FOLLOWING, Rule, restart, rule_of
 from ampcheck.torchtools.source import op_name
 
 
 class Follower:
-    """Follows ops on both sides of the companions. unruled: counts the ops that could not be followed, by reason."""
+    """Follows ops on both sides of the companions.
 
-    def __init__(self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str]) -> None:
-        self._store, self._sides, self._unruled = store, sides, unruled
+    unruled: counts the ops that could not be followed, by reason. independent: exact takes decisions of its own.
+    """
+
+    def __init__(
+        self, store: CompanionStore, sides: tuple[Side, ...], unruled: Counter[str], *, independent: bool = False
+    ) -> None:
+        self._store, self._sides, self._unruled, self._independent = store, sides, unruled, independent
+
+    def _rule(self, op: Traits) -> Rule | None:
+        """The rule of an op; None where the op itself makes its companions."""
+        if self._independent and (op.name in FOLLOWING or (op.jumps and not op.name.startswith("_amp_"))):
+            return None
+        return rule_of(op.name, op.namespace) or (restart if op.jumps else None)
 
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
@@ -32,7 +44,7 @@ class Follower:
         whole = whole and not [v for v in call.args if isinstance(v, float) and not v.is_integer()]
         if call.written:
             self._note_writes(call, unit, whole)
-        rule = rule_of(op.name, op.namespace) or (restart if op.jumps else None)
+        rule = self._rule(op)
         if op.unset or (op.random and rule is None):
             self._restart(call, moves=not op.unset)
             return False

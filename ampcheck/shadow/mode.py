@@ -241,6 +241,7 @@ class Shadow(OpSubscriber):
                 call = rows.ran(out)
             storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         self._find_results(call, storages)
+        out = call.out if rows is None else out
         if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
             return out
@@ -293,18 +294,17 @@ class Shadow(OpSubscriber):
         if origin.phase == "backward":
             self._steps.due = self._steps.stepping
         for companions in call.before:
-            companions.consumed = companions.consumed or bool(call.fresh or call.written)
-            if companions.faults:
-                call.inherited |= companions.faults
-        ruled = self._follower.follow(call) if call.fresh or call.written else True
-        if ruled and call.fresh and call.fresh[0].itemsize <= 2:
+            companions.consumed |= bool(call.fresh or call.written)
+            call.inherited |= companions.faults
+        call.followed = not (call.fresh or call.written) or self._follower.follow(call)
+        if call.followed and call.fresh and call.fresh[0].itemsize <= 2:
             follow_accumulators(call, self.store)
         if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1
         if self.judge is None:
             return
         try:
-            self.judge.judge(call, ruled)
+            self.judge.judge(call, call.followed)
             if self.freedom is not None:
                 self.freedom = with_call(self.freedom, call, self.store)
                 self._note_precision(call)

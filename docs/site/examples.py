@@ -87,6 +87,8 @@ def judged(check: str, side: str) -> Run:
         for source in (HERE / check).iterdir():
             if source.suffix in (".py", ".json"):
                 shutil.copy(source, folder)
+            elif source.name == "goldens":
+                shutil.copytree(source, folder / source.name)
         written = folder / "run.json"
         start = _in_this_process if program == "ampcheck" else _in_another
         code, printed = start(program, arguments, folder, written)

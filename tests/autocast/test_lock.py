@@ -17,8 +17,9 @@ from ampcheck import UsageError, Verdict, assert_policy, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks import file
 from ampcheck.autocast.locks.checks import check_lock
-from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update, updating
+from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
 from ampcheck.autocast.locks.lock import LockTarget, compare_lock, to_locked, write_lock
+from ampcheck.core.updating import updating
 
 TRANSFORMERS = Path(__file__).parents[1] / "transformers_models.py"
 __all__ = ["model"]  # the fixture

@@ -12,10 +12,11 @@ from locked_model import MODEL, failure, lock, model, text_of
 from ampcheck import UsageError, Verdict, assert_policy, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks.checks import check_lock
-from ampcheck.autocast.locks.file import NAME, updating
+from ampcheck.autocast.locks.file import NAME
 from ampcheck.autocast.locks.lock import LockTarget, to_locked
 from ampcheck.cli.main import main
 from ampcheck.core.run import Coverage, collect
+from ampcheck.core.updating import updating
 
 __all__ = ["model"]  # the fixture
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from ampcheck.autocast.policy import one_op_a_line
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import only_writer, write_atomically
 from ampcheck.core.json_files import from_plain, parse_json, untag_nonfinite
+from ampcheck.core.updating import note_written
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -121,28 +120,7 @@ def update(path: Path, name: str, entries: Entries, *, whole: bool = False) -> N
         text = LockFile({**targets, name: {**others, **entries}}).to_text()
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
-    written = _updating.get()
-    if written is not None:
-        written.append((str(path), name))
-
-
-@contextmanager
-def updating() -> Iterator[list[tuple[str, str]]]:
-    """Inside, locks are rewritten instead of compared; yields each file and entry that was written."""
-    written: list[tuple[str, str]] = []
-    token = _updating.set(written)
-    try:
-        yield written
-    finally:
-        _updating.reset(token)
-
-
-def is_updating() -> bool:
-    """Whether `pytest --ampcheck-update` runs."""
-    return _updating.get() is not None
-
-
-_updating: ContextVar[list[tuple[str, str]] | None] = ContextVar("ampcheck_updating", default=None)
+    note_written(path, name)
 
 
 def _entries_from(data: Mapping[str, Any]) -> Entries:

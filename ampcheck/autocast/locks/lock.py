@@ -25,7 +25,6 @@ from ampcheck.autocast.locks.file import (
     Locked,
     LockedOp,
     LockFile,
-    is_updating,
     update,
 )
 from ampcheck.autocast.policy import BANNED
@@ -37,6 +36,7 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Subject, as_subject, is_architecture, load_subject, package_root
+from ampcheck.core.updating import is_updating
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import users_frame

@@ -16,7 +16,7 @@ from ampcheck.shadow.call import Call, Side
 from ampcheck.shadow.rules.registry import restart, rule
 
 
-@rule("histc")
+@rule("histc", follows=True)
 def _counted(call: Call, side: Side) -> Any:
     """The bins that the run chose; one that was counted to the end of the integers of its format stopped there."""
     wide: torch.Tensor = side.convert(call.out)
@@ -26,13 +26,13 @@ def _counted(call: Call, side: Side) -> Any:
     return torch.where(wide >= 1 / roundoff(call.out.dtype), torch.maximum(counts, wide), wide)
 
 
-@rule("sgn", "sgn_")
+@rule("sgn", "sgn_", follows=True)
 def _direction(call: Call, side: Side) -> Any:
     """The sign of a real number is a decision; z / |z| of a complex one is none."""
     return side.run(call) if call.args[0].is_complex() else restart(call, side)
 
 
-@rule("div", "div_")
+@rule("div", "div_", follows=True)
 def _divide(call: Call, side: Side) -> Any:
     """A quotient; one that is rounded to an integer is a decision."""
     if call.argument("rounding_mode") is None:
@@ -40,7 +40,7 @@ def _divide(call: Call, side: Side) -> Any:
     return restart(call, side)
 
 
-@rule("remainder", "fmod", "remainder_", "fmod_")
+@rule("remainder", "fmod", "remainder_", "fmod_", follows=True)
 def _remainder(call: Call, side: Side) -> Any:
     """What is left over after as many divisors as the run took away."""
     dividend, divisor = call.argument("self"), call.argument("other")
@@ -53,20 +53,20 @@ def _remainder(call: Call, side: Side) -> Any:
     return torch.where(finite(call.out), result, side.convert(call.out))
 
 
-@rule("frac", "frac_")
+@rule("frac", "frac_", follows=True)
 def _fraction(call: Call, side: Side) -> Any:
     """What is left over after the integer that the run took away."""
     x = call.args[0]
     return side.of(x) - side.convert(x if call.kept is None else call.kept).trunc()
 
 
-@rule("frexp")
+@rule("frexp", follows=True)
 def _mantissa(call: Call, side: Side) -> Any:
     """The mantissa that belongs to the exponent of the run."""
     return [torch.ldexp(side.of(call.args[0]), -call.out[1]), None]
 
 
-@rule("grid_sampler_2d", "grid_sampler_3d")
+@rule("grid_sampler_2d", "grid_sampler_3d", follows=True)
 def _sampled(call: Call, side: Side) -> Any:
     """Samples of an image; which pixel is the nearest one is a decision."""
     image, grid, mode, _, aligned = call.args
@@ -75,7 +75,7 @@ def _sampled(call: Call, side: Side) -> Any:
     return call.op(side.of(image), _between_pixels(side, image, grid, mode, aligned), *call.args[2:])
 
 
-@rule("grid_sampler_2d_backward", "grid_sampler_3d_backward", "_grid_sampler_2d_cpu_fallback_backward")
+@rule("grid_sampler_2d_backward", "grid_sampler_3d_backward", "_grid_sampler_2d_cpu_fallback_backward", follows=True)
 def _sampled_backward(call: Call, side: Side) -> Any:
     """Gradients of samples; the derivative of a linear one by a coordinate jumps at each pixel."""
     gradient, image, grid, mode, _, aligned = call.args[:6]
@@ -102,7 +102,7 @@ def _between_pixels(side: Side, image: torch.Tensor, grid: torch.Tensor, mode: i
 
 @rule(
     "threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward", "softshrink_backward",
-    "hardshrink_backward",
+    "hardshrink_backward", follows=True,
 )  # fmt: skip
 def _masked(call: Call, side: Side) -> Any:
     """The gradient times a number that depends on the side of the kink alone."""
@@ -110,7 +110,7 @@ def _masked(call: Call, side: Side) -> Any:
     return call.op(side.of(gradient), side.convert(value), *call.args[2:], **call.kwargs)
 
 
-@rule("hardswish_backward")
+@rule("hardswish_backward", follows=True)
 def _hardswish(call: Call, side: Side) -> Any:
     """0 below -3, the gradient above 3, between them the derivative of x (x + 3) / 6."""
     gradient, value = side.of(call.args[0]), call.args[1]
@@ -118,7 +118,7 @@ def _hardswish(call: Call, side: Side) -> Any:
     return torch.where(value <= -3, gradient * 0, torch.where(value < 3, inside, gradient))
 
 
-@rule("_prelu_kernel_backward")
+@rule("_prelu_kernel_backward", follows=True)
 def _prelu(call: Call, side: Side) -> Any:
     """The gradients of the input and of the slopes."""
     gradient, value, weight = (side.of(t) for t in call.args)
@@ -126,7 +126,7 @@ def _prelu(call: Call, side: Side) -> Any:
     return [torch.where(positive, gradient, weight * gradient), torch.where(positive, gradient * 0, value * gradient)]
 
 
-@rule("angle")
+@rule("angle", follows=True)
 def _angle(call: Call, side: Side) -> Any:
     """The angle on the branch that the run took."""
     exact = side.run(call)

@@ -18,13 +18,19 @@ RULES: dict[str, Rule] = {}
 """Op names without overload; short for ATen ops."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of ops."""
+FOLLOWING: set[str] = set()
+"""Ops whose rule takes a decision of the run, or its side of a kink; by the op itself *exact* takes its own."""
+
+
+def rule(*names: str, follows: bool = False) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of ops. follows: it does so only to follow a decision of the run."""
 
     def register(function: Rule) -> Rule:
         for name in names:
             assert name not in RULES, f"two rules for {name}"
             RULES[name] = function
+        if follows:
+            FOLLOWING.update(names)
         return function
 
     return register

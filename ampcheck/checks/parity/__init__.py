@@ -1,0 +1,1 @@
+"""Two executions that should agree."""

@@ -1,0 +1,316 @@
+"""Circumstances in which a function must give the same: in parts, alone and in a batch, with other threads, again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ampcheck.core.arguments import parse_integer
+from ampcheck.core.errors import UsageError
+from ampcheck.search.example import Example
+from ampcheck.search.invariances import Invariance
+from ampcheck.torchtools.pytree import map_tensors, tensors
+
+Function: TypeAlias = Callable[..., Any]
+
+
+class Circumstance:
+    """What `assert_parity` takes in place of a second function: `applied(f)` must agree with `reference(f)`."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What findings call it."""
+        raise NotImplementedError
+
+    def applied(self, function: Function) -> Function:
+        """The function in this circumstance, with the arguments of the function itself."""
+        raise NotImplementedError
+
+    def reference(self, function: Function) -> Function:
+        """What it is compared with: the function itself."""
+        return function
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Circumstance):
+    """Rows of a batch, `size` at a time, give what they give in the whole batch.
+
+        assert_parity(model, Batch(), (tokens,))                      # each row alone
+        assert_parity(model, Batch(3), (tokens,), relation="bitwise")  # batch-invariant kernels
+
+    Tensors among the arguments whose dimension `dim` is as long as that of the first are split, others are passed
+    whole. Each output must have the rows along `dim`.
+    """
+
+    size: int = 1
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        parse_integer(self.size, "size of Batch")
+
+    @property
+    def name(self) -> str:
+        """`rows of a batch alone`."""
+        return "rows of a batch alone" if self.size == 1 else f"{self.size} rows of a batch at a time"
+
+    def applied(self, function: Function) -> Function:
+        """The function on parts of its batch, whose outputs are joined."""
+
+        def in_parts(*args: Any, **kwargs: Any) -> Any:
+            return _joined([function(*a, **k) for a, k, _ in _parts(args, kwargs, self.size, self.dim)], self.dim)
+
+        return in_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(Circumstance):
+    """A sequence in chunks with a state, such as a cache of keys and values, gives what the whole sequence gives.
+
+        assert_parity(model, Chunks(1), (tokens,))           # decode against the full forward of a transformers model
+        assert_parity(model, Chunks(16), (tokens,))          # prefill in parts
+        assert_parity(rnn, Chunks(8, step=lambda f, x, h: f(x, h)), (x,))
+
+    step: `step(function, chunk, state) -> (output, state)`, the state of the first chunk is None; by default that of a
+    transformers model, by `past_key_values`. The sequence is the first argument, along `dim`.
+    """
+
+    size: int = 1
+    dim: int = 1
+    step: Callable[[Function, torch.Tensor, Any], tuple[Any, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        parse_integer(self.size, "size of Chunks")
+
+    @property
+    def name(self) -> str:
+        """`chunks of 16`."""
+        return "decoding step by step" if self.size == 1 else f"chunks of {self.size}"
+
+    def applied(self, function: Function) -> Function:
+        """The function chunk by chunk, whose outputs are joined."""
+        step = self.step or _cached_step
+
+        def in_chunks(sequence: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            state, outputs = None, []
+            for chunk in torch.split(sequence, self.size, self.dim):
+                output, state = step(_with(function, args, kwargs), chunk, state)
+                outputs.append(output)
+            return _joined(outputs, self.dim)
+
+        return in_chunks
+
+    def reference(self, function: Function) -> Function:
+        """The function on the whole sequence, without the state that it returns."""
+        step = self.step or _cached_step
+
+        def whole(sequence: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return step(_with(function, args, kwargs), sequence, None)[0]
+
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches(Circumstance):
+    """The mean of a loss over micro-batches, and its gradient, are those of the whole batch.
+
+        assert_parity(loss_of_batch, Microbatches(4), (inputs, targets))
+
+    The function returns a loss. A loss that is a mean over tokens is none of micro-batches with other numbers of them.
+    count: of micro-batches, of rows along `dim`, which are weighted by their rows.
+    """
+
+    count: int = 2
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        parse_integer(self.count, "count of Microbatches", 2)
+
+    @property
+    def name(self) -> str:
+        """`4 micro-batches`."""
+        return f"{self.count} micro-batches"
+
+    def applied(self, function: Function) -> Function:
+        """The mean of what the function gives of its micro-batches."""
+
+        def accumulated(*args: Any, **kwargs: Any) -> Any:
+            rows = _length(args, kwargs, self.dim)
+            parts = _parts(args, kwargs, -(-rows // self.count), self.dim)
+            total: Any = None
+            for a, k, share in parts:
+                loss = function(*a, **k)
+                if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                    raise UsageError(
+                        f"Microbatches needs a function that returns a loss of one element; found {_shown(loss)}"
+                    )
+                total = loss * share if total is None else total + loss * share
+            return total
+
+        return accumulated
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation(Circumstance):
+    """Elements of every input in another order along `dim` give the outputs in this order."""
+
+    dim: int = 1
+
+    @property
+    def name(self) -> str:
+        """`a permutation along dimension 1`."""
+        return f"a permutation along dimension {self.dim}"
+
+    def applied(self, function: Function) -> Function:
+        """The function of permuted inputs, its outputs in the order of before."""
+
+        def permuted(*args: Any, **kwargs: Any) -> Any:
+            length = _length(args, kwargs, self.dim)
+            order = torch.randperm(length, generator=torch.Generator().manual_seed(length))
+
+            def shuffled(tensor: torch.Tensor, index: torch.Tensor = order) -> torch.Tensor:
+                return tensor.index_select(self.dim, index) if _is_as_long(tensor, self.dim, length) else tensor
+
+            changed = map_tensors(shuffled, (list(args), dict(kwargs)))
+            back = order.argsort()
+            return map_tensors(lambda tensor: shuffled(tensor, back), function(*changed[0], **changed[1]))
+
+        return permuted
+
+
+@dataclass(frozen=True, slots=True)
+class Threads(Circumstance):
+    """Another number of threads gives the same."""
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        parse_integer(self.count, "count of Threads")
+
+    @property
+    def name(self) -> str:
+        """`1 thread`."""
+        return f"{self.count} thread{'s' if self.count > 1 else ''}"
+
+    def applied(self, function: Function) -> Function:
+        """The function with so many threads."""
+
+        def threaded(*args: Any, **kwargs: Any) -> Any:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self.count)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch.set_num_threads(before)
+
+        return threaded
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat(Circumstance):
+    """The same call again gives the same: with `relation="bitwise"`, determinism."""
+
+    @property
+    def name(self) -> str:
+        """`the same call again`."""
+        return "the same call again"
+
+    def applied(self, function: Function) -> Function:
+        """The function itself."""
+        return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Invariant(Circumstance):
+    """An invariance of `ampcheck.search` as a circumstance."""
+
+    invariance: Invariance
+
+    @property
+    def name(self) -> str:
+        """The name of the invariance."""
+        return self.invariance.name
+
+    def applied(self, function: Function) -> Function:
+        """The function of changed inputs, with the change undone."""
+
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            example = self.invariance.changed(Example(args, kwargs))
+            return map_tensors(self.invariance.undone, function(*example.args, **example.kwargs))
+
+        return changed
+
+
+def as_circumstance(value: object) -> Circumstance | None:
+    """A circumstance, or an invariance of `ampcheck.search` as one; None of a function."""
+    if isinstance(value, Circumstance):
+        return value
+    if hasattr(value, "changed") and hasattr(value, "undone"):
+        return _Invariant(value)  # type: ignore[arg-type]
+    return None
+
+
+def _cached_step(function: Function, chunk: torch.Tensor, state: Any) -> tuple[Any, Any]:
+    """A step of a transformers model with its cache of keys and values."""
+    try:
+        output = function(chunk, past_key_values=state, use_cache=True)
+        values = output.logits if getattr(output, "logits", None) is not None else output.last_hidden_state
+        return values, output.past_key_values
+    except (TypeError, AttributeError) as error:
+        raise UsageError(
+            "Chunks needs step(function, chunk, state) -> (output, state) for a function that is no transformers "
+            f"model: {error}"
+        ) from error
+
+
+def _with(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Function:
+    return lambda first, *more, **options: function(first, *(more or args), **{**kwargs, **options})
+
+
+def _length(args: Sequence[Any], kwargs: dict[str, Any], dim: int) -> int:
+    """The length along `dim` of the first tensor that has it."""
+    lengths = [t.shape[dim] for _, t in tensors((list(args), kwargs)) if -t.dim() <= dim < t.dim()]
+    if not lengths:
+        raise UsageError(f"no tensor among the arguments has a dimension {dim} to split")
+    return int(lengths[0])
+
+
+def _is_as_long(tensor: torch.Tensor, dim: int, length: int) -> bool:
+    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == length
+
+
+def _parts(
+    args: Sequence[Any], kwargs: dict[str, Any], size: int, dim: int
+) -> Iterator[tuple[list[Any], dict[str, Any], float]]:
+    """The arguments in parts of `size` along `dim`, each with its share of the whole."""
+    length = _length(args, kwargs, dim)
+    for start in range(0, length, size):
+        count = min(size, length - start)
+
+        def part(tensor: torch.Tensor, start: int = start, count: int = count) -> torch.Tensor:
+            return tensor.narrow(dim, start, count) if _is_as_long(tensor, dim, length) else tensor
+
+        part_args, part_kwargs = map_tensors(part, (list(args), dict(kwargs)))
+        yield part_args, part_kwargs, count / length
+
+
+def _joined(outputs: Sequence[Any], dim: int) -> Any:
+    """Outputs of parts as one: each tensor is concatenated along `dim`."""
+    named = [dict(tensors(output)) for output in outputs]
+    if any(one.keys() != named[0].keys() for one in named):
+        raise UsageError("the parts must give the same outputs")
+    for path, tensor in named[0].items():
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise UsageError(
+                f"output {path or ''} has no dimension {dim} along which parts are joined: shape {list(tensor.shape)}"
+            )
+    joined = {path: torch.cat([one[path] for one in named], dim) for path in named[0]}
+    return joined[""] if joined.keys() == {""} else joined
+
+
+def _shown(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,327 @@
+"""Compare two executions: are they the same function, and does each of them round honestly?
+
+Both run under a shadow. If their exact values are equal, the difference of the two is rounding, and each is judged by
+its own bound, as `ampcheck.audit` judges one run. If exact values differ, both run once more with a trail, where exact
+takes the decisions: either a decision near a tie was the difference, or they are two functions, and the ops at which
+they part are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Where
+from ampcheck.parity.execution import RESULTS, Execution, Side, execute, str_of
+from ampcheck.parity.functions import ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
+from ampcheck.parity.judgement import failures_of
+from ampcheck.parity.kernels import KernelJudge, compare_kernel
+from ampcheck.parity.parting import Parting, find_parting
+from ampcheck.parity.recorded import Recorded, execution_of
+from ampcheck.parity.trail import EVERY_SHAPE, Trail
+from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
+from ampcheck.records.results import JUDGED_UNIT, Key
+from ampcheck.shadow.compare import Result
+
+RELATIONS = ("rounding", "function", "bitwise")
+"""What may be asked of two executions: equal exact values, each within its own bound; equal exact values alone; equal
+bits."""
+
+Subject: TypeAlias = Side | Recorded
+
+
+@dataclass(slots=True)
+class _Relations:
+    """How the results of two executions relate.
+
+    differing: by key, by how much two functions part. rounded: results that part by roundings of data which one side
+    alone holds. doubts: why a result decides nothing. roundings: the largest distance of two results.
+    """
+
+    differing: dict[Key, str] = field(default_factory=dict)
+    rounded: list[Key] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    roundings: float = 0.0
+
+
+def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None) -> Parity:
+    """Compare two sides, or records of them. Raises `UsageError` where one of them raises."""
+    if relation == "bitwise":
+        return _compare_bits(a, b)
+    runs = [execution_of(side) if isinstance(side, Recorded) else execute(side) for side in (a, b)]
+    _drop_gradients_of_one(runs)
+    parity = _other_structure(runs) or _compare_functions((a, b), runs)
+    notes = tuple(note for run in runs for note in run.notes)
+    if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
+        parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
+    return replace(parity, notes=(*notes, *parity.notes), compared=len(_common_keys(runs)))
+
+
+def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
+    """Leave gradients out where the backward pass of one side raised."""
+    lacking = [any(note.startswith("gradients are not compared") for note in run.notes) for run in runs]
+    for run in runs if any(lacking) else ():
+        run.results = {key: result for key, result in run.results.items() if key[0] != "gradient"}
+
+
+# The same function? ---------------------------------------------------------------------------------------------------
+
+
+def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity:
+    """Whether two executions are of one function: by their exact values, or where exact takes the decisions."""
+    keys = _common_keys(runs)
+    related = _relate(runs, keys)
+    opaque = any(run.opaque for run in runs)
+    if not (related.differing or related.rounded or opaque):
+        return _agree(runs, related, keys)
+    independent, kernels = _run_independently(sides, opaque=[bool(run.opaque) for run in runs])
+    judged = tuple(kernels.judged) if kernels is not None else ()
+    if any(result.wrong for result in judged):
+        return _wrong_kernel([r for r in judged if r.wrong], independent, judged)
+    coarsest = _coarsest_of_one(independent)
+    again = _relate(independent, keys, coarsest)
+    notes = [] if opaque else list(_explained_by_decisions(related, again))
+    notes += _explained_by_tables(again, coarsest)
+    if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):
+        return _wrong_kernel(behind, independent, judged)
+    parity = _another(again, independent) if again.differing else _agree(runs, again, keys)
+    return replace(parity, kernels=judged, notes=tuple(notes) + parity.notes)
+
+
+def _other_structure(runs: Sequence[Execution]) -> Parity | None:
+    """Two functions by what they return: other objects, other results, other shapes."""
+    a, b = runs
+    if repr(a.plain) != repr(b.plain):
+        shown = [repr(run.plain)[:80] if run.plain is not None else "tensors" for run in runs]
+        return Parity(ANOTHER, f"a returns {shown[0]} and b returns {shown[1]}")
+    for key in _in_order(a.results.keys() ^ b.results.keys()):
+        result = a.results.get(key) or b.results[key]
+        if not _may_be_absent(key, result, opaque=bool(a.opaque or b.opaque)):
+            return Parity(ANOTHER, f"only {'a' if key in a.results else 'b'} gives {str_of(key)}", key=str_of(key))
+    for key in _common_keys(runs):
+        shapes = [list(run.results[key].value.shape) for run in runs]
+        if shapes[0] != shapes[1]:
+            return Parity(ANOTHER, f"{str_of(key)} is of shape {shapes[0]} in a and {shapes[1]} in b", key=str_of(key))
+    return None
+
+
+def _may_be_absent(key: Key, result: Result, *, opaque: bool) -> bool:
+    """Whether one side may lack a result: parameters and buffers have other names, kernels have no backward."""
+    if key[0] == "gradient":
+        return opaque or key[1].startswith("parameter ") or not bool(result.value.any())
+    return key[0] == "buffer"
+
+
+def _common_keys(runs: Sequence[Execution]) -> list[Key]:
+    """The results that both have, in order; gradients of parameters that have one name and one shape."""
+    a, b = (run.results for run in runs)
+    of_parameters = {key for key in a if key[0] == "gradient" and key[1].startswith("parameter ")}
+    keys = (k for k in a if k in b and not (k in of_parameters and a[k].value.shape != b[k].value.shape))
+    return _in_order(keys)
+
+
+def _in_order(keys: Iterable[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: RESULTS.index(key[0]))
+
+
+def _relate(runs: Sequence[Execution], keys: Iterable[Key], coarsest: float = 0.0) -> _Relations:
+    related = _Relations()
+    for key in keys:
+        a, b = (run.results[key] for run in runs)
+        how = relate(key, a, b, coarsest)
+        if how == SAME:
+            related.roundings = max(related.roundings, roundings_between(a, b))
+        elif how == ROUNDED:
+            related.rounded.append(key)
+        elif how == UNDETERMINED:
+            related.doubts.append(f"{str_of(key)}: the data determine nothing of it")
+        else:
+            related.differing[key] = how
+    return related
+
+
+def _run_independently(
+    sides: Sequence[Subject], *, opaque: Sequence[bool]
+) -> tuple[list[Execution], KernelJudge | None]:
+    """Both sides with a trail, where exact takes the decisions; kernels of one go on from the values of the other."""
+    runs: dict[int, Execution] = {}
+    judge: KernelJudge | None = None
+    for number in sorted((0, 1), key=lambda number: opaque[number]):
+        side = sides[number]
+        if isinstance(side, Recorded):
+            runs[number] = execution_of(side, own=True)
+            continue
+        is_reference = not opaque[number] and any(opaque)
+        trail = Trail(shapes=EVERY_SHAPE) if is_reference else Trail()
+        runs[number] = execute(side, trail=trail, independent=True, replace_opaque=judge if opaque[number] else None)
+        judge = KernelJudge(trail.records) if is_reference else judge
+    return [runs[0], runs[1]], judge
+
+
+def _coarsest_of_one(runs: Sequence[Execution]) -> float:
+    """The unit roundoff of data that one side alone holds."""
+    a, b = (run.trail for run in runs)
+    return 0.0 if a is None or b is None else max(a.coarsest_not_in(b), b.coarsest_not_in(a))
+
+
+def _explained_by_decisions(before: _Relations, after: _Relations) -> Iterator[str]:
+    settled = [key for key in before.differing if key not in after.differing and key not in after.rounded]
+    if settled:
+        results = ", ".join(map(str_of, settled[:3])) + (", ..." if len(settled) > 3 else "")
+        yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {results}"
+
+
+def _explained_by_tables(related: _Relations, coarsest: float) -> Iterator[str]:
+    """A note on tables in float32 that one side alone holds; of such in 16 bits, a doubt."""
+    if not related.rounded:
+        return
+    result = str_of(related.rounded[0])
+    if coarsest <= JUDGED_UNIT:
+        yield f"tables in float32 that one side alone holds explain the difference in {result}"
+        return
+    related.doubts.append(
+        f"{result}: one side holds weights or tables in 16 bits that the other does not, and rounding them explains "
+        "the difference; make both from the same numbers"
+    )
+
+
+def _behind_kernels(related: _Relations, runs: Sequence[Execution], kernels: KernelJudge | None) -> list[KernelResult]:
+    """The results that differ behind a kernel without a counterpart, which are judged by those of the other side.
+
+    What cannot be told is left as a doubt; what no kernel explains is left in `related.differing`.
+    """
+    ops = ", ".join(sorted({op for run in runs for op in run.opaque}))
+    if kernels is None or all(run.opaque for run in runs):
+        reason = "both sides have ops that cannot be followed inside; compare each alone with plain PyTorch"
+        related.doubts += [f"{str_of(key)}: {ops}: {reason}" for key in related.differing]
+        related.differing = {}
+        return []
+    if not kernels.unmatched:
+        return []
+    kernel = next(number for number, run in enumerate(runs) if run.opaque)
+    wrong, other = list[KernelResult](), dict[Key, str]()
+    for key, how in related.differing.items():
+        result, exact = runs[kernel].results[key], runs[1 - kernel].results[key].reference
+        if exact is None:
+            other[key] = how
+            continue
+        message, error, limit = compare_kernel(result.value, exact, result.roundings, whole=key[0] == "gradient")
+        if message:
+            wrong.append(KernelResult(kernels.unmatched[0], ops, f"{str_of(key)}: {message}", error, limit))
+    related.differing = other
+    return wrong
+
+
+# Outcomes -------------------------------------------------------------------------------------------------------------
+
+
+def _another(related: _Relations, runs: Sequence[Execution]) -> Parity:
+    """Two functions: where their exact values part, by the first result that differs."""
+    key, how = next(iter(related.differing.items()))
+    trails = [run.trail for run in runs if run.trail is not None and key in run.records]
+    more = f"; {len(related.differing) - 1} further results differ" if len(related.differing) > 1 else ""
+    if len(trails) < 2:
+        return Parity(ANOTHER, f"{str_of(key)}: {how}{more}", key=str_of(key))
+    parting = find_parting([trail.records for trail in trails], [run.records[key] for run in runs])
+    text = f"{str_of(key)}: {how}; {_describe_parting(parting)}{more}"
+    return Parity(ANOTHER, text, key=str_of(key), at=parting.at, common=parting.common)
+
+
+def _describe_parting(parting: Parting) -> str:
+    text = "they part from the arguments on"
+    if parting.common is not None:
+        text = f"the last value that both have is made by {parting.common}"
+    for side, where in zip("ab", parting.at, strict=True):
+        text += f"; then {side} runs {where}" if where is not None else f"; {side} ends with it"
+    return text + ("; both have the same numbers, in another order" if parting.reordered else "")
+
+
+def _agree(runs: Sequence[Execution], related: _Relations, keys: Sequence[Key]) -> Parity:
+    """The same function, unless nothing was determined."""
+    results = runs[0].results
+    outputs = [key for key in keys if key[0] not in ("gradient", "module")]
+    zero = [f"{str_of(key)}: zero, or not determined by the data" for key in outputs if not is_determined(results[key])]
+    doubts = related.doubts + zero
+    of_outputs = [doubt for doubt in doubts if not doubt.startswith(("gradient", "module"))]
+    if of_outputs or not keys or len(doubts) >= len(keys):
+        text = "; ".join((of_outputs or doubts)[:3]) or "no result was compared"
+        return Parity(UNDECIDED, text, roundings=related.roundings)
+    text = f"the same function; {len(keys)} results differ by at most {related.roundings:.2g} roundings"
+    return Parity(AGREE, text, roundings=related.roundings, notes=tuple(doubts))
+
+
+def _wrong_kernel(
+    wrong: Sequence[KernelResult], runs: Sequence[Execution], kernels: tuple[KernelResult, ...]
+) -> Parity:
+    """A kernel that is beyond its bound, by the exact values of the other side."""
+    first = wrong[0]
+    sides = tuple(run.side.name for run in runs if run.opaque)
+    at = (first.where, None) if runs[0].opaque else (None, first.where)
+    text = f"{', '.join(sides)}: {first.op} is beyond the bound of a kernel: {first.message}"
+    return Parity(WRONG, text, wrong=sides, at=at, kernels=kernels or tuple(wrong))
+
+
+def _compare_bounds(sides: Sequence[Subject], runs: Sequence[Execution], limits: Limits, parity: Parity) -> Parity:
+    """The same function; whether each side is within the bound of its own rounding."""
+    findings: dict[str, tuple[Finding, ...]] = {}
+    for side, run in zip(sides, runs, strict=True):
+        findings[side.name] = side.failures if isinstance(side, Recorded) else tuple(failures_of(run, limits))
+    parity = replace(parity, pairs=_pairs(runs))
+    wrong = tuple(name for name, failures in findings.items() if failures)
+    if not wrong:
+        return parity
+    texts = (f"{name} is beyond the bound of its own rounding: {findings[name][0].message}" for name in wrong)
+    first, second = (failures[0].where if failures else None for failures in findings.values())
+    every = tuple(finding for failures in findings.values() for finding in failures)
+    return replace(parity, outcome=WRONG, message="; ".join(texts), wrong=wrong, at=(first, second), failures=every)
+
+
+def _pairs(runs: Sequence[Execution]) -> tuple[ResultPair, ...]:
+    """Of each common result, how far both sides are from exact, and from each other."""
+    a, b = ({error.key: error for error in run.errors} for run in runs)
+    keys = [key for key in _common_keys(runs) if key in a and key in b]
+    return tuple(
+        ResultPair(
+            str_of(key),
+            roundings_between(*(run.results[key] for run in runs)),
+            *(a[key].error, a[key].limit),
+            *(b[key].error, b[key].limit),
+        )
+        for key in keys
+    )
+
+
+def _compare_bits(a: Subject, b: Subject) -> Parity:
+    """Equal bits of all results, or the first op with other bits."""
+    runs = [execution_of(s) if isinstance(s, Recorded) else execute(s, trail=Trail(bits=True)) for s in (a, b)]
+    if (structure := _other_structure(runs)) is not None:
+        return structure
+    keys = _common_keys(runs)
+    for key in keys:
+        if not _same_bits(*(run.results[key].value for run in runs)):
+            at = _first_other_bits(runs)
+            text = f"{str_of(key)} has other bits; they part at {at[0] or 'no op of a'}, and at {at[1] or 'no op of b'}"
+            return Parity(ANOTHER, text, key=str_of(key), at=at, compared=len(keys))
+    return Parity(AGREE, f"{len(keys)} results have equal bits", compared=len(keys))
+
+
+def _first_other_bits(runs: Sequence[Execution]) -> tuple[Where | None, Where | None]:
+    """The first op of each run whose result has bits that the other run does not have."""
+    records = [run.trail.records if run.trail is not None else [] for run in runs]
+    bits: list[Mapping[int, None]] = [dict.fromkeys(record.bits for record in run) for run in records]
+    first, second = (
+        next((r.where for r in run if r.where is not None and r.bits not in other), None)
+        for run, other in zip(records, bits[::-1], strict=True)
+    )
+    return first, second
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    first, second = (t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(first, second)

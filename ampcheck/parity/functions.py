@@ -1,0 +1,83 @@
+"""Whether two results are values of the same function: their exact values are equal to what float64 can hold."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ampcheck.parity.norms import finite_parts, group_norms, norm, ratio, real_parts
+from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE
+from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE, Key
+from ampcheck.shadow.bounds import group_dims
+from ampcheck.shadow.compare import Result
+from ampcheck.shadow.result import Reference
+
+_TABLES = 64.0
+"""How many times what moving the data by a rounding of float32 does may be due to tables in float32, whose entries are
+off by more than one rounding: the sine of an angle of 64 is off by 64 * 2**-24."""
+
+SAME, ROUNDED, UNDETERMINED = "same", "rounded", "undetermined"
+"""Equal; apart by roundings of data that one side alone holds; apart, where the data determine nothing."""
+
+
+def relate(key: Key, a: Result, b: Result, coarsest: float = 0.0) -> str:
+    """`SAME`, `ROUNDED` or `UNDETERMINED`, or by how much two functions part.
+
+    coarsest: the unit roundoff of data that only one of them holds, such as tables in float32.
+    """
+    if a.value.shape != b.value.shape:
+        return f"shapes {list(a.value.shape)} and {list(b.value.shape)}"
+    if (a.reference is None) != (b.reference is None):
+        return f"dtypes {a.value.dtype} and {b.value.dtype}, of which one is no floating format"
+    if a.reference is None or b.reference is None:
+        other = int((a.value != b.value).sum())
+        return SAME if not other else f"{other:,} of {a.value.numel():,} integers differ"
+    if not a.value.numel():
+        return SAME
+    return _relate_floats(key, a.reference, b.reference, coarsest)
+
+
+def _relate_floats(key: Key, a: Reference, b: Reference, coarsest: float) -> str:
+    exact, other, moved, moved_other = (real_parts(t).double() for t in (a.exact, b.exact, a.moved, b.moved))
+    both = exact.isfinite() & other.isfinite()
+    if not torch.equal(_marked(exact, ~both), _marked(other, ~both)):
+        return "infinities or NaN are in other places"
+    dims = tuple(range(exact.dim())) if key[0] == "gradient" else group_dims(exact.shape)
+    values = exact - other, torch.maximum(exact.abs(), other.abs()), moved - exact, moved_other - other
+    off, size, *aways = (group_norms(torch.where(both & t.isfinite(), t, 0.0), dims) for t in values)
+    away = torch.maximum(*aways)
+    away = torch.maximum(away, min(ratio(away, size), 1.0) * size)  # one sample is small by chance in some rows
+    apart = off > FLOAT64_NOISE * away + FLOAT64_ALIKE * size
+    if not bool(apart.any()):
+        return SAME
+    if bool((off <= (SLACK if coarsest > JUDGED_UNIT else _TABLES) * away * coarsest / MOVE).all()):
+        return ROUNDED
+    if bool(((off <= away) & (away > UNKNOWABLE * size))[apart].all()):
+        return UNDETERMINED
+    worst = float((off / size.clamp_min(1e-300))[apart].max())
+    rows = f" in {int(apart.sum()):,} of {apart.numel():,} rows" if apart.numel() > 1 else ""
+    return f"exact values differ by {worst:.2g} of their size{rows}"
+
+
+def roundings_between(a: Result, b: Result) -> float:
+    """The distance of two results in unit roundoffs of the coarser format in their histories."""
+    if a.reference is None or b.reference is None or not is_determined(a):
+        return 0.0
+    first, second = finite_parts(a.value), finite_parts(b.value)
+    unit = max(a.reference.unit, b.reference.unit)
+    return float(torch.linalg.vector_norm(first - second)) / (unit or 1.0) / norm(a.reference.exact)
+
+
+def is_determined(result: Result) -> bool:
+    """Whether the data determine anything of a result, and it is not zero."""
+    reference = result.reference
+    if reference is None:
+        return True
+    size, spread = norm(reference.exact), norm(real_parts(reference.moved).double() - real_parts(reference.exact))
+    return size > 0 and spread * reference.unit / MOVE <= UNKNOWABLE * size
+
+
+def _marked(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The elements at some places, NaN as a number that is equal to itself."""
+    return tensor[where].nan_to_num(math.pi)

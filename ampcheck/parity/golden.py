@@ -1,0 +1,220 @@
+"""Goldens that know rounding: a file keeps exact values and bounds, and only a change of these is a change.
+
+Of each result the file keeps, in float64, all elements of a small one, and for a large one two numbers of each of its
+groups: a weighted sum and the norm, which a change of any element moves. The real values may differ in their last
+digits, as they do in another release, on another CPU or with other threads; they are judged by their own bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import read_json
+from ampcheck.core.limits import Limits
+from ampcheck.core.updating import note_written
+from ampcheck.parity.execution import Execution, Side, execute, str_of
+from ampcheck.parity.judgement import failures_of
+from ampcheck.parity.norms import finite_parts
+from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, row_weights
+from ampcheck.records.parity import GoldenComparison
+from ampcheck.records.results import UNKNOWABLE
+from ampcheck.shadow.compare import Result
+
+SCHEMA = 1
+"""Version of the files. 1: the first."""
+
+_WHOLE = 64
+"""Elements up to which all of them are kept."""
+
+_GROUPS = 64
+"""Groups of elements of a larger result, at most."""
+
+_LINE = 8
+"""Numbers in a line of a file."""
+
+_DIGITS = 13
+"""Decimal digits that are written: float64 has 15.9, and the noise of other algorithms is above the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One result as a file keeps it: in float64, what is not finite as zero.
+
+    values: all elements, or of each group a weighted sum and the norm. noise: of each of them, what float64 itself may
+    be off. nonfinite: elements that are not finite. digits: decimal digits that rounding leaves of the result.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[float, ...]
+    noise: tuple[float, ...]
+    nonfinite: int = 0
+    digits: float = 0.0
+
+
+def golden_of(result: Result) -> Golden:
+    """What is kept of a result."""
+    dtype, shape = str(result.value.dtype).removeprefix("torch."), tuple(result.value.shape)
+    reference = result.reference
+    if reference is None:
+        values, noise = _summed(result.value.double()), torch.zeros(1)
+        return Golden(dtype, shape, _numbers(values), _numbers(noise.expand(values.shape)))
+    exact, moved = finite_parts(reference.exact), finite_parts(reference.moved)
+    values, away = _summed(exact), _summed((moved - exact).abs(), sizes=True)
+    size = _summed(exact.abs(), sizes=True)
+    nonfinite = int((~reference.exact.isfinite()).sum())
+    norms = [float(torch.linalg.vector_norm(t)) for t in (moved - exact, exact)]
+    share = max(norms[0] / (norms[1] or 1.0), reference.unit)
+    digits = round(max(0.0, -math.log10(share)), 1)
+    return Golden(
+        dtype, shape, _numbers(values), _numbers(FLOAT64_NOISE * away + FLOAT64_ALIKE * size), nonfinite, digits
+    )
+
+
+def _summed(values: torch.Tensor, *, sizes: bool = False) -> torch.Tensor:
+    """All elements, or a weighted sum and the norm of each group. sizes: bounds of these, of magnitudes."""
+    flat = values.reshape(-1).double()
+    if flat.numel() <= _WHOLE:
+        return flat
+    width = -(-flat.numel() // _GROUPS)
+    rows = torch.nn.functional.pad(flat, (0, -flat.numel() % width)).view(-1, width)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    weighted = rows.sum(1) if sizes else rows @ row_weights(width)
+    return torch.stack([weighted, norms], 1).reshape(-1)
+
+
+def _numbers(values: torch.Tensor) -> tuple[float, ...]:
+    return tuple(float(f"{number:.{_DIGITS}g}") for number in values.reshape(-1).tolist())
+
+
+def differs(old: Golden, new: Golden) -> str:
+    """How the exact values of a result differ from the recorded ones; "" where they do not."""
+    if old.shape != new.shape:
+        return f"it is of shape {list(new.shape)}, and was {list(old.shape)}"
+    if old.nonfinite != new.nonfinite:
+        return f"{new.nonfinite:,} elements are not finite in float64, and {old.nonfinite:,} were"
+    before, after = torch.tensor(old.values).double(), torch.tensor(new.values).double()
+    allowed = torch.maximum(torch.tensor(old.noise), torch.tensor(new.noise)).double() + 10.0**-_DIGITS * before.abs()
+    off = (after - before).abs()
+    apart = off > 2 * allowed
+    if not bool(apart.any()):
+        return ""
+    worst = float((off / before.abs().clamp_min(1e-300))[apart].max())
+    what = "elements" if len(old.values) == math.prod(new.shape) else "sums of groups"
+    return f"{int(apart.sum()):,} of {len(apart):,} {what} differ in float64, by up to {worst:.2g} of their size"
+
+
+def _to_plain(golden: Golden) -> dict[str, Any]:
+    """As JSON has it: rows of numbers as text, which a review shows as one line each."""
+    return {
+        **asdict(golden),
+        "shape": " ".join(map(str, golden.shape)),
+        "values": [" ".join(f"{number:.{_DIGITS}g}" for number in row) for row in _lines(golden.values)],
+        "noise": [" ".join(f"{number:.2g}" for number in row) for row in _lines(golden.noise)],
+    }
+
+
+def _lines(numbers: tuple[float, ...]) -> list[tuple[float, ...]]:
+    return [numbers[start : start + _LINE] for start in range(0, len(numbers), _LINE)]
+
+
+def _from_plain(fields: Mapping[str, Any]) -> Golden:
+    values, noise = (tuple(float(n) for line in fields[name] for n in line.split()) for name in ("values", "noise"))
+    if len(values) != len(noise):
+        raise ValueError(f"{len(values)} values and {len(noise)} noises")
+    shape = tuple(map(int, fields["shape"].split()))
+    return Golden(fields["dtype"], shape, values, noise, int(fields["nonfinite"]), float(fields["digits"]))
+
+
+class GoldenFile:
+    """The goldens of one test file, by name: `goldens/test_model.json` beside `test_model.py`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data: dict[str, Any] = {}
+        if path.is_file():
+            try:
+                self._data = read_json(path)
+                require_schema(self._data, str(path), "file of goldens", SCHEMA)
+            except (OSError, ValueError) as error:
+                if isinstance(error, UsageError):
+                    raise
+                raise UsageError(
+                    f"{path} cannot be read: {error}; restore it, or write it with --ampcheck-update"
+                ) from error
+
+    def read(self, name: str) -> dict[str, Golden] | None:
+        """The results by their names; None for a golden that is not in the file."""
+        entry = self._data.get("goldens", {}).get(name)
+        if entry is None:
+            return None
+        try:
+            return {key: _from_plain(fields) for key, fields in entry["results"].items()}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UsageError(
+                f"golden {name!r} of {self.path} is damaged ({error!r}): write it with --ampcheck-update"
+            ) from error
+
+    def write(self, name: str, results: Mapping[str, Golden]) -> None:
+        """Replace one golden, and keep the others."""
+        goldens = dict(self._data.get("goldens", {}))
+        where = environment()
+        kept = {key: where[key] for key in ("torch", "python", "device", "platform", "threads")}
+        goldens[name] = {"environment": kept, "results": {key: _to_plain(golden) for key, golden in results.items()}}
+        self._data = {"schema": SCHEMA, "goldens": dict(sorted(goldens.items()))}
+        os.makedirs(self.path.parent, exist_ok=True)
+        write_atomically(self.path, json.dumps(self._data, indent=1, allow_nan=False) + "\n")
+        note_written(self.path, name)
+
+    def made_in(self, name: str) -> str:
+        """Where a golden was recorded, in words."""
+        where = self._data.get("goldens", {}).get(name, {}).get("environment", {})
+        return f"torch {where.get('torch', '?')}, {where.get('platform', '?')}"
+
+
+def run_for_golden(
+    name: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Execution, Execution]:
+    """A run as it is, and one in which exact takes the decisions, whose exact values are those of no release or CPU."""
+    side = Side(name, function, args, kwargs)
+    return execute(side), execute(side, independent=True)
+
+
+def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution], *, update: bool) -> GoldenComparison:
+    """Compare a run with its golden; write it where `update` and the run is honest."""
+    run, independent = runs
+    results = {str_of(key): golden_of(result) for key, result in independent.results.items()}
+    if not results:
+        raise UsageError(f"golden {name!r} needs tensors; found {run.plain!r:.80}")
+    made = GoldenComparison(name, f"{file.path.parent.name}/{file.path.name}", results=len(results))
+    if failures := failures_of(run, Limits()):
+        return replace(made, failures=tuple(failures))
+    if update:
+        file.write(name, results)
+        return replace(made, written=True)
+    recorded = file.read(name)
+    if recorded is None:
+        return made
+    common = recorded.keys() & results.keys()
+    differing = {key: how for key in recorded if key in common and (how := differs(recorded[key], results[key]))}
+    return replace(
+        made,
+        made_in=file.made_in(name),
+        gone=tuple(sorted(recorded.keys() - common)),
+        new=tuple(sorted(results.keys() - common)),
+        differing=differing,
+        undetermined=tuple(key for key in differing if results[key].digits < -math.log10(UNKNOWABLE)),
+        digits=min(golden.digits for golden in results.values()),
+        opaque=tuple(run.opaque),
+    )

@@ -1,0 +1,71 @@
+"""Whether one execution rounds honestly: by the checks of a run in low precision, and by its float32 and compiled
+results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ampcheck.catalog.numerics import PRECISION_LOSS
+from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
+from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.numerics.checks import check_numerics
+from ampcheck.parity.execution import Execution, str_of
+from ampcheck.records.results import JUDGED_UNIT
+from ampcheck.shadow.bounds import examine
+
+_JUDGED_BY = ("overflow", "nonfinite-gradient", "integer-cast", "precision-loss", "silent-zero", "flush")
+"""The checks of one run whose failures make a side wrong."""
+
+_FLOAT32_SUMS = 8.0
+"""Roundings of float32 by which sums in any order may differ; an audit judges no digit of float32."""
+
+
+def failures_of(run: Execution, limits: Limits) -> list[Finding]:
+    """What is wrong with an execution; empty for an honest one."""
+    assert run.stats is not None
+    found = check_numerics(run.stats, limits, _JUDGED_BY)
+    failures = [f for f in found if f.verdict is Verdict.FAIL and f.check in _JUDGED_BY]
+    return failures or [*_float32_errors(run), *_compiled_errors(run)]
+
+
+def _float32_errors(run: Execution) -> Iterator[Finding]:
+    """Results in float32 that are further from their exact values than sums in another order take them."""
+    for key, result in run.results.items():
+        reference, value = result.reference, result.value
+        if reference is None or key[0] in ("gradient", "module") or reference.unit >= JUDGED_UNIT:
+            continue
+        if value.dtype not in (torch.float32, torch.complex64) or not value.numel():
+            continue
+        unit, form = _FLOAT32_SUMS * reference.unit, format_of(torch.float32)
+        seen = examine(value, reference.exact, reference.moved, unit, form=form, whole=False, digits=True)
+        if seen.flagged:
+            yield PRECISION_LOSS.fail(
+                run.side.name,
+                f"{str_of(key)} must keep the digits of float32: error {seen.error:.2g} against float64, limit "
+                f"{seen.limit:.2g}",
+                observed=seen.error,
+                limit=seen.limit,
+                unit="relative error",
+                hint="reorder what leads to it: subtract before squaring, sum in pairs, or compute it in float64",
+            )
+
+
+def _compiled_errors(run: Execution) -> Iterator[Finding]:
+    """The worst result of compiled code that is beyond the bound of eager mode."""
+    wrong = [error for error in run.compiled if error.at_fault]
+    if not wrong:
+        return
+    worst = max(wrong, key=lambda error: error.times)
+    yield COMPILED_ERROR.fail(
+        run.side.name,
+        f"compiled, {str_of(worst.key)} must keep the bound that eager mode keeps: error {worst.error:.2g} against "
+        f"float64, limit {worst.limit:.2g}",
+        observed=worst.error,
+        limit=worst.limit,
+        unit="relative error",
+        hint="ampcheck blame names the stage of the compiler",
+    )

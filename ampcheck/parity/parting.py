@@ -1,0 +1,91 @@
+"""Where two runs part: the first op of each, on the way to a result, whose exact value the other run does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ampcheck.core.run import Where
+from ampcheck.parity.trail import Record
+
+_SHORTEST_ROW = 8
+"""Elements of a row by which it can be told from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """at: the first op of each run after the last value that both have, None where the run ends with that value.
+
+    common: the op of that value, None for the arguments. reordered: both have the same numbers in another order.
+    """
+
+    at: tuple[Where | None, Where | None]
+    common: Where | None
+    reordered: bool = False
+
+
+def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Parting:
+    """Walk back from a result of two runs, over the values that the other run does not have. results: its records."""
+    first, last = zip(*(_walk(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
+    ends = [run[number].marks for run, number in zip(runs, results, strict=True) if number >= 0]
+    reordered = len(ends) == 2 and torch.allclose(ends[0], ends[1], 1e-9, 1e-9)
+    common = last[0] or last[1]
+    return Parting((first[0], first[1]), common, reordered)
+
+
+def _walk(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Where | None, Where | None]:
+    """The first op on the way to a value whose result the other run does not have, and the last value that it has."""
+    if start < 0:
+        return None, None
+    shared = _shared(mine, other)
+    if shared[start]:  # the other run goes on from here, or has the numbers in another order
+        return None, mine[start].where
+    passed, common, stack = set[int](), set[int](), [start]
+    while stack:
+        number = stack.pop()
+        if number not in passed and number not in common:
+            (common if shared[number] else passed).add(number)
+            stack.extend(() if shared[number] else mine[number].parents)
+    masks = {(r.where.op, r.shape) for r in other if r.where is not None and not r.live}
+    made = [i for i in passed if mine[i].where is not None]
+    # A mask that one run alone has may mask nothing; one of the same shape that differs is the cause.
+    telling = [i for i in made if mine[i].live or ((where := mine[i].where) and (where.op, mine[i].shape) in masks)]
+    first = min(telling or made or [start])
+    computed = {i for i in common if mine[i].where is not None}
+    last = [i for i in computed if i in mine[first].parents] or [i for i in computed if i < first]
+    return mine[first].where, mine[max(last)].where if last else None
+
+
+def _shared(mine: Sequence[Record], other: Sequence[Record]) -> list[bool]:
+    """Which values of a run are in the other: equal numbers in any layout, or rows that are all rows of the other."""
+    sizes: dict[int, list[Record]] = {}
+    widths: dict[torch.Size, list[Record]] = {}
+    for record in other:
+        sizes.setdefault(record.shape.numel(), []).append(record)
+        widths.setdefault(record.shape[-1:], []).append(record)
+    wholes = {n: (torch.stack([r.marks for r in rs]), torch.tensor([r.noise for r in rs])) for n, rs in sizes.items()}
+    pools = {width: torch.cat([r.rows for r in records]) for width, records in widths.items()}
+    pools = {width: pool[pool[:, 0].argsort()] for width, pool in pools.items()}
+    return [_is_whole(r, wholes) or _is_in_rows(r, pools) for r in mine]
+
+
+def _is_whole(record: Record, wholes: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    numel = record.shape.numel()
+    if numel not in wholes:
+        return False
+    marks, noise = wholes[numel]
+    of_sums = numel**0.5  # a norm of n equal errors is sqrt(n) times one of them, a sum at most as often again
+    allowed = noise.double().clamp_min(record.noise)[:, None] * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0])
+    return bool(((marks - record.marks).abs() <= allowed).all(1).any())
+
+
+def _is_in_rows(record: Record, pools: dict[torch.Size, torch.Tensor]) -> bool:
+    width = record.shape[-1:]
+    if width not in pools or width.numel() < _SHORTEST_ROW:
+        return False
+    pool = pools[width]
+    place = torch.searchsorted(pool[:, 0].contiguous(), record.rows[:, 0].contiguous() - 4 * record.noise)
+    near = torch.stack([pool[(place + k).clamp_max(len(pool) - 1)] for k in range(3)])
+    return bool(((near - record.rows).abs() <= 8 * record.noise).all(2).any(0).all())

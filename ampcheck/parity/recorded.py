@@ -1,0 +1,129 @@
+"""A recorded execution: a file with results, exact values and bounds, by which another process is compared.
+
+What ran in a trainer can so be compared with what ran in an inference engine, in another release or on another machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy
+import torch
+
+from ampcheck.core.environment import environment
+from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.files import write_atomically
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Run, Scalar
+from ampcheck.facts.memory import dtype_name
+from ampcheck.parity.execution import Execution, Side, execute
+from ampcheck.parity.judgement import failures_of
+from ampcheck.parity.trail import Trail
+from ampcheck.records.results import Key
+from ampcheck.shadow.compare import Result
+from ampcheck.shadow.result import Reference
+
+SCHEMA = 1
+"""Version of the files. 1: the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An execution as a file keeps it.
+
+    results: by key, with exact values that follow the decisions of the run; own: the same where exact decides.
+    failures: what the checks find in the run. environment: where it ran. opaque: ops that were not followed inside.
+    """
+
+    name: str
+    results: Mapping[Key, Result]
+    own: Mapping[Key, Result]
+    failures: tuple[Finding, ...] = ()
+    environment: Mapping[str, Scalar] = field(default_factory=dict)
+    opaque: tuple[str, ...] = ()
+
+
+def record(side: Side, limits: Limits | None = None) -> Recorded:
+    """Run a side, and keep what a comparison needs."""
+    run = execute(side)
+    own = execute(side, trail=Trail(), independent=True)
+    failures = tuple(failures_of(run, limits or Limits()))
+    return Recorded(side.name, run.results, own.results, failures, environment(), tuple(sorted(run.opaque)))
+
+
+def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
+    """Write a record as `.npz`, whole or not at all."""
+    arrays: dict[str, Any] = {}
+    entries: list[dict[str, Any]] = []
+    for group, results in (("results", recorded.results), ("own", recorded.own)):
+        for key, result in results.items():
+            number = str(len(entries))
+            entry = {"group": group, "key": key, "terms": result.terms, "roundings": result.roundings}
+            entry["dtype"] = dtype_name(result.value.dtype)
+            arrays[f"{number}.value"] = _bits(result.value)
+            if result.reference is not None:
+                entry["unit"] = result.reference.unit
+                arrays[f"{number}.exact"] = result.reference.exact.numpy()
+                arrays[f"{number}.moved"] = result.reference.moved.numpy()
+            entries.append(entry)
+    head = {
+        "schema": SCHEMA,
+        "name": recorded.name,
+        "entries": entries,
+        "run": Run(recorded.environment, recorded.failures).to_json(),
+        "opaque": recorded.opaque,
+    }
+    content = io.BytesIO()
+    numpy.savez_compressed(content, head=numpy.array(json.dumps(head)), **arrays)
+    write_atomically(path, content.getvalue())
+
+
+def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
+    """The record in a file. Raises `UsageError` where there is none, or it is damaged."""
+    try:
+        with numpy.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as arrays:
+            head = json.loads(str(arrays["head"]))
+            require_schema(head, os.fspath(path), "recorded execution", SCHEMA)
+            groups: dict[str, dict[Key, Result]] = {"results": {}, "own": {}}
+            for number, entry in enumerate(head["entries"]):
+                kind, title, step = entry["key"]
+                groups[entry["group"]][kind, title, step] = _result(entry, arrays, str(number))
+            run = Run.from_json(head["run"])
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {error}") from error
+    failures = tuple(replace(finding, subject=name) for finding in run.findings)
+    return Recorded(name, groups["results"], groups["own"], failures, run.environment, tuple(head["opaque"]))
+
+
+def execution_of(recorded: Recorded, *, own: bool = False) -> Execution:
+    """A record as an execution. own: with the exact values that decide themselves."""
+    run = Execution(Side(recorded.name), dict(recorded.own if own else recorded.results))
+    run.opaque.update(recorded.opaque)
+    return run
+
+
+def _bits(tensor: torch.Tensor) -> Any:
+    """The values as NumPy has them; formats that it lacks as integers of the same bits."""
+    if tensor.dtype.itemsize == 1 and tensor.is_floating_point():
+        return tensor.contiguous().view(torch.uint8).numpy()
+    return tensor.contiguous().view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def _result(entry: Mapping[str, Any], arrays: Any, number: str) -> Result:
+    dtype = getattr(torch, entry["dtype"])
+    value = torch.from_numpy(arrays[f"{number}.value"])
+    value = value if value.dtype is dtype else value.view(dtype)
+    reference = None
+    if "unit" in entry:
+        exact, moved = (torch.from_numpy(arrays[f"{number}.{side}"]) for side in ("exact", "moved"))
+        reference = Reference(exact, moved, float(entry["unit"]))
+    return Result(value, reference, int(entry["terms"]), int(entry["roundings"]))

@@ -1,0 +1,160 @@
+"""The trail of a run: each value that an op made, with marks of its exact companion by which another run is searched.
+
+The marks of a value are sums and norms, which are those of the same numbers in any layout, and two numbers for each
+row, by which parts of a batch or of a sequence are found in the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+
+from ampcheck.core.run import Where
+from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.store import StorageMap
+from ampcheck.parity.norms import finite_parts
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.independent import ObservedShadow
+from ampcheck.shadow.result import Reference
+from ampcheck.shadow.rules.registry import rule_of
+
+FLOAT64_NOISE = 2.0**-23
+"""What other algorithms make of one value in float64, relative to `moved - exact`. *moved* is computed in float32, so
+that it is off by what roundings of float32 make of the same ops; those of float64 are 2**-29 of it, and 2**6 is for
+other algorithms. It follows the conditioning by itself."""
+
+FLOAT64_ALIKE = 2.0**-40
+"""The same relative to exact: 2**13 roundings, where *moved* is at no distance (whole numbers, constants)."""
+
+_FOLLOWED = frozenset(("aten", "prims", "_c10d_functional"))
+"""Namespaces of ops that round nothing inside when they are given float64."""
+
+
+class _EveryShape(frozenset[torch.Size]):
+    def __contains__(self, shape: object) -> bool:
+        return True
+
+
+EVERY_SHAPE = _EveryShape()
+"""The set of all shapes."""
+
+_Layout: TypeAlias = tuple[object, ...]
+
+
+def is_opaque(call: Call) -> bool:
+    """Whether an op cannot be followed inside: a custom kernel, which may round there whatever it is given."""
+    if call.traits.random or call.traits.unset or not (call.fresh or call.written):
+        return False
+    name, namespace = call.traits.name, call.traits.namespace
+    return not call.followed or (namespace not in _FOLLOWED and rule_of(name, namespace) is None)
+
+
+@dataclass(slots=True)
+class Record:
+    """One value of a run, made by the op at `where` of the records `parents`.
+
+    where: None of data that entered. marks: norm, sum, sum of magnitudes, largest and smallest element. rows: a
+    weighted sum and the norm of each row. noise: how far float64 itself may be off. live: made of data, and no mask or
+    table. kept: the value and its companions, of data and of the shapes that are kept. bits: a hash of the real values.
+    """
+
+    where: Where | None
+    parents: tuple[int, ...]
+    marks: torch.Tensor
+    rows: torch.Tensor
+    shape: torch.Size
+    noise: float
+    live: bool = False
+    kept: tuple[torch.Tensor, Reference] | None = None
+    bits: int = 0
+
+
+class Trail:
+    """Records every value that a shadow follows.
+
+    shapes: of the values that are kept. bits: hash the real values.
+    """
+
+    def __init__(self, *, shapes: frozenset[torch.Size] = frozenset(), bits: bool = False) -> None:
+        self.records: list[Record] = []
+        self.shadow: ObservedShadow
+        self.shapes, self.bits = shapes, bits
+        self._known = StorageMap[dict[_Layout | None, int]]()
+
+    def __call__(self, call: Call) -> None:
+        """Record the results of an op."""
+        written = {id(tensor) for tensor in call.written}
+        inputs = [t for t in call.inputs if has_companions(t) and t.numel()]
+        parents = tuple(self.number(t, as_view=id(t) not in written) for t in inputs)
+        live = any(self.records[parent].live for parent in parents)
+        for tensor in (*call.fresh, *call.written):
+            if has_companions(tensor) and tensor.numel():
+                self._add(tensor, self._record(tensor, call.where, parents, live=live))
+
+    def number(self, tensor: torch.Tensor, *, as_view: bool = True) -> int:
+        """The record of a tensor: of its memory, or, `as_view`, of its own layout of it. Data that enters is
+        recorded."""
+        known, layout = self._known.get(tensor), _layout(tensor)
+        if known is None:
+            return self._add(tensor, self._record(tensor, None, (), live=tensor.dim() > 0))
+        if layout in known or not as_view:
+            return known.get(layout, known[None])
+        whole = self.records[known[None]]
+        number = self._append(tensor, self._record(tensor, whole.where, (known[None],), live=whole.live))
+        known[layout] = number
+        return number
+
+    def _add(self, tensor: torch.Tensor, record: Record) -> int:
+        """Add the record of memory that was written: earlier views of it are out of date."""
+        number = self._append(tensor, record)
+        self._known.put(tensor, {None: number, _layout(tensor): number})
+        return number
+
+    def _append(self, tensor: torch.Tensor, record: Record) -> int:
+        if record.where is None or tensor.shape in self.shapes:
+            record.kept = tensor.detach().clone(), self.shadow.reference(tensor)
+        if self.bits:
+            record.bits = hash(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        self.records.append(record)
+        return len(self.records) - 1
+
+    def _record(self, tensor: torch.Tensor, where: Where | None, parents: tuple[int, ...], *, live: bool) -> Record:
+        exact, moved = (finite_parts(side(tensor)) for side in (self.shadow.exact, self.shadow.moved))
+        exact, moved = (t.sign() * t.abs().log1p() for t in (exact, moved))  # beside -3e38 of a mask all would be equal
+        flat = exact.reshape(-1)
+        size = torch.linalg.vector_norm(flat)
+        marks = torch.stack([size, flat.sum(), flat.abs().sum(), flat.amax(), flat.amin()])
+        lines = exact.reshape(-1, exact.shape[-1] if exact.dim() else 1)
+        rows = torch.stack([lines @ row_weights(lines.shape[1]), torch.linalg.vector_norm(lines, dim=1)], 1)
+        away = float(torch.linalg.vector_norm(moved.reshape(-1) - flat))
+        noise = FLOAT64_NOISE * away + FLOAT64_ALIKE * float(size)
+        return Record(where, parents, marks, rows, tensor.shape, noise, live)
+
+    def coarsest_not_in(self, other: Trail) -> float:
+        """The unit roundoff of data that the other run does not have: tables and weights made outside of the run."""
+        data = [
+            [record.kept for record in trail.records if record.where is None and record.kept] for trail in (self, other)
+        ]
+        numbers = torch.cat(
+            [
+                torch.zeros(1, dtype=torch.float64),
+                *(finite_parts(reference.exact).reshape(-1) for _, reference in data[1]),
+            ]
+        )
+        own = [
+            value for value, reference in data[0] if not bool(torch.isin(finite_parts(reference.exact), numbers).all())
+        ]
+        return max((roundoff(value.dtype) for value in own), default=0.0)
+
+
+def _layout(tensor: torch.Tensor) -> _Layout:
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+@lru_cache(maxsize=64)
+def row_weights(length: int) -> torch.Tensor:
+    """Weights of the elements of a row, none of which is like another."""
+    return torch.cos(torch.arange(length, dtype=torch.float64) * 1.7548776662466927)

@@ -1,0 +1,53 @@
+"""The fixture `golden`: results that are compared with a file, by their exact values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ampcheck.core.run import Run
+
+FOLDER = "goldens"
+"""The folder of the files, beside the test files."""
+
+
+class GoldenChecks:
+    """Compares results with `goldens/test_file.json` beside the test file; `--ampcheck-update` writes them."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._path = item.path.parent / FOLDER / f"{Path(item.path).stem}.json"
+        self._test = item.name
+
+    def check(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Run:
+        """Run `function(*args, **kwargs)` and compare what it returns, and its gradients, with the golden `name`.
+
+            def test_logits(golden):
+                golden.check("logits", model, tokens)
+
+        function: a module or function of tensors. Raises `AssertionError` where exact values are not those that were
+        recorded, or the run is further from them than its roundings explain, and `UsageError` for what returns no
+        tensor.
+        """
+        __tracebackhide__ = True
+        from ampcheck.checks import findings
+        from ampcheck.core.environment import environment
+        from ampcheck.core.errors import UsageError
+        from ampcheck.core.limits import Limits
+        from ampcheck.core.run import Coverage, Run
+        from ampcheck.core.updating import is_updating
+        from ampcheck.outcome.raising import verify
+        from ampcheck.parity.golden import GoldenFile, compare_golden, run_for_golden
+
+        if not callable(function):
+            raise UsageError(
+                f"golden.check takes what computes the result, as golden.check({name!r}, model, inputs), and runs it "
+                f"in float64 too; found {type(function).__name__}"
+            )
+        title = f"{self._test}: {name}"
+        runs = run_for_golden(title, function, args, kwargs)
+        compared = compare_golden(GoldenFile(self._path), title, runs, update=is_updating())
+        coverage = Coverage({"results": compared.results})
+        return verify(Run(environment(), tuple(findings(compared, Limits())), coverage, title=f"golden {title}"))

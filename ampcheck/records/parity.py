@@ -1,0 +1,129 @@
+"""What a comparison of two executions, a trial of a kernel, and a golden came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ampcheck.core.run import Finding, Scalar, Where
+
+AGREE, ANOTHER, WRONG, UNDECIDED = "agree", "another function", "wrong", "undecided"
+"""Outcomes of a comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """How a result of a kernel compares with the reference. error, limit: of its worst row, in roundings.
+
+    message: what is wrong with it, "" for an honest one.
+    """
+
+    where: Where
+    op: str
+    message: str
+    error: float = 0.0
+    limit: float = 0.0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is beyond its bound."""
+        return bool(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPair:
+    """One result of both sides. apart: in roundings; errors and limits: relative, against float64."""
+
+    name: str
+    apart: float
+    error_a: float
+    limit_a: float
+    error_b: float
+    limit_b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What a comparison concluded.
+
+    outcome: `agree`, `another function`, `wrong` or `undecided`. wrong: the sides that are beyond their bounds. key:
+    the result in which it shows. at: the op of `a` and that of `b`. common: the op of the last value that both have.
+    roundings: the largest distance of two results, in unit roundoffs of the coarser format. compared: how many results
+    were. failures: what the checks of one run say of a side that is wrong. kernels: how opaque ops were judged. pairs:
+    the results of both sides. notes: what else is to be known.
+    """
+
+    outcome: str
+    message: str
+    subject: str = "a and b"
+    wrong: tuple[str, ...] = ()
+    key: str = ""
+    at: tuple[Where | None, Where | None] = (None, None)
+    common: Where | None = None
+    roundings: float = 0.0
+    compared: int = 0
+    failures: tuple[Finding, ...] = ()
+    kernels: tuple[KernelResult, ...] = ()
+    pairs: tuple[ResultPair, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+PASSED, REFUSED, SAYS_NOTHING, LEFT_OUT = "passed", "refused", "says nothing", "left out"
+"""What a case may come to. It says nothing where all exact results are zero or undetermined, and is left out where the
+reference raises, or is beyond the bound of its own rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How a kernel did on one case. error, limit: of its worst result, in unit roundoffs."""
+
+    case: str
+    outcome: str
+    result: str = ""
+    error: float = 0.0
+    limit: float = 0.0
+    reason: str = ""
+
+    @property
+    def nearness(self) -> float:
+        """How near the error is to its limit."""
+        return self.error / (self.limit or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrial:
+    """What was tried of a kernel, with what outcome, and where."""
+
+    kernel: str
+    reference: str
+    tried: tuple[Tried, ...]
+    environment: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def of(self, outcome: str) -> tuple[Tried, ...]:
+        """The cases with this outcome."""
+        return tuple(tried for tried in self.tried if tried.outcome == outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenComparison:
+    """A run beside its golden.
+
+    file: of the goldens, as messages name it. made_in: where the golden was recorded, None where there is none of this
+    name. written: it was written just now. results: how many there are. gone, new: names of results that one of the two
+    lacks. differing: by name, how exact values differ. undetermined: those of them of which the data determine nothing.
+    digits: of the results that rounding leaves. failures: what the checks of one run say of the run itself. opaque: ops
+    that cannot be followed.
+    """
+
+    name: str
+    file: str
+    made_in: str | None = None
+    written: bool = False
+    results: int = 0
+    gone: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    differing: Mapping[str, str] = field(default_factory=dict)
+    undetermined: tuple[str, ...] = ()
+    digits: float = 0.0
+    failures: tuple[Finding, ...] = ()
+    opaque: tuple[str, ...] = ()

@@ -1,0 +1,66 @@
+"""What is promised of the fixture `golden`: rounding passes, a change fails, and a file is written on request alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TEST = """
+import torch
+
+WEIGHT = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+def mean(x):
+    return ({x} @ WEIGHT).float().mean(-1){after}
+
+def test_mean(golden):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    golden.check("mean", mean, x)
+"""
+
+
+def run(pytester: pytest.Pytester, *arguments: str, x: str = "x", after: str = "") -> pytest.RunResult:
+    pytester.makepyfile(test_mean=TEST.format(x=x, after=after))
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_a_golden_is_written_on_request_and_then_compared(pytester: pytest.Pytester) -> None:
+    missing = run(pytester)
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(["*a golden must be recorded*"])
+    written = run(pytester, "--ampcheck-update")
+    written.assert_outcomes(passed=1)
+    written.stdout.fnmatch_lines(["updated *test_mean.json: test_mean: mean"])
+    run(pytester).assert_outcomes(passed=1)
+    text = (pytester.path / "goldens" / "test_mean.json").read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) < 200, "a review shows it line by line"
+
+
+def test_other_roundings_pass_and_another_function_fails(pytester: pytest.Pytester) -> None:
+    run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
+    run(pytester, x="x.float().bfloat16()").assert_outcomes(passed=1)
+    three_roundings = " * (1 + 3 * 2**-8)"
+    failed = run(pytester, after=three_roundings)
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(["*exact values must be those that were recorded*"])
+    run(pytester, after=" * (1 + 1e-7)").assert_outcomes(failed=1)
+
+
+def test_values_that_are_worse_than_rounding_fail_though_the_function_is_the_same(pytester: pytest.Pytester) -> None:
+    run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
+    failed = run(pytester, x="(x + 300 - 300)")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(["*as near to float64 as its roundings explain*"])
+
+
+def test_a_damaged_file_gets_one_sentence(pytester: pytest.Pytester) -> None:
+    run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
+    path = pytester.path / "goldens" / "test_mean.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["goldens"]["test_mean: mean"]["results"]["output"]["noise"] = []
+    path.write_text(json.dumps(data), encoding="utf-8")
+    failed = run(pytester)
+    failed.stdout.fnmatch_lines(["*golden 'test_mean: mean' of *is damaged*"])
+    path.write_text("{", encoding="utf-8")
+    run(pytester).stdout.fnmatch_lines(["*test_mean.json cannot be read*"])

@@ -1,0 +1,97 @@
+"""What is promised of `assert_kernel`: each planted fault is refused, honest kernels are certified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from parity.kernels import FAULTY, HONEST, INPUTS, draw, matmul, rms
+
+from ampcheck import Run, UsageError, Verdict, assert_kernel
+from ampcheck.strategies import tensors
+
+SIZES = (0, 1, 17, 33, 257)
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_is_certified(name: str) -> None:
+    kernel = HONEST[name]
+    (finding,) = assert_kernel(kernel.compute, kernel.reference, INPUTS[kernel.reference], sizes=SIZES).findings
+    assert finding.verdict is Verdict.PASS
+    assert finding.seen is not None
+    assert finding.seen > 20
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_planted_fault_is_refused(name: str) -> None:
+    kernel = FAULTY[name]
+    with pytest.raises(AssertionError, match="a kernel must compute what"):
+        assert_kernel(kernel.compute, kernel.reference, INPUTS[kernel.reference], sizes=SIZES)
+
+
+def test_zeros_alone_certify_nothing() -> None:
+    run = assert_kernel(lambda x: x * 0, lambda x: x * 0, (draw(4, 8),), runs=1)
+    assert run.findings[0].verdict is Verdict.UNDECIDED
+
+
+def test_the_certificate_says_what_was_tried(tmp_path: Path) -> None:
+    path = tmp_path / "mm.json"
+    assert_kernel(torch.matmul, matmul, INPUTS[matmul](33), certificate=path, name="matmul")
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["schema"], written["kernel"], written["reference"]) == (1, "matmul", "matmul")
+    assert {"case", "outcome", "error", "limit"} <= written["tried"][0].keys()
+    assert written["environment"]["torch"] == torch.__version__
+
+
+def test_gradients_of_a_kernel_are_compared() -> None:
+    class Doubled(torch.autograd.Function):
+        factor = 2.0
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * Doubled.factor
+
+    x = draw(4, 16).requires_grad_()
+    assert_kernel(Doubled.apply, lambda x: x * 2, (x,))
+    Doubled.factor = 2.25
+    with pytest.raises(AssertionError, match="gradient argument 0"):
+        assert_kernel(Doubled.apply, lambda x: x * 2, (x,))
+
+
+def test_a_strategy_draws_the_arguments_and_the_smallest_is_shown() -> None:
+    inputs = st.integers(1, 40).map(lambda n: (draw(2, n), draw(n, seed=1)))
+    assert isinstance(assert_kernel(HONEST["rms_in_float64"].compute, rms, inputs, examples=8), Run)
+    with pytest.raises(AssertionError, match=r"on \[2, 2\] torch.bfloat16"):
+        assert_kernel(FAULTY["takes_the_next_weight"].compute, rms, inputs, examples=20)
+
+
+def test_a_strategy_of_tensors_is_one_argument() -> None:
+    assert_kernel(torch.neg, lambda x: -x, tensors("bfloat16", shape=(3,)), examples=5)
+
+
+def test_a_kernel_for_16_bits_alone_and_one_that_raises() -> None:
+    def picky(a: Any, b: Any) -> Any:
+        assert a.dtype is BF16
+        return a @ b
+
+    assert_kernel(picky, matmul, INPUTS[matmul](17))
+
+    def broken(a: Any, b: Any) -> Any:
+        raise RuntimeError("out of shared memory")
+
+    with pytest.raises(AssertionError, match="out of shared memory"):
+        assert_kernel(broken, matmul, INPUTS[matmul](17))
+
+
+def test_bad_arguments_get_one_sentence() -> None:
+    with pytest.raises(UsageError, match="runs"):
+        assert_kernel(torch.neg, torch.neg, (draw(3),), runs=0)

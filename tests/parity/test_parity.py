@@ -1,0 +1,225 @@
+"""What is promised of `assert_parity`, of circumstances, records and the command."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.pairs import NORM, PAIRS, draw, rms_norm
+from torch import nn
+from torch.nn import functional as F
+
+from ampcheck import UsageError, Verdict, assert_parity
+from ampcheck.cli.main import main
+from ampcheck.parity import Batch, Chunks, Microbatches, Permutation, Repeat, Threads
+from ampcheck.parity.compare import compare
+from ampcheck.parity.execution import Side
+from ampcheck.parity.recorded import load_record, record, save_record
+from ampcheck.records.parity import AGREE, ANOTHER
+from ampcheck.search import Padding, Shift
+
+BF16 = torch.bfloat16
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 12)).to(BF16)
+
+
+def test_a_pass_counts_the_results_and_shows_both_errors() -> None:
+    run = assert_parity(rms_norm, lambda x, w: F.rms_norm(x, (192,), w, 1e-6), NORM)
+    (finding,) = run.findings
+    assert (finding.check, finding.verdict, finding.seen) == ("parity", Verdict.PASS, 3)
+    assert [row[0] for row in run.tables[0].rows] == ["output", "gradient argument 0.0", "gradient argument 0.1"]
+
+
+def test_state_random_numbers_and_arguments_are_as_before() -> None:
+    norm = nn.BatchNorm1d(8)
+    before, drawn, x = copy.deepcopy(norm.state_dict()), torch.get_rng_state(), torch.randn(6, 8)
+    drawn, kept = torch.get_rng_state(), x.clone()
+    assert_parity(nn.Sequential(norm, nn.Dropout(0.5)), nn.Sequential(copy.deepcopy(norm), nn.Dropout(0.5)), (x,))
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize(("scale", "outcome"), [(1e-9, ANOTHER), (1e-13, AGREE)])
+def test_how_small_a_difference_is_another_function(scale: float, outcome: str) -> None:
+    b = Side("b", lambda x, w: rms_norm(x, w) * (1 + scale), NORM)
+    assert compare(Side("a", rms_norm, NORM), b).outcome == outcome
+
+
+def test_modules_of_a_port_are_compared_by_the_names_of_the_original() -> None:
+    class Port(nn.Module):
+        def __init__(self, of: nn.Module) -> None:
+            super().__init__()
+            self.first, self.norm, _, self.last = copy.deepcopy(of)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(F.relu(self.norm(self.first(x))))
+
+    ours, x = model(), draw(6, 16)
+    theirs, names = Port(ours), {"0": "first", "1": "norm", "3": "last"}
+    run = assert_parity(ours, theirs, (x,), modules=names)
+    assert run.findings[0].seen == 3 + 1 + 1 + 6, "modules, the output, the argument, parameters of modules"
+    theirs.norm.eps = 1e-3
+    with pytest.raises(AssertionError, match="module 1: exact values differ"):
+        assert_parity(ours, theirs, (x,), modules=names)
+    with pytest.raises(UsageError, match="there is no 'nrom'"):
+        assert_parity(ours, theirs, (x,), modules={"0": "nrom"})
+
+
+def test_compiled_code_is_judged_by_the_exact_values_of_eager_mode() -> None:
+    def negated(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(-out for out in graph(*args))
+
+    ours, x = model(), draw(6, 16)
+    assert_parity(ours, torch.compile(ours, backend="eager"), (x,))
+    with pytest.raises(AssertionError, match="compiled, output must keep the bound"):
+        assert_parity(ours, torch.compile(ours, backend=negated), (x,), backward=False)
+
+
+def test_functions_that_build_are_called_inside_so_that_tables_are_followed() -> None:
+    def make(base: float) -> Any:
+        frequencies = base ** -(torch.arange(0, 32, 2).float() / 32)
+        return lambda x: x * torch.outer(torch.arange(8).float(), frequencies).cos(), (draw(8, 16),)
+
+    assert_parity(lambda: make(1e4), lambda: make(1e4))
+    with pytest.raises(AssertionError, match=r"then a runs .*aten::pow"):
+        assert_parity(lambda: make(1e4), lambda: make(10001.0))
+
+
+def test_relations_ask_for_less_or_more() -> None:
+    noisy, exact = PAIRS["layer_norm_by_moments"].make()[1], PAIRS["layer_norm_by_moments"].make()[0]
+    args = PAIRS["layer_norm_by_moments"].make()[2]
+    assert_parity(exact, noisy, args, relation="function")
+    with pytest.raises(AssertionError, match=r"other bits; they part at .*aten::"):
+        assert_parity(exact, noisy, args, relation="bitwise")
+    assert_parity(exact, exact, args, relation="bitwise")
+    with pytest.raises(UsageError, match="relation"):
+        assert_parity(exact, exact, args, relation="close")
+
+
+def test_a_backward_that_raises_on_one_side_leaves_gradients_out_with_a_note() -> None:
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            raise RuntimeError("no backward")
+
+    run = assert_parity(Forward.apply, lambda x: x * 2, (draw(4, 4),))
+    assert "gradients are not compared: a raised" in run.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("circumstance", "relation"),
+    [
+        (Batch(), "rounding"),
+        (Batch(4), "rounding"),
+        (Permutation(0), "rounding"),
+        (Threads(1), "rounding"),
+        (Repeat(), "bitwise"),
+    ],
+)
+def test_an_honest_model_holds_in_each_circumstance(circumstance: Any, relation: str) -> None:
+    assert_parity(model(), circumstance, (draw(6, 16),), relation=relation)
+
+
+def test_a_norm_over_the_batch_depends_on_it() -> None:
+    with pytest.raises(AssertionError, match="rows of a batch alone: two executions must compute one function"):
+        assert_parity(lambda x: x - x.mean(0, keepdim=True), Batch(), (draw(6, 16),))
+
+
+def test_invariances_of_the_search_are_circumstances() -> None:
+    assert_parity(lambda x: x.float().softmax(-1), Shift(1.0), (draw(4, 16),))
+    with pytest.raises(AssertionError, match="padding along dimension -1"):
+        assert_parity(lambda x: x.float().softmax(-1), Padding(), (draw(4, 16),))
+
+
+def test_a_recurrent_model_in_chunks() -> None:
+    torch.manual_seed(0)
+    recurrent = nn.GRU(8, 8, batch_first=True)
+
+    def step(function: Any, chunk: Any, state: Any) -> Any:
+        return function(chunk, state)
+
+    x = draw(2, 12, 8, dtype=torch.float32)
+    assert_parity(recurrent, Chunks(5, step=step), (x,))
+    with pytest.raises(AssertionError, match="one function"):
+        assert_parity(recurrent, Chunks(5, step=lambda f, c, s: (f(c)[0], None)), (x,))
+    with pytest.raises(UsageError, match=r"Chunks needs step\(function, chunk, state\)"):
+        assert_parity(nn.Linear(8, 8), Chunks(5), (x,))
+
+
+def test_microbatches_of_a_mean_over_tokens_are_another_gradient() -> None:
+    classify = nn.Linear(16, 4)
+
+    def loss(x: Any, classes: Any) -> Any:
+        return F.cross_entropy(classify(x), classes)
+
+    x, classes = draw(8, 16, dtype=torch.float32), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+    assert_parity(loss, Microbatches(4), (x, classes))
+    classes[:1] = -100  # one token fewer in the first
+    with pytest.raises(AssertionError, match="4 micro-batches: two executions must compute one function"):
+        assert_parity(loss, Microbatches(4), (x, classes))
+
+
+def test_what_is_no_side_gets_one_sentence() -> None:
+    with pytest.raises(UsageError, match="a must be a module or function"):
+        assert_parity(3, model(), (draw(2, 16),))
+    with pytest.raises(UsageError, match="a is a module: give args"):
+        assert_parity(model(), model())
+    with pytest.raises(UsageError, match="other way round"):
+        assert_parity(Batch(), model(), (draw(2, 16),))
+    with pytest.raises(UsageError, match="give args"):
+        assert_parity(model(), Batch())
+    with pytest.raises(UsageError, match=r"side b raised RuntimeError.*test_parity\.py"):
+        assert_parity(lambda x: x, lambda x: x @ x, (draw(2, 16),))
+
+
+def test_a_record_is_compared_with_what_runs_here(tmp_path: Path) -> None:
+    path = tmp_path / "ours.npz"
+    side = Side("a", rms_norm, NORM)
+    save_record(record(side), path)
+    stored = load_record(path, "a")
+    assert compare(stored, Side("b", lambda x, w: F.rms_norm(x, (192,), w, 1e-6), NORM)).outcome == AGREE
+    found = compare(stored, Side("b", lambda x, w: rms_norm(x, w, 1e-4), NORM))
+    assert (found.outcome, found.key) == (ANOTHER, "output")
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UsageError, match="no recorded execution could be read"):
+        load_record(path, "a")
+
+
+TARGETS = """
+import torch
+
+def make(eps):
+    norm = torch.nn.LayerNorm(16, eps=eps)
+    return norm, (torch.randn(4, 16),)
+
+def ours(): return make(1e-5)
+def same(): return make(1e-5)
+def other(): return make(1e-3)
+"""
+
+
+def test_the_command_compares_targets_and_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sides.py").write_text(TARGETS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["parity", "sides.py:ours", "sides.py:same"]) == 0
+    assert main(["parity", "sides.py:ours", "sides.py:other", "--json", "run.json"]) == 1
+    assert "native_layer_norm" in capsys.readouterr().out
+    assert main(["record", "sides.py:ours", "-o", "ours.npz"]) == 0
+    assert main(["parity", "ours.npz", "sides.py:same"]) == 0
+    assert main(["parity", "ours.npz", "sides.py:other"]) == 1
+    assert main(["record", "sides.py:ours", "-o", "ours.txt"]) == 2
+    assert main(["parity", "sides.py:ours", "missing.npz"]) == 2
+    assert "ends with .npz" in capsys.readouterr().err
