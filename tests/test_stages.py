@@ -58,7 +58,7 @@ def test_a_full_audit_observes_four_times_as_many_steps(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], steps: int
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(AUDIT, "judge_training", lambda *_, steps, **__: asked.append(steps) or Run())
+    monkeypatch.setattr("ampcheck.unchanged.judge_training", lambda plan, *_: asked.append(plan.steps) or Run())
     loop = {"model": nn.Linear(4, 4), "step": lambda i: 0.0, **shape}
     judge_subject(loop, full=True)
     judge_subject(loop, full=True, steps=3)

@@ -36,6 +36,7 @@ from ampcheck.core.arguments import DType
 from ampcheck.core.arm import armed
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.core.updating import is_updating
@@ -112,13 +113,12 @@ def _users_own(cause: BaseException | None) -> BaseException | None:
     return cause if any(is_users(frame.f_code.co_filename) for frame, _ in frames) else None
 
 
-def judge_policy(
-    subject: Subject, device: str, dtypes: Sequence[torch.dtype], checks: Collection[str] | None = None
-) -> Run:
-    """What autocast on a device type does to the ops that a model calls, in each dtype; for another device than the
-    CPU also where it differs from the CPU's. checks: of `POLICY_CHECKS`, all by default.
-    """
-    wanted = [slug for slug in POLICY_CHECKS if checks is None or slug in checks]
+def judge_policy(plan: Plan) -> Run:
+    """What autocast on the device type of the plan does to the ops that its model calls, in each dtype; for another
+    device than the CPU also where it differs from the CPU's."""
+    subject, device = plan.subject, plan.policy
+    dtypes = [getattr(torch, name) for name in plan.dtypes]
+    wanted = [slug for slug in POLICY_CHECKS if plan.judges(slug)]
     findings: list[Finding] = []
     tables: list[Table] = []
     seen: dict[str, int] = {}

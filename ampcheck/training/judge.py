@@ -19,10 +19,10 @@ from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.progress import SILENT, Listener, Progress
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
-from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.core.subject import Kind, as_subject
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.dynamo import in_eager_mode
@@ -298,42 +298,31 @@ CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES f
 """What is judged of a training loop, besides its use of autocast."""
 
 
-def judge_training(
-    subject: Subject,
-    checks: Collection[str] | None = None,
-    limits: Limits | None = None,
-    *,
-    steps: int | None = None,
-    horizon: int | None = None,
-    device: str = "cpu",
-    listener: Listener = SILENT,
-) -> Run:
+def judge_training(plan: Plan, listener: Listener = SILENT) -> Run:
     """Judge a training loop. Model, optimizer, scaler and the rest are restored, also after an error.
 
-    checks: those of a training loop, all by default. steps: how many are observed, by default the subject's `steps` or
-    24. horizon: how many are planned, by default the subject's `horizon`. Every run begins from the state
-    in which the loop was handed over.
+    The plan names checks of a training loop; its steps are by default the subject's `steps` or 24, its horizon is by
+    default that of the subject. Every run begins from the state in which the loop was handed over.
     """
-    if steps is not None:
-        parse_integer(steps, "steps")
-    count = steps or subject.shape.get("steps") or STEPS
+    subject, count = plan.subject, plan.steps
+    if count is not None:
+        parse_integer(count, "steps")
+    count = count or subject.shape.get("steps") or STEPS
     loop = TrainingLoop(played(subject, parse_integer(count, f"steps of {subject.name}")))
     loop.settled = settled
-    loop.horizon = horizon or loop.horizon
-    bounds = resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}")
-    wanted = frozenset(slug for slug in (*CHECKS, *VALUES, *_added_checks()) if checks is None or slug in checks)
+    loop.horizon = plan.horizon or loop.horizon
+    wanted = frozenset(slug for slug in (*CHECKS, *VALUES, *_added_checks()) if plan.judges(slug))
     with loop.preserved() as start:
-        device = device if torch.device(device).type != "cpu" else loop.device_type
-        context = Context(loop, start, bounds, wanted, count, device)
+        device = plan.device if torch.device(plan.device).type != "cpu" else loop.device_type
+        context = Context(loop, start, plan.limits, wanted, count, device)
         runs: list[Run] = []
         with ending_alike(runs, loop.name, wanted):
-            for run in _runs(context, checks, listener.progress):
+            for run in _runs(context, plan, listener.progress):
                 runs.append(run)
                 listener.judged(run)
-    merged = with_values(merge(runs), context.seen.values, bounds, checks, finished=context.seen.steps > 0)
-    reported = (f for f in merged.findings if checks is None or f.check in checks or f.check == "coverage")
+    merged = plan.only(with_values(merge(runs), context.seen.values, plan, finished=context.seen.steps > 0))
     title = f"audit of {loop.name}"
-    return replace(merged, findings=with_causes(reported), environment=environment(device), title=title)
+    return replace(merged, findings=with_causes(merged.findings), environment=environment(device), title=title)
 
 
 @restoring
@@ -359,10 +348,10 @@ def assert_training(
         raise UsageError(f"{loop.name} is of kind '{loop.kind.value}'; a training loop is a mapping with 'step'")
     slugs = parse_checks(checks, for_kind(Kind.TRAINING))
     loop = replace(loop, name=name or loop.name)
-    return verify(judge_training(loop, slugs, limits, steps=steps, device=device or "cpu"))
+    return verify(judge_training(Plan.of(loop, limits, checks=slugs, steps=steps, device=device or "cpu")))
 
 
-def _runs(context: Context, checks: Collection[str] | None, progress: Progress) -> Iterator[Run]:
+def _runs(context: Context, plan: Plan, progress: Progress) -> Iterator[Run]:
     """The run of each stage that judges a wanted check."""
     loop, start = context.loop, context.start
     assert start is not None
@@ -387,9 +376,9 @@ def _runs(context: Context, checks: Collection[str] | None, progress: Progress) 
         yield replace(run, findings=tuple(unjudged(run.findings, context.seen)))
     start.restore()
     report("use of autocast")
-    if not fatal and (checks is None or set(checks) - {*CHECKS, *VALUES, *_added_checks(), "coverage"}):
+    if not fatal and (plan.checks is None or set(plan.checks) - {*CHECKS, *VALUES, *_added_checks(), "coverage"}):
         with quiet():
-            run = judge_use(loop.subject, checks)
+            run = judge_use(loop.subject, plan.checks)
         if stopped is not None:  # reported already, with its step and line
             run = replace(run, findings=tuple(f for f in run.findings if f.check != "coverage"))
         yield run

@@ -9,6 +9,7 @@ from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.checks import REGISTRY, added
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
 from ampcheck.numerics.checks import observable
@@ -75,25 +76,17 @@ def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str]
     return replace(merge([block, learned]), findings=tuple(findings))
 
 
-def judge_call(
-    function: Callable[[Runner], object],
-    subject: str,
-    limits: Limits,
-    checks: Collection[str] | None,
-    *,
-    steps: int | None,
-    horizon: int | None,
-) -> Run:
+def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -> Run:
     """Call `function(run)` once, and judge its values, its sums and norms, its products, and the training in it.
 
     The function calls the user's callable by `run(callable)`. Training is what steps an optimizer; it is ended after
-    `steps` steps; `horizon` are planned. Skips are reported only for `checks` that name them: most callables reduce no
-    gradients. That of `scale-invariance` is reported wherever a GradScaler is in use.
+    the steps of the plan. Skips are reported only for selected checks: most callables reduce no gradients. That of
+    `scale-invariance` is reported wherever a GradScaler is in use.
     """
-    values = [slug for slug in observable() if checks is None or slug in checks]
+    values = [slug for slug in observable() if plan.judges(slug)]
     shadow = LoopShadow(judge=values not in ([], [COVERAGE.slug]))
     results: list[object] = []  # alive until the block is judged: a NaN that is returned is kept
-    training = TrainingWatch(subject, STEPS if steps is None else steps, shadow, horizon=horizon)
+    training = TrainingWatch(subject, STEPS if plan.steps is None else plan.steps, shadow, horizon=plan.horizon)
 
     def run(call: Callable[[], object]) -> object:
         results.append(result := training.call(call))
@@ -103,21 +96,21 @@ def judge_call(
     with training.watching():
         products = measure_operands(lambda: function(run), subject)
     sums = reduction_stats(training.following.sums, training.following.lineage, subject)
-    judged = [*check_reductions(sums, limits), *check_operands(products, limits)]
+    judged = [*check_reductions(sums, plan.limits), *check_operands(products, plan.limits)]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
     if shadow.judge is not None:
-        block = block_run(measure_block(shadow, subject), limits, values)
+        block = block_run(measure_block(shadow, subject), plan.limits, values)
         coverage, maps = block.coverage, block.maps
         judged = [*block.findings, *judged]
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
-    learned = judge_running(training, limits, checks)
+    learned = judge_running(training, plan.limits, plan.checks)
     judged = together(judged, list(learned.findings))
-    scales = [SCALE_INVARIANCE.slug] if checks is None and training.loop.scalers else []
-    wanted = (*(checks or ()), COVERAGE.slug, *scales)
-    findings = [f for f in judged if (checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
+    scales = [SCALE_INVARIANCE.slug] if plan.checks is None and training.loop.scalers else []
+    wanted = (*(plan.checks or ()), COVERAGE.slug, *scales)
+    findings = [f for f in judged if (plan.checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)
     block_tables = (table,) if table and findings else ()
     return replace(

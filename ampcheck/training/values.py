@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ampcheck.catalog.numerics import COVERAGE
-from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import block_run
@@ -44,17 +44,15 @@ def _worst(findings: Iterable[Finding], check: str) -> int:
     return min((SEVERITY.index(f.verdict) for f in findings if f.check == check), default=len(SEVERITY))
 
 
-def with_values(
-    steps: Run, stats: NumericsStats | None, limits: Limits, checks: Collection[str] | None, *, finished: bool
-) -> Run:
+def with_values(steps: Run, stats: NumericsStats | None, plan: Plan, *, finished: bool) -> Run:
     """The run of a loop with the findings about the values of its steps.
 
     stats: None where these were not followed. finished: whether a step came to its end; else no check passes.
     """
-    wanted = [slug for slug in observable() if slug != COVERAGE.slug and (checks is None or slug in checks)]
+    wanted = [slug for slug in observable() if slug != COVERAGE.slug and plan.judges(slug)]
     if stats is None or not wanted:
         return steps
-    values = block_run(stats, limits, wanted)
+    values = block_run(stats, plan.limits, wanted)
     found = [finding for finding in values.findings if finding.check in wanted]
     judged = {finding.check for finding in steps.findings}
     found = [f for f in found if f.verdict is not Verdict.PASS or (f.check not in judged and finished)]

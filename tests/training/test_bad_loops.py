@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from training_loops import mlp, state_of
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import CHECKS, judge_training
@@ -44,7 +45,7 @@ def loop_of(
 def judged(shape: dict[str, Any], steps: int = 8, checks: Any = None) -> Run:
     """The run; the state must be as it was."""
     before = state_of(shape)
-    run = judge_training(Subject(shape, name="loop"), checks, steps=steps)
+    run = judge_training(Plan.of(Subject(shape, name="loop"), checks=checks, steps=steps))
     assert state_of(shape) == before
     return run
 
@@ -307,7 +308,7 @@ def test_an_interrupt_passes_through_and_leaves_everything_as_it_was(interrupt, 
     before = state_of(shape)
     original = torch.amp.GradScaler.step, torch.autograd._engine_run_backward
     with pytest.raises(interrupt):
-        judge_training(Subject(shape))
+        judge_training(Plan.of(Subject(shape)))
     assert state_of(shape) == before
     assert original == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward)
 
@@ -348,7 +349,7 @@ def test_an_interrupt_in_a_later_stage_leaves_everything_as_it_was():
     shape = {**loop_of(step), "save": dict, "load": lambda checkpoint: None}
     before = state_of({**shape, "step": None})
     with pytest.raises(KeyboardInterrupt):
-        judge_training(Subject(shape), ["resume"], steps=2)
+        judge_training(Plan.of(Subject(shape), checks=["resume"], steps=2))
     assert state_of({**shape, "step": None}) == before
     assert next(calls) > 2
 

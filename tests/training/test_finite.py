@@ -6,6 +6,7 @@ import pytest
 import torch
 from training_loops import amp_loop, mlp
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -14,7 +15,7 @@ CHECKS = ("overflow", "nonfinite-gradient")
 
 
 def verdicts(shape, steps=8):
-    run = judge_training(Subject(shape, name="loop"), CHECKS, steps=steps)
+    run = judge_training(Plan.of(Subject(shape, name="loop"), checks=CHECKS, steps=steps))
     return {finding.check: finding for finding in run.findings if finding.check in CHECKS}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_loss, mend_nonfinite
@@ -49,7 +50,7 @@ def loop(
 
 
 def judged(shape: dict[str, Any], *checks: str) -> Run:
-    return judge_training(Subject(shape, name="loop"), checks or None, steps=24)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=checks or None, steps=24))
 
 
 def of(run: Run, check: str) -> Finding:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from training_loops import mlp
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -18,7 +19,7 @@ DATA = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
 
 def judged(shape: dict[str, Any], *checks: str) -> Run:
-    return judge_training(Subject(shape, name="loop"), checks or None, steps=4)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=checks or None, steps=4))
 
 
 def loop(
@@ -156,7 +157,9 @@ def test_master_weights_that_take_up_small_updates_are_a_change():
                 parameter.copy_(master)
         return loss.item()
 
-    run = judge_training(Subject({"model": model, "optimizer": None, "scaler": None, "masters": masters, "step": step}))
+    run = judge_training(
+        Plan.of(Subject({"model": model, "optimizer": None, "scaler": None, "masters": masters, "step": step}))
+    )
     assert not [f for f in run.findings if f.verdict in (Verdict.WARN, Verdict.INCOMPLETE)], str(run)
 
 

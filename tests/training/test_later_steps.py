@@ -9,6 +9,7 @@ import torch
 from narrow_loops import F32, data, net
 from torch import nn
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -17,7 +18,7 @@ CHECKS = ("gradient-underflow", "loss-scale")
 
 
 def judged(shape, steps=10, checks=CHECKS) -> Run:
-    return judge_training(Subject(shape, name="loop"), checks, steps=steps)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=checks, steps=steps))
 
 
 def failures(run: Run, check: str) -> list[Finding]:

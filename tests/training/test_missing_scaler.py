@@ -8,6 +8,7 @@ import pytest
 import torch
 from training_loops import mlp
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -52,7 +53,7 @@ def loop(
 
 
 def judged(shape: dict[str, Any]) -> Finding:
-    run = judge_training(Subject(shape, name="loop"), ["scaler-protocol"], steps=3)
+    run = judge_training(Plan.of(Subject(shape, name="loop"), checks=["scaler-protocol"], steps=3))
     (finding,) = [one for one in run.findings if one.check == "scaler-protocol"]
     return finding
 

@@ -9,13 +9,14 @@ import torch
 from narrow_loops import B16, F32, data, net
 from torch import nn
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
 
 
 def judged(shape, *checks: str, steps: int = 24) -> Run:
-    return judge_training(Subject(shape, name="loop"), checks, steps=steps)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=checks, steps=steps))
 
 
 def failures(run: Run) -> list[Finding]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from training_loops import amp_loop, failed, mlp
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -17,7 +18,7 @@ CHECKS = ("scaler-protocol", "scale-invariance", "scheduler-skip", "loss-dtype")
 
 
 def judged(shape: dict[str, Any]) -> Run:
-    return judge_training(Subject(shape, name="loop"), CHECKS, steps=6)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=CHECKS, steps=6))
 
 
 def split_backward() -> dict[str, Any]:

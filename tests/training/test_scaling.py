@@ -14,6 +14,7 @@ from torch import nn
 from training_loops import amp_loop, demo_loop, mlp
 
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
@@ -148,14 +149,14 @@ def test_the_window_of_a_random_network_is_true(seed, size, width):
 
 def test_the_scale_in_use_is_judged_against_the_window():
     for scale, verdict in ((2.0**-20, Verdict.FAIL), (1024.0, Verdict.PASS)):
-        run = judge_training(Subject(amp_loop(init_scale=scale)), ["loss-scale"], steps=3)
+        run = judge_training(Plan.of(Subject(amp_loop(init_scale=scale)), checks=["loss-scale"], steps=3))
         (found,) = [f for f in run.findings if f.check == "loss-scale"]
         assert found.verdict is verdict, found.message
 
 
 @pytest.mark.slow
 def test_a_step_that_is_skipped_names_the_parameter_and_the_op():
-    run = judge_training(Subject(amp_loop(init_scale=2.0**40)), ["loss-scale"], steps=40)
+    run = judge_training(Plan.of(Subject(amp_loop(init_scale=2.0**40)), checks=["loss-scale"], steps=40))
     (found,) = [f for f in run.findings if f.check == "loss-scale"]
     assert "steps, first step 0, not finite" in found.message
     assert "first in " in found.message
@@ -186,7 +187,7 @@ def test_two_scalers_have_a_path_each():
         return 0.0
 
     shape = {"models": [one, two], "optimizers": [first, second], "scalers": scalers, "step": step}
-    run = judge_training(Subject(shape), ["loss-scale"], steps=3)
+    run = judge_training(Plan.of(Subject(shape), checks=["loss-scale"], steps=3))
     assert len([f for f in run.findings if f.check == "loss-scale"]) == 2
     assert not run.failed
 

@@ -12,6 +12,7 @@ from training_loops import amp_loop, mlp, state_of
 
 from ampcheck import audit
 from ampcheck.core.errors import UsageError
+from ampcheck.core.plan import Plan
 from ampcheck.core.progress import Listener, listening
 from ampcheck.core.run import Run, Verdict, collect
 from ampcheck.core.subject import Kind, Subject
@@ -120,7 +121,7 @@ def test_a_run_reads_as_text_and_states_its_evidence(whole):
 @pytest.mark.every(4)
 @pytest.mark.parametrize("slug", CHECKS)
 def test_what_is_not_asked_for_is_not_told(slug):
-    run = judge_training(Subject(amp_loop()), [slug], steps=3)
+    run = judge_training(Plan.of(Subject(amp_loop()), checks=[slug], steps=3))
     assert {finding.check for finding in run.findings} <= {slug, "coverage"}
     assert {finding.check for finding in run.findings} >= {"coverage"}
 
@@ -128,7 +129,7 @@ def test_what_is_not_asked_for_is_not_told(slug):
 def test_a_guard_alone_runs_no_shadow():
     told: list[str] = []
     listener = Listener(lambda name, *_: told.append(name))
-    judge_training(Subject(amp_loop()), ["autocast-scope"], steps=2, listener=listener)
+    judge_training(Plan.of(Subject(amp_loop()), checks=["autocast-scope"], steps=2), listener)
     assert not [name for name in told if "gradients" in name]
 
 
@@ -144,7 +145,7 @@ def test_unknown_checks_and_other_subjects_are_usage_errors():
 @pytest.mark.parametrize("steps", [0, -1, True, "three", 1.5])
 def test_steps_must_be_a_whole_number(steps):
     with pytest.raises(UsageError, match="whole number"):
-        judge_training(Subject(amp_loop(steps=steps)))
+        judge_training(Plan.of(Subject(amp_loop(steps=steps))))
 
 
 @pytest.mark.parametrize("steps", [0, -3])
@@ -155,8 +156,11 @@ def test_steps_that_are_asked_for_must_be_one_or_more(steps):
 
 @pytest.mark.slow
 def test_the_steps_of_the_mapping_are_observed_unless_others_are_asked_for():
-    assert judge_training(Subject(amp_loop(steps=4)), ["scaler-protocol"]).coverage.seen["steps"] == 4
-    assert judge_training(Subject(amp_loop(steps=4)), ["scaler-protocol"], steps=2).coverage.seen["steps"] == 2
+    assert judge_training(Plan.of(Subject(amp_loop(steps=4)), checks=["scaler-protocol"])).coverage.seen["steps"] == 4
+    assert (
+        judge_training(Plan.of(Subject(amp_loop(steps=4)), checks=["scaler-protocol"], steps=2)).coverage.seen["steps"]
+        == 2
+    )
 
 
 def test_assert_training_raises_with_every_failure_and_emits_the_run():
@@ -180,8 +184,8 @@ def test_assert_training_returns_the_run_of_a_healthy_loop():
 def test_limits_come_from_the_subject_too():
     subject = Subject(amp_loop(init_scale=1.0), limits={"underflow": 1e-9})
     assert subject.kind is Kind.TRAINING
-    strict = judge_training(subject, ["gradient-underflow"], steps=1)
-    lax = judge_training(Subject(amp_loop(init_scale=1.0)), ["gradient-underflow"], steps=1)
+    strict = judge_training(Plan.of(subject, checks=["gradient-underflow"], steps=1))
+    lax = judge_training(Plan.of(Subject(amp_loop(init_scale=1.0)), checks=["gradient-underflow"], steps=1))
     assert {f.limit for f in strict.findings if f.limit} == {1e-9}
     assert not lax.failed
 
@@ -189,7 +193,7 @@ def test_limits_come_from_the_subject_too():
 @pytest.mark.slow
 def test_two_audits_of_one_loop_say_the_same():
     shape = amp_loop()
-    first, second = (judge_training(Subject(shape, name="loop"), steps=3) for _ in range(2))
+    first, second = (judge_training(Plan.of(Subject(shape, name="loop"), steps=3)) for _ in range(2))
     assert [(f.check, f.verdict, f.message) for f in first.findings] == [
         (f.check, f.verdict, f.message) for f in second.findings
     ]
@@ -200,14 +204,18 @@ def test_a_loop_that_began_is_judged_from_where_it_is():
     for number in range(5):
         shape["step"](number)
     before = state_of(shape)
-    judge_training(Subject(shape), steps=3)
+    judge_training(Plan.of(Subject(shape), steps=3))
     assert state_of(shape) == before
 
 
 def test_a_scaler_that_the_machine_switched_off_is_told():
     shape = amp_loop(scaled=False)
     step, model = shape["step"], shape["model"]
-    found = [f for f in judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN) if f.check == "coverage"]
+    found = [
+        f
+        for f in judge_training(Plan.of(Subject(shape), checks=["tf32"], steps=2)).of(Verdict.WARN)
+        if f.check == "coverage"
+    ]
     assert found == []  # float16 ran: there is something to judge
 
     def plain(number):
@@ -216,16 +224,18 @@ def test_a_scaler_that_the_machine_switched_off_is_told():
         shape["scaler"].step(shape["optimizer"])
         return float(loss.detach())
 
-    assert not judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)  # by choice
+    assert not judge_training(Plan.of(Subject({**shape, "step": plain}), checks=["tf32"], steps=2)).of(
+        Verdict.WARN
+    )  # by choice
     shape["scaler"] = torch.amp.GradScaler("xpu", enabled=False)
-    (told,) = judge_training(Subject({**shape, "step": plain}), ["tf32"], steps=2).of(Verdict.WARN)
+    (told,) = judge_training(Plan.of(Subject({**shape, "step": plain}), checks=["tf32"], steps=2)).of(Verdict.WARN)
     assert "scaler is disabled" in told.message
     assert step is not plain
 
 
 def test_a_loop_that_changes_nothing_is_told():
     shape = amp_loop(scaled=False, step=lambda scaler, optimizer: None)
-    (told,) = judge_training(Subject(shape), ["tf32"], steps=2).of(Verdict.WARN)
+    (told,) = judge_training(Plan.of(Subject(shape), checks=["tf32"], steps=2)).of(Verdict.WARN)
     assert "no optimizer applied a gradient and no weight changed" in told.message
 
 
@@ -238,7 +248,7 @@ def test_an_iterator_that_ends_is_told_as_what_it_is():
         next(items)
         return step(number)
 
-    (told,) = judge_training(Subject({**shape, "step": one}), ["tf32"], steps=4).of(Verdict.FAIL)
+    (told,) = judge_training(Plan.of(Subject({**shape, "step": one}), checks=["tf32"], steps=4)).of(Verdict.FAIL)
     assert "draws on an iterator that ends" in told.hint
 
 
@@ -252,7 +262,9 @@ def test_an_overflow_that_was_made_for_a_trial_is_told_as_one():
         scheduler.step()
         return loss
 
-    run = judge_training(Subject({**shape, "scheduler": scheduler, "step": one}), ["scheduler-skip"], steps=4)
+    run = judge_training(
+        Plan.of(Subject({**shape, "scheduler": scheduler, "step": one}), checks=["scheduler-skip"], steps=4)
+    )
     (told,) = [f for f in run.of(Verdict.FAIL) if f.check == "scheduler-skip"]
     assert "in a run of its own, in which the gradient of step 1 was made infinite" in told.message
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from training_loops import amp_loop, failed
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -74,7 +75,7 @@ def loop(
 
 
 def judged(shape: dict[str, Any], *checks: str) -> Run:
-    return judge_training(Subject(shape, name="loop"), checks or CHECKS, steps=4)
+    return judge_training(Plan.of(Subject(shape, name="loop"), checks=checks or CHECKS, steps=4))
 
 
 LOST: dict[str, dict[str, Any]] = {
@@ -205,7 +206,7 @@ def test_a_step_that_divides_by_the_scale_itself_fails_unless_it_looks_for_infin
             optimizer.step()
         return loss.item()
 
-    run = judge_training(Subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}))
+    run = judge_training(Plan.of(Subject({"model": model, "optimizer": optimizer, "scaler": scaler, "step": step})))
     (finding,) = [f for f in run.findings if f.check == "scaler-protocol"]
     assert finding.verdict is (Verdict.WARN if looks else Verdict.FAIL)
     assert "divides by the scale itself" in finding.message

@@ -12,6 +12,7 @@ from torch import nn
 from training_loops import amp_loop, mlp
 
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.training.judge import judge_training
@@ -32,7 +33,7 @@ WINDOW = scale_window({"body": GradientHistogram({-20: 900, 0: 10}, 1.0)}, share
 
 
 def judged(shape: dict[str, Any]) -> Finding:
-    run = judge_training(Subject(shape, name="loop"), ["loss-scale"], steps=8)
+    run = judge_training(Plan.of(Subject(shape, name="loop"), checks=["loss-scale"], steps=8))
     (finding,) = [one for one in run.findings if one.check == "loss-scale"]
     assert finding.verdict is Verdict.FAIL, str(run)
     return finding
@@ -95,7 +96,11 @@ def test_a_scale_that_is_set_to_infinity_is_a_failure():
 
 def test_growing_in_every_step_is_no_failure():
     run = judge_training(
-        Subject(scaled_loop(torch.amp.GradScaler("cpu", growth_interval=1)), name="loop"), ["loss-scale"], steps=8
+        Plan.of(
+            Subject(scaled_loop(torch.amp.GradScaler("cpu", growth_interval=1)), name="loop"),
+            checks=["loss-scale"],
+            steps=8,
+        )
     )
     assert not run.of(Verdict.FAIL), str(run)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ampcheck.core.plan import Plan
 from ampcheck.core.subject import as_subject
 from ampcheck.training.judge import judge_training
 
@@ -87,7 +88,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))
     given = subject(case)
-    run = judge_training(given, ("resume",) if "save" in given.shape else None, steps=4)
+    run = judge_training(Plan.of(given, checks=("resume",) if "save" in given.shape else None, steps=4))
     run.save(folder / f"{dist.get_rank()}.json")
 
 
