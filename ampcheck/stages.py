@@ -13,6 +13,7 @@ from ampcheck.autocast import judge
 from ampcheck.autocast.emulate import arm_of
 from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
+from ampcheck.checks.range.nonfinite_reference import reference
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
 from ampcheck.compiled.accuracy.judge import judge_accuracy
@@ -27,7 +28,6 @@ from ampcheck.core.subject import Kind
 from ampcheck.numerics import (
     NumericsStats,
     check_numerics,
-    check_reference,
     measure_numerics,
     model_map,
     tables,
@@ -162,9 +162,9 @@ class _Numerics:
         """The findings about float64, once: of the first dtype whose run reached its end."""
         if self._reference or (stats.raised is not None and arm.dtype != self._plan.dtypes[-1]):
             return []
-        self._reference = check_reference(stats)
+        self._reference = reference(stats)
         if any(finding.verdict not in (Verdict.PASS, Verdict.SKIP) for finding in self._reference):
-            self._reference = check_reference(reference_run(self._subject, stats))  # of float64 alone
+            self._reference = reference(reference_run(self._subject, stats))  # of float64 alone
         return self._reference
 
     def _judge_compiled(self, arm: Arm, dtype: torch.dtype) -> Run:

@@ -27,9 +27,9 @@ from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
 from ampcheck.core.writer import Writer
-from ampcheck.numerics.stats import NumericsStats
 from ampcheck.outcome.ending import end
 from ampcheck.records.graphs import GraphStats
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.shadow import Shadow, explain_error
 from ampcheck.telemetry.sites import Level

@@ -103,7 +103,10 @@ _TRAINING: dict[str, Mechanism] = {
     "scale-invariance": Mechanism(
         "steps that depend on the scale", {"training.scale.invariance:check_invariance": NONE}
     ),
-    "finite": Mechanism("losses and weights that are not finite", {"training.gradients.checks:check_finite": NONE}),
+    "finite": Mechanism(
+        "losses and weights that are not finite",
+        {"checks.range.overflow:_of_losses": NONE, "checks.range.nonfinite_gradient:_of_weights": NONE},
+    ),
     "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),
     "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
     "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
@@ -163,15 +166,11 @@ _COMPILED: dict[str, Mechanism] = {
     "foreign-graphs": Mechanism(
         "compiled modules that run another", {"compiled.own_code:_FirstCalls.foreign": Gives(())}
     ),
-    "compiled-overflow": Mechanism(
-        "overflows inside compiled graphs", {"compiled.accuracy.beside:check_overflow": NONE}
-    ),
+    "compiled-overflow": Mechanism("overflows inside compiled graphs", {"checks.range.overflow:_compiled": NONE}),
     "compiled-gradients": Mechanism(
-        "gradients of compiled graphs", {"compiled.accuracy.beside:check_nonfinite_gradient": NONE}
+        "gradients of compiled graphs", {"checks.range.nonfinite_gradient:_compiled": NONE}
     ),
-    "compiled-precision": Mechanism(
-        "digits lost in compiled graphs", {"compiled.accuracy.beside:check_precision_loss": NONE}
-    ),
+    "compiled-precision": Mechanism("digits lost in compiled graphs", {"checks.range.precision_loss:_compiled": NONE}),
     "graph-breaks": Mechanism("graph breaks", {"checks.compile.graph_break:check": NONE}),
     "recompiles": Mechanism("recompilations", {"checks.compile.recompile:check": NONE}),
     "fallbacks": Mechanism("frames that run eagerly", {"checks.compile.eager_fallback:check": NONE}),
@@ -182,8 +181,8 @@ _COMPILED: dict[str, Mechanism] = {
     "compiled-finite": Mechanism(
         "results of own code that are not finite", {"checks.compile.compiled_error:_of_graphs": NONE}
     ),
-    "in-kernels": Mechanism("overflows inside Inductor kernels", {"telemetry.checks:_overflow": NONE}),
-    "zero-in-kernels": Mechanism("zeros inside Inductor kernels", {"telemetry.checks:_silent_zero": NONE}),
+    "in-kernels": Mechanism("overflows inside Inductor kernels", {"checks.range.overflow:_inside_graphs": NONE}),
+    "zero-in-kernels": Mechanism("zeros inside Inductor kernels", {"checks.range.silent_zero:_inside_graphs": NONE}),
 }
 
 _GUARDS: dict[str, Mechanism] = {

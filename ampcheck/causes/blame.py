@@ -26,7 +26,8 @@ from ampcheck.causes.case import (
 from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
 from ampcheck.causes.tables import tables
 from ampcheck.checks import findings
-from ampcheck.compiled.accuracy.beside import check_compiled_run, measure_compiled_run
+from ampcheck.compiled.accuracy.beside import measure_compiled_run
+from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
@@ -212,7 +213,7 @@ class Search:
         case = self.case
         stats = measure_compiled_run(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
-        failures = case.blamed(check_compiled_run(stats, case.limits))
+        failures = case.blamed(check_accuracy(stats, case.limits))
         raised = stats.exceptions.missing or stats.exceptions.compiled
         graphs = Graphs(stats.graphs, stats.unsupported)
         return _stage_result(INDUCTOR, stats.errors, bool(failures), raised=raised, graphs=graphs)

@@ -1,7 +1,8 @@
 """The registry of checks: one file for each, and those that other packages add as entry points `ampcheck.checks`.
 
 A file has a docstring, the page of `ampcheck explain`; `CHECK`, the declaration; and where a record is to be judged
-`check(record, limits)`, a pure function without torch that yields findings. What a family shares is in its package.
+`check(record, limits)`, a pure function without torch that yields findings. What a family shares is in its package,
+or in a file whose name begins with `_`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,12 @@ def registered() -> Mapping[str, Registered]:
 def _own() -> tuple[Registered, ...]:
     """The checks of the files of this package."""
     families = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__) if module.ispkg]
-    names = [f"{family.__name__}.{m.name}" for family in families for m in pkgutil.iter_modules(family.__path__)]
+    names = [
+        f"{family.__name__}.{m.name}"
+        for family in families
+        for m in pkgutil.iter_modules(family.__path__)
+        if m.name[0] != "_"
+    ]
     return (*(Registered(module.CHECK, module) for module in map(import_module, names)), *_without_files())
 
 
@@ -82,7 +88,7 @@ def _without_files() -> Iterator[Registered]:
     """The checks that are declared in `ampcheck.catalog`."""
     from ampcheck.catalog import autocast, numerics, speed, training
 
-    modules = {numerics: 100, autocast: 300, training: 600, speed: 800}
+    modules = {numerics: 200, autocast: 300, training: 600, speed: 800}
     for module, order in modules.items():
         declared = [check for check in vars(module).values() if isinstance(check, Check)]
         for number, check in enumerate(declared):

@@ -13,8 +13,8 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.health import cpu, oracle
 from ampcheck.health.plan import Plan, carrier_of, plan_for
-from ampcheck.health.stats import TensorHealth, Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.records.health import TensorHealth, Unmeasured
 from ampcheck.torchtools.subnormals import flushed_here
 
 Packed: TypeAlias = "torch.Tensor | Sequence[float]"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.health.stats import TensorHealth
+from ampcheck.records.health import TensorHealth
 
 _COUNTS = 4
 

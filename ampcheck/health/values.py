@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from ampcheck.health.stats import Unmeasured
+from ampcheck.records.health import Unmeasured
 from ampcheck.torchtools.private import is_transformed_tensor, without_subclass_function
 
 _MEASURED = frozenset(

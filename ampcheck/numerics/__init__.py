@@ -5,5 +5,4 @@ from ampcheck.numerics.checks import CHECKS as CHECKS
 from ampcheck.numerics.checks import check_numerics as check_numerics
 from ampcheck.numerics.measure import Measured as Measured
 from ampcheck.numerics.measure import measure_numerics as measure_numerics
-from ampcheck.numerics.nonfinite import check_reference as check_reference
-from ampcheck.numerics.stats import NumericsStats as NumericsStats
+from ampcheck.records.numerics import NumericsStats as NumericsStats

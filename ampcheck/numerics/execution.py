@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE, LOW_PRECISION_ERROR
+from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE
+from ampcheck.checks.range import left_out, passed
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import cannot_run, counted, listed
-from ampcheck.numerics.findings import passed, who
-from ampcheck.numerics.run import COMPILED, VALUELESS
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.core.text import counted, listed
+from ampcheck.numerics.run import COMPILED
+from ampcheck.records.numerics import VALUELESS, NumericsStats
 from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 
 _UNFOLLOWED = (
@@ -50,29 +50,6 @@ def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | No
     return verdicts[0], ", and ".join(messages), "; ".join(hints)
 
 
-_REPORT = "this is a limit of ampcheck, please report it; judge the model without this part (a list of blocks)"
-
-
-def check_low_precision_error(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """What runs in float32, or under autocast to another dtype, runs in low precision too."""
-    check = LOW_PRECISION_ERROR
-    if stats.raised is None:
-        text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
-        return [passed(stats, check, text, stats.coverage.total)]
-    if stats.raised.ours:
-        text = f"not judged: ampcheck cannot follow this run in float64, which runs without it: {stats.raised.message}"
-        return [check.incomplete(who(stats), text, where=stats.raised.where, hint=_REPORT)]
-    if stats.raised.missing:
-        text = f"not judged: {cannot_run(stats.raised.message)}"
-        return [check.skip(who(stats), text)]
-    message = f"what runs {stats.raised.runs} must run in {stats.format}; {stats.raised.message}"
-    hint = (
-        "make the operands' dtypes meet with an explicit .to(), take constants from torch.finfo(x.dtype), and leave "
-        "in-place and out= variants to tensors that autocast does not touch"
-    )
-    return [check.fail(who(stats), message, where=stats.raised.where, hint=hint)]
-
-
 def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """The model leaves autocast, grad mode, the default dtype and device, and the precision switches as they were."""
     if not stats.left:
@@ -84,21 +61,23 @@ def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
     )
     hint = "change them in a with statement (torch.no_grad(), torch.autocast(...), torch.device(...)) or restore them"
     where = Where("forward")
-    return [AUTOCAST_STATE.fail(who(stats), message, where=where, observed=len(items), limit=0, hint=hint)]
+    return [AUTOCAST_STATE.fail(stats.name, message, where=where, observed=len(items), limit=0, hint=hint)]
 
 
 def check_loss_dtype(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """A loss of 16 bits has two or three digits: a warning."""
     check = LOSS_DTYPE
+    if skipped := left_out(stats, check):
+        return skipped
     if not stats.losses:
-        return [check.absent(who(stats), "the subject gives no loss of its own")]
+        return [check.absent(stats.name, "the subject gives no loss of its own")]
     low = [dtype for dtype in stats.losses if format_of(dtype).bits <= 16]
     if not low:
         return [passed(stats, check, f"the loss is {stats.losses[0]}", len(stats.losses))]
     digits = -math.log10(format_of(low[0]).unit_roundoff)
     message = f"a loss must be computed in float32; it or a part of it is {low[0]}, with {digits:.1f} decimal digits"
     hint = "compute the loss from output.float(), or under torch.autocast(enabled=False)"
-    return [check.warn(who(stats), message, where=Where(phase="forward"), hint=hint)]
+    return [check.warn(stats.name, message, where=Where(phase="forward"), hint=hint)]
 
 
 def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -106,15 +85,15 @@ def check_declared_dtypes(stats: NumericsStats, limits: Limits) -> list[Finding]
     if not stats.declared_dtypes:
         return []
     if stats.raised is not None:
-        return [DTYPE.skip(who(stats), "the run raised before it was complete: see low-precision-error")]
+        return [DTYPE.skip(stats.name, "the run raised before it was complete: see low-precision-error")]
     # A declaration of one 16-bit format says nothing about a run in another.
     other = {p: d for p, d in stats.declared_dtypes.items() if format_of(d).bits == 16 and d != stats.format}
     skipped_ones = [
-        DTYPE.skip(who(stats), f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
+        DTYPE.skip(stats.name, f"{pattern!r} is declared {dtype}, and this run is in {stats.format}")
         for pattern, dtype in other.items()
     ]
     declared = {pattern: dtype for pattern, dtype in stats.declared_dtypes.items() if pattern not in other}
-    return skipped_ones + check_dtypes(who(stats), stats.module_dtypes, declared)
+    return skipped_ones + check_dtypes(stats.name, stats.module_dtypes, declared)
 
 
 def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Mapping[str, str]) -> list[Finding]:
@@ -150,31 +129,31 @@ def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
     unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
     if stats.raised is not None:
         say = check.unjudged if stats.raised.ours else check.skip
-        return [say(who(stats), "the run raised, so little was seen: see low-precision-error")]
+        return [say(stats.name, "the run raised, so little was seen: see low-precision-error")]
     if stats.judged and not stats.low and VALUELESS in stats.coverage.unseen:
         text = f"not judged: the subject returns {VALUELESS}"
-        return [check.unjudged(who(stats), text, hint="let it compute with tensors that hold values")]
+        return [check.unjudged(stats.name, text, hint="let it compute with tensors that hold values")]
     if stats.judged and not stats.low:
         message = f"a verdict on {stats.format} needs ops that compute in it; no op computed in {stats.format} "
         message += f"({counted(stats.ops, 'ops')} ran)"
         hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
         verdict = Verdict.WARN if total else Verdict.FAIL
-        return [check.finding(verdict, who(stats), message, observed=0, limit=1, unit="ops", hint=hint)]
+        return [check.finding(verdict, stats.name, message, observed=0, limit=1, unit="ops", hint=hint)]
     unjudged = None if stats.judged else judge_unfollowed(stats.coverage.unseen)
     if not total and unjudged is None:
         message = "a verdict needs evidence; no op, tensor or gradient was looked at"
         hint = "give inputs with which the model computes something"
         if not stats.judged:
             hint = "let this thread run an op on tensors inside the block"
-        return [check.fail(who(stats), message, observed=0, limit=1, unit="observations", hint=hint)]
+        return [check.fail(stats.name, message, observed=0, limit=1, unit="observations", hint=hint)]
     text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
     text += _own_casts(stats)
     if unjudged is not None:
         verdict, lack, hint = unjudged
-        return [check.finding(verdict, who(stats), f"{text}; {lack}", hint=hint)]
+        return [check.finding(verdict, stats.name, f"{text}; {lack}", hint=hint)]
     if stats.no_backward:
         text += f"; no backward: {stats.no_backward}"
-    return [check.passed(who(stats), text, total, observed=total, limit=1, unit="observations")]
+    return [check.passed(stats.name, text, total, observed=total, limit=1, unit="observations")]
 
 
 def _own_casts(stats: NumericsStats) -> str:

@@ -26,15 +26,21 @@ from ampcheck.numerics.record import Recorded, arguments, run_plan
 from ampcheck.numerics.run import (
     COMPILED,
     NO_GRADIENT,
-    UNCOMPARED,
-    VALUELESS,
     Outcome,
     Plan,
     comparable,
     is_floating,
     run_subject,
 )
-from ampcheck.numerics.stats import Closeness, NumericsStats, Raised, Values, gradient_module
+from ampcheck.records.numerics import (
+    UNCOMPARED,
+    VALUELESS,
+    Closeness,
+    NumericsStats,
+    Raised,
+    Values,
+    gradient_module,
+)
 from ampcheck.records.results import JUDGED_UNIT, LOST, Key, ResultError
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import compare_shadowed, examine_value, with_totals

@@ -11,9 +11,8 @@ from ampcheck.core.formats import FORMATS, format_of_values
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import ModelMap, Site, Where
 from ampcheck.health import TensorHealth
-from ampcheck.numerics.findings import who
-from ampcheck.numerics.stats import NumericsStats
 from ampcheck.records import faults
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.results import PRECISION
 from ampcheck.shadow import Fault
 
@@ -41,7 +40,7 @@ def maps(stats: NumericsStats, limits: Limits) -> tuple[ModelMap, ...]:
         sites = [site for index, site in enumerate(sites) if index in kept]
     names = ("float16", "bfloat16") if stats.format == "float16" else (stats.format,)
     bands = tuple(band for name in names for band in bands_of(FORMATS[name]))
-    return (ModelMap(who(stats), tuple(sites), bands, "; ".join(notes)),)
+    return (ModelMap(stats.name, tuple(sites), bands, "; ".join(notes)),)
 
 
 def _modules(stats: NumericsStats, limits: Limits) -> Iterator[Site]:

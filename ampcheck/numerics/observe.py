@@ -12,7 +12,7 @@ from ampcheck.core.run import Coverage, Run
 from ampcheck.numerics.checks import check_numerics, observable
 from ampcheck.numerics.measure import judged_by, positive, unruled
 from ampcheck.numerics.model_map import maps
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.shadow import Shadow
 
 

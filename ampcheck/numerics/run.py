@@ -20,6 +20,7 @@ from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import parts_of
 from ampcheck.numerics.losses import computed_in
+from ampcheck.records.numerics import UNCOMPARED, UNREAD
 from ampcheck.records.results import Key
 from ampcheck.torchtools.copying import Prepared, forward_through, loss_of, modules_of
 from ampcheck.torchtools.global_state import preserved_state
@@ -31,14 +32,6 @@ from ampcheck.torchtools.source import Hook, hookable
 NO_GRADIENT = "the loss has no gradient"
 COMPILED = "calls of compiled functions, which ran in eager mode"
 """What stays unseen of code under a shadow that the user has compiled."""
-
-UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
-"""Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
-
-VALUELESS = "outputs without values, fake or on meta"
-
-UNREAD = "outputs inside a"
-"""What stays unseen of a result that is an iterator, or a set of tensors that cannot be told apart."""
 
 Receive: TypeAlias = "Callable[[Key, torch.Tensor], None]"
 """Called with each result once it is there: its kind (`output`, `loss` or `gradient`), name and call, the tensor."""

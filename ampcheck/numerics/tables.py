@@ -7,8 +7,7 @@ import math
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Scalar, Table, Where
-from ampcheck.numerics.findings import who
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.results import PRECISION
 
 ROWS = 60
@@ -40,7 +39,7 @@ def _errors(stats: NumericsStats, limits: Limits) -> Table | None:
         note = f"the {ROWS} nearest to their limit of {len(rows)}; {note}"
     columns = ("kind", "name", "dtype", "error", "spread", "limit", "verdict")
     rows_shown = [row for _, row in rows[:ROWS]]
-    return Table(f"Error against float64: {who(stats)}", columns, rows_shown, "precision-loss", note)
+    return Table(f"Error against float64: {stats.name}", columns, rows_shown, "precision-loss", note)
 
 
 def _ops(stats: NumericsStats) -> Table | None:
@@ -62,7 +61,7 @@ def _ops(stats: NumericsStats) -> Table | None:
     columns = (
         "kind", "phase", "module", "op", "dtype", "error", "limit", "elements", "amax", "reaches", "source"
     )  # fmt: skip
-    return Table(f"Ops that lost or nearly lost values: {who(stats)}", columns, rows[:ROWS], "flush", note)
+    return Table(f"Ops that lost or nearly lost values: {stats.name}", columns, rows[:ROWS], "flush", note)
 
 
 def _place(where: Where) -> tuple[str, str, str, str]:

@@ -19,8 +19,8 @@ from ampcheck.core.subject import Subject, is_architecture, load_attribute, load
 from ampcheck.core.text import listed
 from ampcheck.facts.memory import has_companions, roundoff
 from ampcheck.numerics.measure import counted_results, judged_by, positive, unruled
-from ampcheck.numerics.stats import NumericsStats
 from ampcheck.parity.trail import Trail, is_opaque
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.results import Key, ResultError
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.compare import Result, compare_results, compare_shadowed, result_of, with_totals

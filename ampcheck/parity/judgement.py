@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ampcheck.catalog.numerics import PRECISION_LOSS
 from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
+from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict

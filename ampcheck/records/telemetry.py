@@ -89,7 +89,8 @@ class TelemetryStats:
     graphs; measured: how many of them were measured. perturbation: the largest relative difference between the outputs
     of a graph with and without statistics on equal inputs, None where none were compared; perturbed: how many of the
     graphs differ at all. skipped: why nothing could be measured, "" otherwise. unseen: what else was not measured, and
-    how often.
+    how often. harmed: whether the results of the run were judged to be wrong; None where they were not judged (a user's
+    own loop): then a defect fails when its damage is seen later in the graphs.
     """
 
     subject: str
@@ -103,6 +104,12 @@ class TelemetryStats:
     perturbed: int = 0
     skipped: str = ""
     unseen: Mapping[str, int] = field(default_factory=dict)
+    harmed: bool | None = None
+
+    @property
+    def finite_sites(self) -> int:
+        """How many have a finite value; one that was always inf or NaN cannot lose any."""
+        return sum(site.numel > site.infs + site.nans for site in self.sites)
 
     @property
     def coverage(self) -> Coverage:

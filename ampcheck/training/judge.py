@@ -124,7 +124,7 @@ def judge_finite(context: Context, losses: Sequence[float], already_nonfinite: t
         made = seen.made(finite.overflowed)
         place, undefined = seen.place(finite.overflowed), made if made in seen.undefined else None
         finite = replace(finite, place=place, undefined=undefined)
-    return unjudged([f for f in of_gradients.check_finite(finite) if f.check in context.wanted], seen)
+    return unjudged(findings(finite, context.limits, context.wanted), seen)
 
 
 def _gradients(context: Context) -> Run:
@@ -293,7 +293,7 @@ STAGES = (
 )
 """In their order: later stages use the results of earlier ones."""
 
-_OF_STEPS = (of_models.OVERFLOW, of_models.NONFINITE_REFERENCE, of_models.NONFINITE_GRADIENT)
+_OF_STEPS = ("overflow", "nonfinite-reference", "nonfinite-gradient")
 CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
 """What is judged of a training loop, besides its use of autocast."""
 

@@ -16,7 +16,7 @@ from ampcheck.numerics.checks import observable
 from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.records.numerics import NumericsStats
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite

@@ -10,7 +10,7 @@ from ampcheck.core.plan import Plan
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import block_run
-from ampcheck.numerics.stats import NumericsStats
+from ampcheck.records.numerics import NumericsStats
 
 VALUES = tuple(slug for slug in OBSERVABLE if slug != COVERAGE.slug)
 """The checks of the values of steps."""

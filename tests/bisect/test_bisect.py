@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ampcheck.bisect import history
-from ampcheck.catalog.numerics import FLUSH, OVERFLOW
+from ampcheck.checks.range.flush import CHECK as FLUSH
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Finding, Run, Verdict

@@ -16,7 +16,7 @@ from packaging.version import Version
 from ampcheck.bisect import environments, releases
 from ampcheck.bisect.environments import Environment, Environments
 from ampcheck.catalog.autocast import POLICY_BANNED
-from ampcheck.catalog.numerics import OVERFLOW
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run, Verdict, Where

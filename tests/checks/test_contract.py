@@ -18,7 +18,7 @@ import ampcheck.checks
 from ampcheck.core.check import SECTIONS, Check, sections
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(p for p in (ROOT / "ampcheck" / "checks").glob("*/*.py") if p.name != "__init__.py")
+FILES = sorted(p for p in (ROOT / "ampcheck" / "checks").glob("*/*.py") if p.name[0] != "_")
 LEDGER = json.loads((ROOT / "reports" / "evidence" / "ledger.json").read_text(encoding="utf-8"))["rows"]
 of_each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 

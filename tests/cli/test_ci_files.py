@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ampcheck.catalog.numerics import OVERFLOW
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import _parser
 from ampcheck.core.run import Run
 from ampcheck.report.markdown import comment_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.catalog.numerics import OVERFLOW
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.output import add_output, finish, outputs_of, require_writable
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.catalog.numerics import OVERFLOW
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run, Where, describe

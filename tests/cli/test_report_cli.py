@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.catalog.numerics import HEADROOM, OVERFLOW
+from ampcheck.checks.range.headroom import CHECK as HEADROOM
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.run import Coverage, Run, Verdict, Where
 

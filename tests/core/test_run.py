@@ -21,7 +21,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from runs import COVERAGES, FINDINGS, RUNS, SCALAR, TEXT
 
-from ampcheck.catalog.numerics import OVERFLOW
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import (

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS
 
-from ampcheck.catalog.numerics import COVERAGE, HEADROOM, OVERFLOW, PRECISION_LOSS
+from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.range.headroom import CHECK as HEADROOM
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
+from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, Where
 from ampcheck.outcome.compare import compare

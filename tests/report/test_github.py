@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given
 from runs import HOSTILE_RUN, RUNS
 
-from ampcheck.catalog.numerics import HEADROOM, OVERFLOW, PRECISION_LOSS
+from ampcheck.checks.range.headroom import CHECK as HEADROOM
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
+from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.report.github import workflow_commands
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from runs import HOSTILE_RUN, RUNS
 from sample_run import sample_run
 
-from ampcheck.catalog.numerics import HEADROOM, OVERFLOW, PRECISION_LOSS
 from ampcheck.checks import REGISTRY
+from ampcheck.checks.range.headroom import CHECK as HEADROOM
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
+from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import with_excerpts

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck.checks import findings
+from ampcheck.checks.range import mend_nonfinite
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_loss, mend_nonfinite
+from ampcheck.records.finite import FiniteStats
+from ampcheck.training.gradients.checks import check_loss
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale
@@ -145,7 +148,7 @@ def test_the_window_ends_where_an_op_inside_overflows_however_far_below_the_grad
 )
 def test_the_hint_fits_the_op_that_overflows(place, words):
     nan = float("nan")
-    (overflow, *_) = check_finite(FiniteStats("loop", (nan, nan, nan), (), (), 4, place))
+    (overflow,) = findings(FiniteStats("loop", (nan, nan, nan), (), (), 4, place), Limits())
     (loss,) = check_loss("loop", [nan] * 3, {0: 1.0}, place)
     assert overflow.where == loss.where == replace(place, step=0)
     for hint in (overflow.hint, loss.hint, mend_nonfinite(place)):

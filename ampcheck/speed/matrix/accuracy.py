@@ -12,18 +12,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.catalog.numerics import (
-    FLUSH,
-    LOW_PRECISION_ERROR,
-    NONFINITE_GRADIENT,
-    OVERFLOW,
-    PRECISION_LOSS,
-    SILENT_ZERO,
-)
 from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
 from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
 from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
 from ampcheck.checks.compile.compiled_gradient import CHECK as COMPILED_GRADIENT
+from ampcheck.checks.range.flush import CHECK as FLUSH
+from ampcheck.checks.range.low_precision_error import CHECK as LOW_PRECISION_ERROR
+from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
+from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
+from ampcheck.checks.range.silent_zero import CHECK as SILENT_ZERO
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
 from ampcheck.core.errors import UsageError, as_result, brief

@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ampcheck.catalog.numerics import LOSS_DTYPE, NONFINITE_GRADIENT, NONFINITE_REFERENCE, OVERFLOW
+from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW
+from ampcheck.checks.range import first_op, mend_nonfinite
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Where
 from ampcheck.core.text import at_scale, counted, listed
-from ampcheck.numerics.findings import is_cast, mend_cast
+from ampcheck.records.finite import FiniteStats
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop, plain_values
-
-LAST = 3
-"""So many steps at the end with a loss that is not finite are no passing overflow any more."""
 
 _LISTED = 5
 _POINTS = 400
 _OFF = "torch.autocast(device, enabled=False)"
 
 _ROWS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class FiniteStats:
-    """losses: what the steps returned, from 0 on. before, after: parameters with infinite or NaN elements, by name, at
-    the start and after the last step. weights: how many parameters were looked at. place: the op in which step
-    `overflowed` first makes an infinity or a NaN; None where that is not known. undefined: the step in which
-    float64 makes one there as well. steps: after how many the weights were looked at. since: the first with a gradient
-    that ruined a weight; applied: the first with an infinite or NaN gradient by parameter that stayed finite. counted:
-    in which steps, "" for all.
-    """
-
-    subject: str
-    losses: tuple[float, ...]
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    weights: int = 0
-    place: Where | None = None
-    undefined: int | None = None
-    steps: int = 0
-    since: int | None = None
-    applied: Mapping[str, int] = field(default_factory=dict)
-    counted: str = ""
-
-    @property
-    def trailing(self) -> int:
-        """How many losses at the end are infinite or NaN."""
-        return sum(1 for _ in takewhile(lambda loss: not math.isfinite(loss), reversed(self.losses)))
-
-    @property
-    def overflowed(self) -> int | None:
-        """The first step from which on no loss is finite; None where that is a passing overflow or there is none.
-
-        One that ruins a weight does not pass.
-        """
-        lost, ruined = self.trailing, bool(self.after and not self.before)
-        return len(self.losses) - lost if lost and (lost >= LAST or lost == len(self.losses) or ruined) else None
 
 
 def nonfinite_parameters(loop: TrainingLoop) -> tuple[str, ...]:
@@ -77,78 +37,6 @@ def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[st
     return FiniteStats(loop.name, tuple(losses), before, after, weights, steps=len(losses))
 
 
-def check_finite(stats: FiniteStats) -> list[Finding]:
-    """`nonfinite-gradient`: weights stay finite. `overflow`: so does the loss, a passing overflow aside; where no
-    precision mends it, `nonfinite-reference`."""
-    return [*_weights(stats), *_losses(stats)]
-
-
-def _weights(stats: FiniteStats) -> Iterator[Finding]:
-    rests = f" ({stats.counted})" if stats.counted else ""
-    if names := stats.after:
-        when = f"they became so within {stats.steps} steps" if stats.since is None else f"since step {stats.since}"
-        if stats.before:
-            when = f"{', '.join(stats.before[:_LISTED])} before the first step"
-        message = f"weights must stay finite; {listed(names, _LISTED)} have infinite or NaN elements: {when}{rests}"
-        hint = (
-            "start from finite weights: nothing can be learned from these"
-            if stats.before
-            else "a gradient was infinite or NaN, or the update divided by zero (an eps of 1e-8 is zero in float16): "
-            "step through a GradScaler, keep weights and optimizer state in float32; see stagnation and overflow"
-        )
-        where = Where("update", names[0].rpartition(".")[0], step=stats.since)
-        shown = Evidence(where=where, observed=len(names), limit=0.0, unit="tensors", hint=hint, names=names)
-        yield NONFINITE_GRADIENT.fail(stats.subject, message, **shown)
-    elif stats.applied:
-        name, step = min(stats.applied.items(), key=lambda item: item[1])
-        message = (
-            f"a step must be made with finite gradients; those of {listed(stats.applied, _LISTED)} were infinite or "
-            f"NaN, first in step {step}, and the optimizer was stepped; the weights stayed finite{rests}"
-        )
-        hint = "leave such a step out (torch.amp.GradScaler does), or mend what overflows in forward"
-        where = Where("backward", name.rpartition(".")[0], step=step)
-        shown = Evidence(where=where, observed=len(stats.applied), limit=0.0, unit="tensors", hint=hint)
-        yield NONFINITE_GRADIENT.warn(stats.subject, message, **shown)
-    elif stats.steps:
-        text = f"all weights are finite after {stats.steps:,} steps{rests}"
-        yield NONFINITE_GRADIENT.passed(stats.subject, text, stats.weights)
-
-
-def _losses(stats: FiniteStats) -> Iterator[Finding]:
-    lost, first, place = stats.trailing, stats.overflowed, stats.place
-    if first is not None:
-        message = (
-            f"what a step returns must be finite; from step {first} on each of {lost} steps returned {stats.losses[-1]}"
-            f"{_first_op(place)}"
-        )
-        hint = "nothing is learned from such a loss; look for the first op with the audit of the model in forward"
-        hint = mend_nonfinite(place) if place else hint
-        if stats.undefined is not None:
-            message, hint = f"{message}, which has no finite result in float64 either", NONFINITE_REFERENCE.fix
-        where = replace(place or Where("forward"), step=first if stats.undefined is None else stats.undefined)
-        shown = Evidence(where=where, observed=lost, limit=0.0, unit="steps", hint=hint)
-        check = OVERFLOW if stats.undefined is None else NONFINITE_REFERENCE
-        yield check.fail(stats.subject, message, **shown)
-    elif stats.losses and not lost:
-        bad = sum(not math.isfinite(loss) for loss in stats.losses)
-        text = f"the last of {len(stats.losses)} losses is finite" + (f", after {bad} that were not" if bad else "")
-        yield OVERFLOW.passed(stats.subject, text, len(stats.losses))
-
-
-def _first_op(place: Where | None) -> str:
-    return f"; the first value that is not finite comes from {place}" if place else ""
-
-
-def mend_nonfinite(place: Where) -> str:
-    """The hint for an op that makes infinities or NaNs of finite values, by what sort of op it is and where it runs."""
-    here = f"module {place.module}" if place.module else f"{place.file}:{place.line}" if place.file else "that op"
-    if is_cast(place):
-        return mend_cast(place, "the narrow format (65504 in float16)")
-    if place.module or place.phase == "backward":
-        return f"keep {here} in float32 (with {_OFF}, on float32 inputs), or make what {place.op} is given smaller"
-    return "compute and sum the loss in float32 (output.float() before it), or take a mean instead of a sum"
-
-
 def check_loss(subject: str, losses: Sequence[float], exact: Mapping[int, float], place: Where | None) -> list[Finding]:
     """`loss-dtype`: a loss that is finite in float64 is finite. Empty where the first that is not has no such value.
 
@@ -161,7 +49,7 @@ def check_loss(subject: str, losses: Sequence[float], exact: Mapping[int, float]
     many = sum(not math.isfinite(loss) for loss in losses)
     message = (
         f"a loss must be finite where float64 gives a finite one; step {step} returned {losses[step]:g}, and "
-        f"{reference:.6g} in float64 ({many} of {len(losses)} steps returned no finite loss){_first_op(place)}"
+        f"{reference:.6g} in float64 ({many} of {len(losses)} steps returned no finite loss){first_op(place)}"
     )
     place = place or Where()
     where, hint = replace(place, phase=place.phase or "forward", step=step), mend_nonfinite(place)

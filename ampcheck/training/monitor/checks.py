@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import COVERAGE, NONFINITE_GRADIENT, OVERFLOW
+from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, SCHEDULER_SKIP, STAGNATION
+from ampcheck.checks import findings as findings_of
+from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
+from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict, Where
-from ampcheck.training.gradients.checks import FiniteStats, check_finite, check_gradients
+from ampcheck.records.finite import FiniteStats
+from ampcheck.training.gradients.checks import check_gradients
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.monitor.sums import GradientSum, MonitorStats, ParameterStats
@@ -71,7 +75,7 @@ def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
             "a step inside torch.compile is not seen"
         )
         return [*calls, COVERAGE.fail(stats.subject, message, hint=hint)]
-    findings = check_finite(finite_stats(stats))
+    findings = findings_of(finite_stats(stats), limits)
     if not stats.gradients:
         findings.append(NONFINITE_GRADIENT.skip(stats.subject, _unmeasured(stats)))
     if (gradients := gradient_stats(stats)) is not None:

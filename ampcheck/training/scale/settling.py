@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import takewhile
 
 from ampcheck.catalog.training import LOSS_SCALE
+from ampcheck.checks.range import mend_nonfinite
 from ampcheck.core.check import Evidence
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import counted, percent
-from ampcheck.training.gradients.checks import mend_nonfinite
 from ampcheck.training.loss_scale_window import ScaleWindow
 from ampcheck.training.scale.stats import COLLAPSE, LossScaleStats, power
 

@@ -18,7 +18,7 @@ from ampcheck.core.check import Check
 from ampcheck.core.subject import EVERY
 
 if TYPE_CHECKING:
-    from ampcheck.numerics.stats import NumericsStats
+    from ampcheck.records.numerics import NumericsStats
 
 CHECK = Check("acme-float8-range", "acme", __doc__, unit="magnitude", subjects=EVERY, needs=("NumericsStats",))
 

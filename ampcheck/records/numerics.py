@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from ampcheck.core.arm import Arm, armed
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
-from ampcheck.health import TensorHealth
-from ampcheck.records.results import ResultError
-from ampcheck.shadow import Examination, Fault
+from ampcheck.records.faults import Fault
+from ampcheck.records.health import TensorHealth
+from ampcheck.records.results import Examination, ResultError
+
+UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
+"""Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
+
+VALUELESS = "outputs without values, fake or on meta"
+
+UNREAD = "outputs inside a"
+"""What stays unseen of a result that is an iterator, or a set of tensors that cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,51 @@
-"""NaN and infinities of float64: handed in with the data, made by an op, or meant by the model.
+"""Requires: Outputs and gradients are numbers in float64. Fails when an output is NaN in every precision, because of a
+NaN in an input, weight or buffer or because of an op of the model, and when every output is infinite.
 
-Elements that are NaN in exact cannot be compared, so a NaN that reaches an output or a gradient fails here. Infinities
-that a model means (a mask, padded logits) are compared in place and sign.
+Measured: Float64 is followed beside the low-precision run, with all casts lifted: an op that gives a NaN from inputs
+without NaN there is reported with its line. Inputs, weights and buffers are searched for NaN, weights for infinities
+too; they count when the outputs are NaN. Infinities in outputs (padded logits, masks) are no finding, but low precision
+must have them at the same positions with the same sign. Gradients that are not finite in float64 fail; the check is
+incomplete if outputs contain infinities and the default loss is used. A declared loss that is not finite in float64
+fails. The check runs once for each audit and always has a verdict, since elements that are NaN in float64 cannot be
+compared. In a block under ampcheck.watch it fails if a NaN is in use at the end of the block, and warns otherwise.
+
+Causes: A logarithm or square root of negative numbers, 0/0, inf - inf, a softmax over a fully masked row, a derivative
+at its pole (sqrt or norm at zero), missing values in the data, weights saved after a NaN.
+
+Fix: Clamp before the op; select with where before it as well as after it; clean the data; load other weights. A wider
+format does not help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ampcheck.autocast.emulate import arm_of
-from ampcheck.catalog.numerics import NONFINITE_REFERENCE
+from ampcheck.checks.range import (
+    Judges,
+    elements_lost,
+    op_text,
+    returned_text,
+)
 from ampcheck.core.arm import armed
-from ampcheck.core.check import LISTED, Evidence
+from ampcheck.core.check import LISTED, Check, Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.subject import EVERY
 from ampcheck.core.text import listed
-from ampcheck.numerics.findings import elements_lost, op_text, who
-from ampcheck.numerics.stats import NumericsStats, Values, gradient_module
-from ampcheck.records.results import ResultError
-from ampcheck.shadow import Examination
+from ampcheck.records.finite import FiniteStats
+from ampcheck.records.numerics import NumericsStats, Values, gradient_module
+from ampcheck.records.results import Examination, ResultError
+
+CHECK = Check(
+    "nonfinite-reference",
+    "range",
+    __doc__,
+    subjects=EVERY,
+    needs=("NumericsStats", "FiniteStats"),
+    order=110,
+    evidence=("tests/corpus/noise_schedule_half", "tests/corpus/residual_stream_growth"),
+)
 
 _HINT = (
     "no precision mends this: keep the argument in the domain of the op (clamp before log, sqrt, acos, pow), guard the "
@@ -26,11 +53,11 @@ _HINT = (
 )
 
 
-def check_reference(stats: NumericsStats) -> list[Finding]:
+def reference(stats: NumericsStats) -> list[Finding]:
     """Outputs and gradients are numbers in float64. Judged once, by the first run that reached its end."""
-    subject = armed(stats.subject, arm_of("float64"))
+    subject = armed(stats.subject, replace(stats.arm, dtype="float64", mode="", native=False))
     if stats.raised is not None:
-        return [NONFINITE_REFERENCE.skip(subject, "the run raised before it was complete: see low-precision-error")]
+        return [CHECK.skip(subject, "the run raised before it was complete: see low-precision-error")]
     outputs, gradients = stats.of("output"), stats.of("gradient")
     if reached := [error for error in outputs if error.seen.exact_nan]:
         return list(_nan_outputs(stats, subject, reached))
@@ -52,26 +79,26 @@ def check_reference(stats: NumericsStats) -> list[Finding]:
     text = f"no NaN among {numel:,} elements of outputs and gradients in float64"
     if infinite:
         text += f"; {infinite:,} infinities are compared in place and sign"
-    return [NONFINITE_REFERENCE.passed(subject, text, numel, observed=0, limit=0, unit="elements")]
+    return [CHECK.passed(subject, text, numel, observed=0, limit=0, unit="elements")]
 
 
-def check_observed(stats: NumericsStats, limits: Limits) -> list[Finding]:
+def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Of a watched block: no op makes a NaN that float64 makes as well.
 
     It fails where a result with a NaN is in use when the block ends, else it warns: where() may have left it out.
     """
     if stats.judged:
-        return []  # judged once for all runs, see `check_reference`
+        return []  # judged once for all runs, see `reference`
     makers = [(where, seen) for where, seen in stats.nonfinite if seen.exact_nan]
     if not makers:
         text = "no op made a NaN that float64 makes as well"
-        return [NONFINITE_REFERENCE.passed(who(stats), text, stats.ops, observed=0, limit=0, unit="elements")]
+        return [CHECK.passed(stats.name, text, stats.ops, observed=0, limit=0, unit="elements")]
     count = sum(seen.exact_nan for _, seen in makers)
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
     verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
     message = f"{_made(stats, makers)} in every precision; {end}"
     shown = Evidence(where=makers[0][0], hint=_HINT)
-    return [elements_lost(stats, NONFINITE_REFERENCE, verdict, message, count, shown)]
+    return [elements_lost(stats, CHECK, verdict, message, count, shown)]
 
 
 def _nan_outputs(stats: NumericsStats, subject: str, reached: list[ResultError]) -> Iterator[Finding]:
@@ -90,9 +117,7 @@ def _nan_outputs(stats: NumericsStats, subject: str, reached: list[ResultError])
         message = f"{seen}: no op makes it of numbers, so the model writes NaN itself, and a NaN cannot be compared"
         hint = "pad with -inf or a finite value, or return the mask with the values"
         where = Where(phase="forward")
-        yield NONFINITE_REFERENCE.incomplete(
-            subject, message, where=where, observed=nan, limit=0, unit="elements", hint=hint
-        )
+        yield CHECK.incomplete(subject, message, where=where, observed=nan, limit=0, unit="elements", hint=hint)
 
 
 def _gradients(stats: NumericsStats, subject: str, bad: list[ResultError], total: int) -> Finding:
@@ -101,7 +126,7 @@ def _gradients(stats: NumericsStats, subject: str, bad: list[ResultError], total
     if stats.masked:
         message += "; the outputs hold infinities, which the default loss leaves out, and a loss of your own may not"
         hint = "pass loss= to Subject(...), so that the gradients of the real loss are judged"
-        return NONFINITE_REFERENCE.incomplete(subject, message, where=where, hint=hint)
+        return CHECK.incomplete(subject, message, where=where, hint=hint)
     if makers := [(where, seen) for where, seen in stats.nonfinite if where.phase == "backward"]:
         message, where = f"{message}; {_made(stats, makers)}", makers[0][0]
     hint = (
@@ -131,7 +156,7 @@ def _made(stats: NumericsStats, makers: list[tuple[Where, Examination]]) -> str:
 def _failure(
     subject: str, message: str, where: Where, count: int, hint: str = _HINT, *, unit: str = "elements"
 ) -> Finding:
-    return NONFINITE_REFERENCE.fail(subject, message, where=where, observed=count, limit=0, unit=unit, hint=hint)
+    return CHECK.fail(subject, message, where=where, observed=count, limit=0, unit=unit, hint=hint)
 
 
 def _named(errors: Sequence[ResultError]) -> str:
@@ -140,3 +165,25 @@ def _named(errors: Sequence[ResultError]) -> str:
 
 def _held(values: Values) -> str:
     return f"{values} holds {values.nan or values.infinite:,} {'NaN' if values.nan else 'infinities'}"
+
+
+def _of_losses(stats: FiniteStats, limits: Limits) -> list[Finding]:
+    """Losses that are not finite in float64 either."""
+    first = stats.overflowed
+    if first is None or stats.undefined is None:
+        return []
+    message = f"{returned_text(stats, first)}, which has no finite result in float64 either"
+    where = replace(stats.place or Where("forward"), step=stats.undefined)
+    lost = stats.trailing
+    return [CHECK.fail(stats.subject, message, where=where, observed=lost, limit=0.0, unit="steps", hint=CHECK.fix)]
+
+
+_JUDGES: Judges = {
+    NumericsStats: _of_run,
+    FiniteStats: _of_losses,
+}
+
+
+def check(stats: NumericsStats | FiniteStats, limits: Limits) -> list[Finding]:
+    """Of a watched block and of losses; `reference` judges a model once."""
+    return _JUDGES[type(stats)](stats, limits)
