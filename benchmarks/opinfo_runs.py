@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ampcheck.shadow import Shadow
+from ampcheck.shadow.independent import ObservedShadow
 from ampcheck.shadow.rules.registry import RULES
 from ampcheck.stream.ops import OpEvent
 
@@ -277,16 +277,16 @@ def judge(
 class Opened:
     """A shadow with what a row needs to know about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, independent: bool = False) -> None:
         seen = self.seen = set[str]()
 
-        class Noting(Shadow):
+        class Noting(ObservedShadow):
             def see(self, event: OpEvent) -> Any:
                 if not event.higher:
                     seen.add(event.name)
                 return super().see(event)
 
-        self.context = Noting(judge=False)
+        self.context = Noting(independent=independent, judge=False)
 
     def exact(self, tensor: Tensor) -> Tensor:
         return self.context.exact(tensor.detach())

@@ -34,9 +34,10 @@ class ObservedShadow(Shadow):
         *,
         observer: Callable[[Call], None] | None = None,
         independent: bool = False,
+        judge: bool = True,
         freedom: bool = False,
     ) -> None:
-        super().__init__(model, freedom=freedom)
+        super().__init__(model, judge=judge, freedom=freedom)
         self.observer, self._independent = observer, independent
         self._follower = Follower(self.store, self._sides, self.unruled, independent=independent)
 

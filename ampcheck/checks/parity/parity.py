@@ -43,6 +43,7 @@ _HINTS = {
     WRONG: "sum in float32, and round once, at the end",
     UNDECIDED: "give inputs that determine the results: no zeros, more than one row, data that do not cancel",
 }
+_UNPLACED = "run both sides in one comparison, which names the ops at which they part"
 
 
 def check(parity: Parity, limits: Limits) -> Iterator[Finding]:
@@ -55,6 +56,8 @@ def check(parity: Parity, limits: Limits) -> Iterator[Finding]:
     if parity.outcome == UNDECIDED:
         yield CHECK.undecided(parity.subject, message, hint=hint)
         return
+    if parity.outcome == ANOTHER and parity.at == (None, None):
+        hint = _UNPLACED
     evidence: Evidence = {"hint": parity.failures[0].hint or hint if parity.failures else hint}
     if (where := parity.at[1] or parity.at[0]) is not None:
         evidence["where"] = where
