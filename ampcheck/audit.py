@@ -151,7 +151,7 @@ def _plan(subject: Subject, device: str, options: AuditOptions) -> tuple[Plan, P
         options.get("limits"),
         checks=checks,
         device=placement.device,
-        policy=placement.emulated or torch.device(placement.device).type,
+        emulated=placement.emulated,
         compile=compile,
         full=full,
         steps=options.get("steps"),

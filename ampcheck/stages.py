@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -70,7 +69,7 @@ def audit_stages(plan: Plan) -> list[Stage]:
     if plan.graphs:
         stages.append(Stage("graphs", lambda: plan.only(judge_graph(subject, device=plan.device)), compiles=True))
         if plan.among(accuracy_checks.CHECKS) or (plan.checks is None and subject.kind is not Kind.FORWARD):
-            stages.append(Stage("compiled against eager", partial(_judge_accuracy, plan), compiles=True))
+            stages.append(Stage("compiled against eager", partial(judge_accuracy, _compared(plan)), compiles=True))
     if plan.full and plan.compile and not is_compiled_already(subject):  # which keeps its own options
         stages += _with_options(plan)
     return sorted(stages, key=lambda stage: stage.compiles)
@@ -81,8 +80,8 @@ def _with_options(plan: Plan) -> Iterator[Stage]:
     if plan.among(accuracy_checks.CHECKS) == []:
         return
     for what, options in _FULL.items():
-        named = replace(plan, subject=replace(plan.subject, name=f"{plan.subject.name}, {what}"))
-        judged = partial(_judge_accuracy, named, steps=_STEPS, options=options)
+        named = replace(plan.subject, name=f"{plan.subject.name}, {what}")
+        judged = partial(judge_accuracy, replace(_compared(plan), subject=named, steps=_STEPS), options=options)
         if not plan.arms or plan.arms[0].native:
             yield Stage(f"compiled, {what}", judged, compiles=True)
             continue
@@ -91,9 +90,9 @@ def _with_options(plan: Plan) -> Iterator[Stage]:
             yield Stage(f"{dtype}, compiled, {what}", run, compiles=True)
 
 
-def _judge_accuracy(plan: Plan, **options: Any) -> Run:
-    checks = plan.among(accuracy_checks.CHECKS)
-    return judge_accuracy(plan.subject, device=plan.device, checks=checks, limits=plan.limits, **options)
+def _compared(plan: Plan) -> Plan:
+    """The plan with the checks that compare compiled with eager code alone."""
+    return replace(plan, checks=plan.among(accuracy_checks.CHECKS))
 
 
 def run_stages(name: str, stages: Sequence[Stage], listener: Listener) -> list[Run]:

@@ -155,7 +155,7 @@ def _with_graphs(run: Run, plan: Plan, wrapped: bool) -> Run:
     if subject.kind is Kind.CALL and steps:
         subject = replace(subject, shape=lambda: ended_after(steps, call))
     try:
-        again = judge_own_code(subject, reached, device=plan.device, steps=min(steps, STEPS), limits=plan.limits)
+        again = judge_own_code(replace(plan, subject=subject, steps=min(steps, STEPS)), reached)
     except UsageError as error:  # what it reaches cannot be restored
         again = Run(findings=(COVERAGE.skip(subject.name, f"compiled code was not judged: {error}"),))
     if caches:

@@ -35,9 +35,9 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Run, Where, merge
-from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import MODELS, Kind, Subject, as_subject
 from ampcheck.core.text import cannot_run
 from ampcheck.numerics import Measured, NumericsStats, native_format
@@ -98,19 +98,23 @@ def blame(
             f"[args]); {judged.name} is a {judged.kind.value} subject"
         )
     placement, native = place(device or "cpu"), native_format(judged)
-    bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
+    plan = Plan.of(
+        judged, limits, device=placement.device, emulated=placement.emulated, compile=compile, steps=search.steps
+    )
     dtypes, runs = _dtypes(judged, dtype, native), list[Run]()
     with placement.entered():
         for done, low in enumerate(dtypes):
             as_is = native is not None or low is torch.float32
-            case = Case(judged, low, as_is, placement.device, bounds, search.steps)
+            case = Case(plan, low, as_is)
             title = f"{judged.name}: {format_of(low).name}"
 
             def report(stage: str, title: str = title, done: int = done) -> None:
                 progress(f"{title}, {stage}", done, len(dtypes))
 
-            stats = Search(case, placement.emulated, compile, search, report).measure()
-            runs.append(Run(findings=tuple(findings(stats, bounds)), coverage=stats.coverage, tables=tables(stats)))
+            stats = Search(case, search, report).measure()
+            runs.append(
+                Run(findings=tuple(findings(stats, plan.limits)), coverage=stats.coverage, tables=tables(stats))
+            )
     facts = environment(placement.device)
     if placement.emulated:
         facts = {**facts, "autocast policy": f"{placement.emulated}, emulated"}
@@ -130,8 +134,6 @@ class Search:
     """The search of one case for what is to blame; `stats` grows with every step of it."""
 
     case: Case
-    emulated: str
-    compile: bool
     options: BlameOptions
     report: Callable[[str], None]
     differentiates: bool = field(init=False, default=False)
@@ -161,9 +163,9 @@ class Search:
             raised = eager.stats.raised.message if eager.stats.raised is not None else ""
             stage = _stage_result(EAGER, eager.stats.errors, bool(failures), raised=raised)
             self._add(failures=tuple(failures), stages=(stage,))
-        if self.compile and self.stats.stage != EAGER:
+        if self.case.plan.compile and self.stats.stage != EAGER:
             self._run_stages()
-        elif self.compile and eager is not None and eager.stats.raised is None:
+        elif self.case.plan.compile and eager is not None and eager.stats.raised is None:
             self.report("compiled")
             self._add(stages=(*self.stats.stages, self._compiled_stage(self.case.subject, eager)))
         if not self.stats.stages:
@@ -186,7 +188,7 @@ class Search:
             return f"{left[0].check} fails still, at {left[0].where}" if left else ""
 
         self._search(judge, modules, compiled=False)
-        if self.stats.code and self.compile:
+        if self.stats.code and self.case.plan.compile:
             self._try_compiled()
 
     def _try_compiled(self) -> None:
@@ -213,7 +215,7 @@ class Search:
         case = self.case
         stats = measure_compiled_run(subject, eager, case.low)
         self._count(compiled_runs=1, graphs=stats.graphs)
-        failures = case.blamed(check_accuracy(stats, case.limits))
+        failures = case.blamed(check_accuracy(stats, case.plan.limits))
         raised = stats.exceptions.missing or stats.exceptions.compiled
         graphs = Graphs(stats.graphs, stats.unsupported)
         return _stage_result(INDUCTOR, stats.errors, bool(failures), raised=raised, graphs=graphs)
@@ -302,7 +304,7 @@ class Search:
             self._time(compiled)
 
     def _code(self, names: Sequence[str]) -> str:
-        code = float32_code(names, self.emulated or self.case.device, native=self.case.native)
+        code = float32_code(names, self.case.plan.emulated or self.case.device, native=self.case.native)
         if isinstance(self.case.subject.model, torch.nn.Module):
             return code
         return f"# model: torch.nn.ModuleList of the modules of this subject, in their order\n{code}"
@@ -311,8 +313,8 @@ class Search:
         case = self.case
         if not self.options.time:
             self._add(uncosted="Its cost was not asked for.")
-        elif self.emulated:
-            self._add(uncosted=f"Its cost is not known: {self.emulated} is emulated, and its time cannot be measured.")
+        elif emulated := self.case.plan.emulated:
+            self._add(uncosted=f"Its cost is not known: {emulated} is emulated, and its time cannot be measured.")
         else:
             self.report("timing the step")
             changed = subject_in_float32(case.subject, self.stats.code, device=case.device)

@@ -14,11 +14,11 @@ from ampcheck.causes.bisect import Backend, first_failing_node
 from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.core.arm import armed
-from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import Measured, NumericsStats, check_numerics, measure_numerics
-from ampcheck.numerics.run import Plan
+from ampcheck.numerics.run import RunPlan
 from ampcheck.records.accuracy import AOT_EAGER
 from ampcheck.records.blame import Bisected
 from ampcheck.records.results import ResultError
@@ -37,12 +37,19 @@ CHECKS = frozenset(
 class Case:
     """One subject in one dtype: under autocast, or unchanged when it is `native` (`float32`: unchanged, too)."""
 
-    subject: Subject
+    plan: Plan
     low: torch.dtype
     native: bool
-    device: str
-    limits: Limits
-    steps: int = 1
+
+    @property
+    def subject(self) -> Subject:
+        """The subject as the user runs it."""
+        return self.plan.subject
+
+    @property
+    def device(self) -> str:
+        """The device that runs it."""
+        return self.plan.device
 
     @property
     def name(self) -> str:
@@ -57,7 +64,7 @@ class Case:
     def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
         """The eager run of the subject, or of a changed copy, and the failures of the audit that can be blamed."""
         measured = measure_numerics(subject, self.low, device=self.device, native=self.native, compared=True)
-        return measured, self.blamed(check_numerics(measured.stats, self.limits))
+        return measured, self.blamed(check_numerics(measured.stats, self.plan.limits))
 
     def blamed(self, findings: Sequence[Finding]) -> list[Finding]:
         """The failures that can be blamed."""
@@ -65,7 +72,7 @@ class Case:
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
         """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
-        asked = Plan(self.device, None if self.native else self.low, steps=self.steps)
+        asked = RunPlan(self.device, None if self.native else self.low, steps=self.plan.steps or 1)
         for plan in plans(subject, asked, self.low):
             yield run_eager(subject, plan, self.low)
 

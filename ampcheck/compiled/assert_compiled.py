@@ -19,6 +19,7 @@ from ampcheck.core.arguments import DType, parse_dtypes, parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import GraphLimits, Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Run, merge
 from ampcheck.core.subject import MODELS, Subject, subject_of
 from ampcheck.numerics.arm_format import native_format
@@ -80,18 +81,8 @@ def assert_compiled(
                 )
                 runs.append(run if chosen is None else run.only((*chosen, *_ALWAYS)))
             if runs_accuracy:
-                runs.append(
-                    judge_accuracy(
-                        subject,
-                        device=placement.device,
-                        dtype=cast,
-                        steps=accuracy.steps,
-                        optimizer=accuracy.optimizer,
-                        options=options,
-                        checks=chosen,
-                        limits=limits,
-                    )
-                )
+                plan = Plan.of(subject, limits, checks=chosen, device=placement.device, steps=accuracy.steps)
+                runs.append(judge_accuracy(plan, dtype=cast, optimizer=accuracy.optimizer, options=options))
     run = replace(merge(runs), environment=environment(placement.device), title=f"{subject.name}, compiled")
     return verify(run)
 

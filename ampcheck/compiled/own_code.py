@@ -18,7 +18,8 @@ from ampcheck.compiled.graph.judge import graph_run
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
 from ampcheck.compiled.stale import StaleGraphs, steps_or_draws, with_copies
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.limits import GraphLimits, Limits
+from ampcheck.core.limits import GraphLimits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, merge
 from ampcheck.core.subject import Subject, name_of
 from ampcheck.torchtools.dynamo import is_compiled
@@ -32,23 +33,16 @@ _CALLABLES = 4
 _COMPARED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE)))
 
 
-def judge_own_code(
-    subject: Subject,
-    reached: Reached,
-    *,
-    device: str = "cpu",
-    steps: int = 1,
-    limits: Limits | None = None,
-) -> Run:
+def judge_own_code(plan: Plan, reached: Reached) -> Run:
     """Judge the compiled code of a training loop, or of a callable without arguments, that ran in eager mode before.
 
-    The code runs a second time, and what it reaches is restored. steps: of a loop that run. The user declares no
-    warm-up: the first change of each value is no recompilation, and one more is allowed. The first calls of what it
+    The code runs a second time, and what it reaches is restored. Of a loop the steps of the plan run. The user declares
+    no warm-up: the first change of each value is no recompilation, and one more is allowed. The first calls of what it
     compiles are compared with eager mode and float64. Code that raises in eager mode too cannot run twice: a skip.
     """
-    calls = _FirstCalls()
+    subject, calls = plan.subject, _FirstCalls()
     stats = measure_own_code(
-        subject, device, steps=steps, reached=reached, called=calls.add, ended=calls.graphs.compile_again
+        subject, plan.device, steps=plan.steps or 1, reached=reached, called=calls.add, ended=calls.graphs.compile_again
     )
     if stats.error is not None and stats.error.eager:
         message = f"compiled code was not judged: a second run in eager mode raised {stats.error.eager}"
@@ -60,7 +54,7 @@ def judge_own_code(
     runs = [replace(run, findings=(*findings, *calls.stale(subject.name), *calls.foreign(subject.name, reached)))]
     if stats.error is None and not stats.artifacts:  # artifacts of another compilation would be saved with the user's
         with preserved(reached):
-            runs += calls.judged(subject.name, accelerator(device), limits)
+            runs += calls.judged(replace(plan, device=accelerator(plan.device), checks=_COMPARED, steps=None))
     return merge(runs)
 
 
@@ -114,7 +108,7 @@ class _FirstCalls:
             hint = "compile in place, module.compile(), which a copy does not keep; or copy first, then set forward"
             yield COMPILED_ERROR.fail(name, message, where=Where("compile", module=path), hint=hint)
 
-    def judged(self, name: str, device: str, limits: Limits | None) -> Iterator[Run]:
+    def judged(self, plan: Plan) -> Iterator[Run]:
         """The findings about each of them beside eager mode; the coverage counts those that are not compared."""
         if self._more:
             unseen = {f"compiled code beyond the first {_CALLABLES} callables": len(self._more)}
@@ -125,8 +119,8 @@ class _FirstCalls:
                 continue
             shape = _compiled(call), [call.args], call.kwargs
             try:
-                of_call = Subject(shape, name=f"{name}, {name_of(call.original)}")
-                run = judge_accuracy(of_call, device=device, dtype=call.autocast, checks=_COMPARED, limits=limits)
+                of_call = Subject(shape, name=f"{plan.subject.name}, {name_of(call.original)}")
+                run = judge_accuracy(replace(plan, subject=of_call), dtype=call.autocast)
             except UsageError as error:  # it cannot be copied
                 yield _uncompared(call, brief(error))
                 continue

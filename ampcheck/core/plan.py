@@ -10,7 +10,7 @@ from ampcheck.core.arm import Arm
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run
 from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import Subject
+from ampcheck.core.subject import Subject, as_subject
 
 COVERAGE = "coverage"
 """The check that is always reported."""
@@ -21,17 +21,18 @@ class Plan:
     """What is judged of a subject, and how; `Plan.of` fills in the limits.
 
     checks: slugs of the selected ones, None for all. limits: those of the subject over those that the user passed.
-    device: that runs the subject; policy: the device type whose autocast rules it follows. arms: in which a model runs,
-    in their order. compile: compiled runs are among them, or follow; full: with other options of `torch.compile`, too.
-    graphs: the graphs of compiled code are judged, and compiled code against eager code. steps: of a training loop that
-    are observed; horizon: that are planned.
+    device: that runs the subject; emulated: another device type whose autocast rules it follows, or empty. arms: in
+    which a model runs, in their order. compile: compiled runs are among them, or follow; full: with other options of
+    `torch.compile`, too. graphs: the graphs of compiled code are judged, and compiled code against eager code. steps:
+    of a training loop that are observed, or of a compiled model that are compared; horizon: that are planned. None:
+    what the subject says, or the default.
     """
 
     subject: Subject
     checks: Collection[str] | None = None
     limits: Limits = field(default_factory=Limits)
     device: str = "cpu"
-    policy: str = "cpu"
+    emulated: str = ""
     arms: tuple[Arm, ...] = ()
     compile: bool = True
     full: bool = False
@@ -40,14 +41,20 @@ class Plan:
     horizon: int | None = None
 
     @classmethod
-    def of(cls, subject: Subject, limits: Limits | None = None, **options: Any) -> Plan:
+    def of(cls, subject: object, limits: Limits | None = None, **options: Any) -> Plan:
         """A plan with the limits of the subject over those that were passed, by default those of the settings.
 
-        Raises `UsageError` for limits of another type, and for an unknown or invalid one.
+        subject: a `Subject`, or its shape. Raises `UsageError` for another shape, limits of another type, and an
+        unknown or invalid limit.
         """
-        return cls(
-            subject, limits=resolve_limits(limits).with_(subject.limits, f"the subject {subject.name}"), **options
-        )
+        judged = as_subject(subject)
+        bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
+        return cls(judged, limits=bounds, **options)
+
+    @property
+    def policy(self) -> str:
+        """The device type whose autocast rules the subject follows."""
+        return self.emulated or self.device.partition(":")[0]
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from ampcheck.numerics.run import (
     COMPILED,
     NO_GRADIENT,
     Outcome,
-    Plan,
+    RunPlan,
     comparable,
     is_floating,
     run_subject,
@@ -67,7 +67,7 @@ class Measured:
     """The statistics of an eager run, and, where compiled code is compared, what it gave and its freedom."""
 
     stats: NumericsStats
-    plan: Plan
+    plan: RunPlan
     recorded: Recorded | None
     masked: Collection[Key]
     freedom: Freedom | None
@@ -88,7 +88,7 @@ def measure_numerics(
     scales: at these instead. compared: keep the results, beside which compiled code is compared. Raises `UsageError`
     for a subject that raises in float32 too, and under autocast to any dtype.
     """
-    plan = Plan(device, None if native else dtype, subject.loss)
+    plan = RunPlan(device, None if native else dtype, subject.loss)
     for scale in scales or (LOSS_SCALES if dtype is torch.float16 else (1.0,)):
         run = _ShadowedRun(prepare(subject, device=device), replace(plan, scale=scale), compared)
         run.execute()
@@ -129,7 +129,7 @@ def reference_run(subject: Subject, stats: NumericsStats) -> NumericsStats:
 class _ShadowedRun:
     """One run of a prepared subject under a shadow."""
 
-    def __init__(self, prepared: Prepared, plan: Plan, compared: bool) -> None:
+    def __init__(self, prepared: Prepared, plan: RunPlan, compared: bool) -> None:
         self.prepared, self.plan = prepared, plan
         self.shadow = Shadow(prepared.root, freedom=compared)
         self.recorded: Recorded | None = None
@@ -301,14 +301,14 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     outcome, device = run.outcome, run.plan.device
     assert outcome.error is not None
 
-    def outcome_of(plan: Plan, to: torch.dtype | None = None) -> Outcome:
+    def outcome_of(plan: RunPlan, to: torch.dtype | None = None) -> Outcome:
         around = [MissingKernels()] if active() is not None and to is None else []
         return run_subject(prepare(subject, device=device, to=to), plan, around=around)
 
     lack, message = lacking(outcome.error), brief(outcome.error)
     if outcome_of(run.plan).error is None:
         return Raised(_place(run, outcome), message, missing=True, ours=True)
-    float32 = outcome_of(Plan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
+    float32 = outcome_of(RunPlan(device, loss=subject.loss, no_backward=run.plan.no_backward), torch.float32)
     if float32.error is None:
         where = _place(run, outcome)
         return Raised(where, f"{where.op or 'an op'}: {lack}" if lack else message, missing=bool(lack))

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.numerics.run import Blocks, Outcome, Plan, Receive, run_subject
+from ampcheck.numerics.run import Blocks, Outcome, Receive, RunPlan, run_subject
 from ampcheck.records.results import MOVE, Key
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import Result, result_of
@@ -131,7 +131,7 @@ def _change(after: Reference, before: Reference, stored: float) -> Reference:
 
 
 def run_plan(
-    plan: Plan,
+    plan: RunPlan,
     prepared: Prepared,
     *,
     compiled: Callable[[Prepared], Blocks] | None = None,

@@ -40,7 +40,7 @@ Blocks: TypeAlias = Sequence[Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """How every run of a subject goes.
 
     autocast: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
@@ -92,7 +92,7 @@ class Outcome:
 
 def run_subject(
     prepared: Prepared,
-    plan: Plan,
+    plan: RunPlan,
     receive: Receive = lambda key, tensor: None,
     *,
     around: Sequence[AbstractContextManager[Any]] = (),
@@ -145,7 +145,7 @@ def _clear(leaves: Iterable[torch.Tensor]) -> None:
 
 
 def run_call(
-    plan: Plan,
+    plan: RunPlan,
     outcome: Outcome,
     blocks: Blocks,
     call: Call,
@@ -269,7 +269,7 @@ def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
     return {f"{number}.{path}": tensor for path, tensor in named if tensor.is_floating_point()}
 
 
-def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
+def _leaves(prepared: Prepared, plan: RunPlan) -> dict[str, torch.Tensor]:
     """What gradients are taken of: parameters, and views of inputs, since a leaf cannot be written in place."""
     named = dict(prepared.root.named_parameters()) if prepared.root is not None else {}
     leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad and not plan.no_backward}
@@ -291,7 +291,7 @@ def _leaves(prepared: Prepared, plan: Plan) -> dict[str, torch.Tensor]:
     return leaves
 
 
-def _optimizer(plan: Plan, prepared: Prepared) -> Any:
+def _optimizer(plan: RunPlan, prepared: Prepared) -> Any:
     named = list(prepared.root.parameters()) if prepared.root is not None else []
     parameters = [p for p in named if p.requires_grad and p.layout is torch.strided and not is_lazy(p)]
     if not parameters or plan.no_backward:

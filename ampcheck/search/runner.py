@@ -23,7 +23,7 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
-from ampcheck.numerics.run import Plan, run_subject
+from ampcheck.numerics.run import RunPlan, run_subject
 from ampcheck.records.results import MOVE
 from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
@@ -151,7 +151,7 @@ class Runner:
             return _numbers_as_tensors(value)
 
         own = replace(prepared, calls=(example,))
-        plan = Plan(self.device, cast, no_backward="outputs alone are judged")
+        plan = RunPlan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
             outcome = run_subject(
                 own,

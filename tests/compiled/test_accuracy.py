@@ -16,6 +16,7 @@ from ampcheck.compiled.accuracy.checks import CHECKS
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.assert_compiled import assert_compiled
 from ampcheck.compiled.options import AccuracyOptions, CompileOptions, Optimizer
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, collect
 
 BAD = (Verdict.FAIL, Verdict.WARN)
@@ -173,7 +174,7 @@ def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_sett
     def loss(y: Tensor) -> Tensor:
         return (y * 16384).sum()
 
-    run = judge_accuracy(Subject((Float32Head(), (torch.ones(1, 8),)), loss=loss), dtype=torch.float16)
+    run = judge_accuracy(Plan.of(Subject((Float32Head(), (torch.ones(1, 8),)), loss=loss)), dtype=torch.float16)
     found = only(run, "compiled-gradient", Verdict.FAIL)
     assert "inf or NaN" in found.message
     assert 'backward_pass_autocast = "off"' in found.hint
@@ -181,7 +182,7 @@ def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_sett
 
 @pytest.mark.slow
 def test_a_counter_that_forward_changes_and_uses_gives_gradients_that_fail() -> None:
-    run = judge_accuracy((CountsItsCalls(), (torch.randn(4, 8),)), steps=2)
+    run = judge_accuracy(Plan.of((CountsItsCalls(), (torch.randn(4, 8),)), steps=2))
     found = only(run, "compiled-gradient", Verdict.FAIL)
     assert "fails with backend='aot_eager' as well" in found.message
 
@@ -191,7 +192,7 @@ def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_n
     def fake_quantised(x: Tensor) -> Tensor:
         return (x * 3.3).half().float().tanh() * 2.0
 
-    run = judge_accuracy((fake_quantised, [(torch.randn(64, 16),)]))
+    run = judge_accuracy(Plan.of((fake_quantised, [(torch.randn(64, 16),)])))
     found = only(run, "compiled-error", Verdict.FAIL)
     assert "emulate_precision_casts = True" in found.hint
 
@@ -206,7 +207,7 @@ def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_findi
     given = torch.randn(4, 32, 16).bfloat16(), angle.cos().bfloat16(), angle.sin().bfloat16()
     eager, compiled = rotated(*given), torch.compile(rotated)(*given)
     assert not torch.equal(eager, compiled), "the control must differ from eager mode"
-    assert troubles(judge_accuracy((rotated, [given]))) == []
+    assert troubles(judge_accuracy(Plan.of((rotated, [given])))) == []
 
 
 @pytest.mark.slow
@@ -218,22 +219,22 @@ def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eage
         return 300.0 / (x.float().abs().mean() + 0.1)
 
     given = [(torch.randn(8, 96).bfloat16(),)]
-    assert troubles(judge_accuracy((late, given))) == [("compiled-error", Verdict.WARN)]
-    assert troubles(judge_accuracy((early, given))) == []
+    assert troubles(judge_accuracy(Plan.of((late, given)))) == [("compiled-error", Verdict.WARN)]
+    assert troubles(judge_accuracy(Plan.of((early, given)))) == []
 
 
 @pytest.mark.slow
 def test_a_float32_loss_of_a_16_bit_model_is_no_warning() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).bfloat16()
     subject = Subject((model, (torch.randn(8, 16).bfloat16(),)), loss=lambda y: y.float().square().mean())
-    assert troubles(judge_accuracy(subject)) == []
+    assert troubles(judge_accuracy(Plan.of(subject))) == []
 
 
 def test_an_overflow_that_fusion_hides_is_told() -> None:
     def overflowing(x: Tensor) -> Tensor:
         return x * x / x
 
-    run = judge_accuracy((overflowing, [(torch.full((8,), 300.0).half(),)]))
+    run = judge_accuracy(Plan.of((overflowing, [(torch.full((8,), 300.0).half(),)])))
     assert "eager mode overflows" in only(run, "compiled-error", Verdict.WARN).message
     assert not run.failed
 
@@ -243,7 +244,7 @@ def test_what_eager_mode_refuses_and_compiled_code_accepts_fails() -> None:
     def loss(y: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy(y, target)  # a probability of 3: the sigmoid is missing
 
-    run = judge_accuracy((loss, [(torch.full((4,), 3.0), torch.ones(4))]))
+    run = judge_accuracy(Plan.of((loss, [(torch.full((4,), 3.0), torch.ones(4))])))
     assert "eager mode raised RuntimeError" in only(run, "compiled-exception", Verdict.FAIL).message
 
 
@@ -251,7 +252,7 @@ def test_what_runs_eager_and_raises_compiled_fails() -> None:
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         raise ValueError("this backend knows no such op")
 
-    run = judge_accuracy((torch.sin, [(torch.randn(4),)]), options=CompileOptions(backend))
+    run = judge_accuracy(Plan.of((torch.sin, [(torch.randn(4),)])), options=CompileOptions(backend))
     assert "knows no such op" in only(run, "compiled-exception", Verdict.FAIL).message
 
 
@@ -259,7 +260,7 @@ def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alo
     def raising(x: Tensor) -> Tensor:
         return x.view(3, 5, 7)
 
-    run = judge_accuracy((raising, [(torch.randn(4),)]))
+    run = judge_accuracy(Plan.of((raising, [(torch.randn(4),)])))
     assert troubles(run) == [("coverage", Verdict.FAIL)]
     assert "must run to its end; eager mode raises RuntimeError" in only(run, "coverage", Verdict.FAIL).message
 
@@ -268,7 +269,7 @@ def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alo
 def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
     wrong_later = planted(lambda call, out: (out[0] * (1.001 if call >= 2 else 1.0), *out[1:]))
     calls = [(torch.full((8,), float(n)),) for n in range(1, 5)]
-    run = judge_accuracy((lambda x: x.sin() + 2, calls), options=CompileOptions(wrong_later, dynamic=False))
+    run = judge_accuracy(Plan.of((lambda x: x.sin() + 2, calls)), options=CompileOptions(wrong_later, dynamic=False))
     found = only(run, "compiled-error", Verdict.FAIL)
     assert found.where.step == 2
     assert "up to step 1 they agree" in found.message
@@ -276,14 +277,14 @@ def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named()
 
 def test_another_dtype_compiled_fails() -> None:
     narrow = planted(lambda call, out: (out[0].half(), *out[1:]))
-    run = judge_accuracy((lambda x: x * 2, [(torch.ones(4),)]), options=CompileOptions(narrow))
+    run = judge_accuracy(Plan.of((lambda x: x * 2, [(torch.ones(4),)])), options=CompileOptions(narrow))
     assert "float32 [4] in eager mode and float16 [4] compiled" in only(run, "compiled-dtype", Verdict.FAIL).message
 
 
 def test_an_index_that_compiled_code_gets_wrong_without_a_near_tie_fails() -> None:
     scores = torch.arange(12.0).view(3, 4)
     moved = planted(lambda call, out: (out[0] - 1, *out[1:]))
-    run = judge_accuracy((lambda x: x.argmax(-1), [(scores,)]), options=CompileOptions(moved))
+    run = judge_accuracy(Plan.of((lambda x: x.argmax(-1), [(scores,)])), options=CompileOptions(moved))
     assert troubles(run) == [("compiled-error", Verdict.FAIL)]
 
 
@@ -308,7 +309,7 @@ def test_running_statistics_that_compiled_code_does_not_keep_fail() -> None:
 
         return run
 
-    run = judge_accuracy((Statistics(), (torch.randn(16, 4),)), options=CompileOptions(backend))
+    run = judge_accuracy(Plan.of((Statistics(), (torch.randn(16, 4),))), options=CompileOptions(backend))
     assert "buffer mean" in only(run, "compiled-error", Verdict.FAIL).message
 
 
@@ -318,7 +319,7 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
         return out
 
     run = judge_accuracy(
-        (lambda x: x + torch.randn_like(x), [(torch.ones(64),)]), options=CompileOptions(planted(greedy))
+        Plan.of((lambda x: x + torch.randn_like(x), [(torch.ones(64),)])), options=CompileOptions(planted(greedy))
     )
     skipped = only(run, "compiled-error", Verdict.SKIP)
     assert "not comparable" in skipped.message
@@ -330,7 +331,7 @@ def test_numbers_of_numpy_that_dynamo_draws_from_pytorch_are_named() -> None:
     def noisy(x: Tensor) -> Tensor:
         return x + torch.from_numpy(numpy.random.rand(4, 4)).float()
 
-    skipped = only(judge_accuracy((noisy, [(torch.zeros(4, 4),)])), "compiled-error", Verdict.SKIP)
+    skipped = only(judge_accuracy(Plan.of((noisy, [(torch.zeros(4, 4),)]))), "compiled-error", Verdict.SKIP)
     assert "np.random.seed has no effect in compiled code" in skipped.message
     assert "use_numpy_random_stream" in skipped.message
 
@@ -371,9 +372,9 @@ def test_an_expert_that_is_chosen_otherwise_near_a_tie_is_a_warning_at_most() ->
         return (out[0] * 100, *out[1:])
 
     subject = (model.requires_grad_(False), [(given,)])
-    run = judge_accuracy(subject, options=CompileOptions(planted(turned)), dtype=torch.bfloat16)
+    run = judge_accuracy(Plan.of(subject), options=CompileOptions(planted(turned)), dtype=torch.bfloat16)
     assert not run.failed
-    run = judge_accuracy(subject, options=CompileOptions(planted(wild)), dtype=torch.bfloat16)
+    run = judge_accuracy(Plan.of(subject), options=CompileOptions(planted(wild)), dtype=torch.bfloat16)
     assert ("compiled-error", Verdict.FAIL) in troubles(run)
 
 
@@ -388,15 +389,15 @@ def test_the_gradient_of_an_input_that_asks_for_one_is_judged() -> None:
 def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode() -> None:
     wrong = planted(lambda call, out: (out[0] * 1.01, *out[1:]))
     compiled = torch.compile(nn.Linear(16, 4), backend=wrong)
-    run = judge_accuracy((compiled, (torch.randn(8, 16),)))
+    run = judge_accuracy(Plan.of((compiled, (torch.randn(8, 16),))))
     assert only(run, "compiled-error", Verdict.FAIL)
     inner = nn.Sequential(nn.Linear(16, 4), nn.GELU())
     inner[0] = torch.compile(inner[0], backend=wrong)
-    assert only(judge_accuracy((inner, (torch.randn(8, 16),))), "compiled-error", Verdict.FAIL)
+    assert only(judge_accuracy(Plan.of((inner, (torch.randn(8, 16),)))), "compiled-error", Verdict.FAIL)
 
 
 def test_a_model_of_which_nothing_is_compiled_is_no_pass() -> None:
-    run = judge_accuracy((torch.compiler.disable(nn.Linear(4, 4)), (torch.randn(2, 4),)))
+    run = judge_accuracy(Plan.of((torch.compiler.disable(nn.Linear(4, 4)), (torch.randn(2, 4),))))
     if torch.__version__ < (2, 7):  # Dynamo does not say that it leaves the model out
         assert "torch._dynamo.disable" in only(run, "coverage", Verdict.FAIL).hint
     else:
@@ -417,7 +418,7 @@ def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_
             return self.kept * 2
 
     calls = [(torch.randn(2, 4),) for _ in range(3)]
-    run = judge_accuracy((Cached(), calls), options=CompileOptions("aot_eager"))
+    run = judge_accuracy(Plan.of((Cached(), calls)), options=CompileOptions("aot_eager"))
     assert troubles(run) == []
     assert run.coverage.seen["outputs"] == 3
     assert "backward raises in eager mode" in only(run, "compiled-gradient", Verdict.SKIP).message
@@ -425,7 +426,7 @@ def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_
 
 def test_blocks_are_compiled_one_by_one() -> None:
     blocks = [nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)]
-    run = judge_accuracy((blocks, [(torch.randn(8, 16),)]), options=CompileOptions("aot_eager"))
+    run = judge_accuracy(Plan.of((blocks, [(torch.randn(8, 16),)])), options=CompileOptions("aot_eager"))
     assert troubles(run) == []
     assert run.coverage.seen["compiled graphs"] == 3
 
@@ -480,6 +481,6 @@ def test_bad_input_is_told_in_one_sentence() -> None:
     with pytest.raises(UsageError, match="is compiled already, so mode would have no effect"):
         assert_compiled(torch.compile(model), given, options=CompileOptions(mode="max-autotune"))
     with pytest.raises(UsageError, match="through its model"):
-        judge_accuracy({"step": lambda i: 0.0})
+        judge_accuracy(Plan.of({"step": lambda i: 0.0}))
     with pytest.raises(UsageError, match="pass name= to Subject"):
         assert_compiled(Subject((model, given)), name="twice")

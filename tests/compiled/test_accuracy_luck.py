@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Run, Verdict
 from ampcheck.torchtools.pytree import map_tensors
 
@@ -56,7 +57,7 @@ def compiled_as(eager: Callable[..., Tensor], compiled: Callable[..., Tensor]) -
 
 
 def judged(eager: Callable[..., Tensor], compiled: Callable[..., Tensor], *args: Tensor) -> Run:
-    return judge_accuracy((compiled_as(eager, compiled), [args]), options=CompileOptions("aot_eager"))
+    return judge_accuracy(Plan.of((compiled_as(eager, compiled), [args])), options=CompileOptions("aot_eager"))
 
 
 def troubles(run: Run) -> list[tuple[str, str]]:
@@ -242,6 +243,6 @@ def test_an_error_of_a_layer_fails_that_no_order_of_its_sums_makes(name: str) ->
     torch.manual_seed(0)
     make, shape, wrong = LAYERS[name]
     for relative in (1e-7, wrong):
-        run = judge_accuracy((make(), [(torch.randn(shape),)]), options=CompileOptions(noisy(relative)))
+        run = judge_accuracy(Plan.of((make(), [(torch.randn(shape),)])), options=CompileOptions(noisy(relative)))
         (found,) = (f for f in run.findings if f.check == "compiled-error")
         assert found.verdict is (Verdict.FAIL if relative == wrong else Verdict.PASS), found.message

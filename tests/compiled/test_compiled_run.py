@@ -13,6 +13,7 @@ from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compil
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_numerics, record
@@ -224,7 +225,10 @@ def test_an_update_of_the_users_optimizer_is_judged_where_the_gradient_of_compil
         torch.manual_seed(0)
         subject = Subject((Model(small_gradient, planted), torch.randn(16, 32)))
         run = judge_accuracy(
-            subject, dtype=LOW, steps=2, optimizer=lambda weights: torch.optim.Adam(weights, lr=0.1), options=options
+            Plan.of(subject, steps=2),
+            dtype=LOW,
+            optimizer=lambda weights: torch.optim.Adam(weights, lr=0.1),
+            options=options,
         )
         assert run.coverage.seen["updates"] == 3
         assert ("update gate" in str(troubles(run).get("compiled-error"))) is planted
@@ -237,7 +241,9 @@ def test_elements_of_updates_that_rounding_decides_are_counted_as_unseen() -> No
         return y
 
     subject = Subject((Model(forward, planted=False), torch.randn(16, 32)))
-    run = judge_accuracy(subject, dtype=LOW, steps=2, optimizer=torch.optim.Adam, options=CompileOptions("aot_eager"))
+    run = judge_accuracy(
+        Plan.of(subject, steps=2), dtype=LOW, optimizer=torch.optim.Adam, options=CompileOptions("aot_eager")
+    )
     assert not run.failed
     assert run.coverage.unseen["elements of updates whose gradient is zero but for rounding"] >= 8 * 16
 

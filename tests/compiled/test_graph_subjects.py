@@ -30,6 +30,7 @@ from ampcheck.compiled.graph.run import own_device
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import GraphLimits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.dynamo import configured, recompile_limit
@@ -193,7 +194,7 @@ def test_what_the_findings_tell_dynamo_does_not_log_besides() -> None:
     try:
         for act in (
             lambda: judge((lambda x: x + 1, [(x,) for x in shape])),
-            lambda: judge_accuracy((lambda x: x + 1, [(x,) for x in shape]), options=CompileOptions("eager")),
+            lambda: judge_accuracy(Plan.of((lambda x: x + 1, [(x,) for x in shape])), options=CompileOptions("eager")),
         ):
             too_often(act)
         assert [record.getMessage() for record in told.buffer] == []

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ampcheck.compiled.accuracy.comparison import lowered_ops
 from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 
 CHECKS = ("compiled-error", "compiled-gradient")
@@ -89,7 +90,7 @@ class Inside(Island):
 
 def judged(model: nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> Run:
     torch.manual_seed(0)
-    return judge_accuracy((model, (torch.randn(8, 16),)), dtype=dtype, checks=CHECKS)
+    return judge_accuracy(Plan.of((model, (torch.randn(8, 16),)), checks=CHECKS), dtype=dtype)
 
 
 def failures(run: Run) -> list[Finding]:

@@ -17,6 +17,7 @@ from graph_watch import observe_graphs
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 
@@ -131,15 +132,15 @@ def troubles(run: Run) -> list[Finding]:
     ],
 )
 def test_a_real_defect_is_judged_rightly(name: str, check: str, verdict: Verdict) -> None:
-    found = [f for f in troubles(judge_accuracy(case(name).buggy())) if f.check == check]
+    found = [f for f in troubles(judge_accuracy(Plan.of(case(name).buggy()))) if f.check == check]
     assert [f.verdict for f in found] == [verdict]
 
 
 @pytest.mark.slow
 def test_the_stage_that_errs_is_told() -> None:
-    (found,) = troubles(judge_accuracy(case("cmn_item_break_addcdiv_loop").buggy()))
+    (found,) = troubles(judge_accuracy(Plan.of(case("cmn_item_break_addcdiv_loop").buggy())))
     assert "Inductor's kernels are at fault" in found.message
-    (found, *_) = troubles(judge_accuracy(case("cmn_lowp_cast_elided").buggy()))
+    (found, *_) = troubles(judge_accuracy(Plan.of(case("cmn_lowp_cast_elided").buggy())))
     assert "emulate_precision_casts = True" in found.hint
 
 
@@ -153,4 +154,4 @@ def test_the_stage_that_errs_is_told() -> None:
     ],
 )
 def test_the_negative_control_and_what_is_fixed_are_clean(name: str, version: str) -> None:
-    assert troubles(judge_accuracy(getattr(case(name), version)())) == []
+    assert troubles(judge_accuracy(Plan.of(getattr(case(name), version)()))) == []

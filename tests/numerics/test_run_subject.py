@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ampcheck import assert_compiled, audit
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.run import Plan, run_subject, total_loss
+from ampcheck.numerics.run import RunPlan, run_subject, total_loss
 from ampcheck.records.results import Key
 from ampcheck.torchtools.copying import prepare
 from ampcheck.torchtools.global_state import preserved_state, read_state
@@ -82,7 +82,7 @@ def _gradients(forward: Any, scale: float) -> dict[str, Tensor]:
         if key[0] == "gradient":
             gradients[key[1]] = tensor.clone()
 
-    run_subject(prepare(Subject((Model(4, 4), (torch.randn(3, 4),)))), Plan(scale=scale), receive)
+    run_subject(prepare(Subject((Model(4, 4), (torch.randn(3, 4),)))), RunPlan(scale=scale), receive)
     return gradients
 
 

@@ -22,6 +22,7 @@ from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import CompileOptions
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools import dynamo
@@ -281,7 +282,7 @@ def test_no_path_of_the_machine_stands_in_the_reason_but_the_folder_to_clear(tmp
 @pytest.mark.parametrize(
     "judge",
     [
-        lambda subject, backend: judge_accuracy(subject, options=CompileOptions(backend)),
+        lambda subject, backend: judge_accuracy(Plan.of(subject), options=CompileOptions(backend)),
         lambda subject, backend: judge_graph(Subject(subject), options=CompileOptions(backend)),
         lambda subject, backend: judge_graph(Subject((torch.compile(subject[0], backend=backend), subject[1]))),
     ],

@@ -24,14 +24,13 @@ from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.arm import Arm
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
-from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, Run, Where
-from ampcheck.core.settings import resolve_limits
-from ampcheck.core.subject import MODELS, Subject, as_subject
+from ampcheck.core.subject import MODELS, Subject
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
 from ampcheck.numerics.record import Recorded, run_plan
-from ampcheck.numerics.run import Blocks, Plan
+from ampcheck.numerics.run import Blocks, RunPlan
 from ampcheck.records.accuracy import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -67,7 +66,7 @@ class EagerRun:
     """
 
     subject: Subject
-    plan: Plan
+    plan: RunPlan
     dtype: torch.dtype
     options: Mapping[str, Any]
     outcome: Recorded
@@ -112,7 +111,7 @@ def measure_accuracy(
     if is_scripted(subject):
         arm, name = _arm(dtype, narrow), format_of(narrow).name
         return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
-    asked = Plan(device, dtype, steps=steps, optimizer=optimizer, grad=backward)
+    asked = RunPlan(device, dtype, steps=steps, optimizer=optimizer, grad=backward)
     first, *more = (_measure(run_eager(subject, plan, narrow, options)) for plan in plans(subject, asked, narrow))
     if not more or more[0].exceptions.eager:
         return first
@@ -127,34 +126,31 @@ def measure_accuracy(
 
 
 def judge_accuracy(
-    subject: object,
+    plan: Plan,
     *,
-    device: str = "cpu",
     dtype: torch.dtype | None = None,
-    steps: int = 1,
     optimizer: Optimizer | None = None,
     options: CompileOptions | None = None,
-    checks: Collection[str] | None = None,
-    limits: Limits | None = None,
 ) -> Run:
     """Judge compiled code of a subject of the kinds forward, compile and regional; nothing is raised or emitted.
 
     The arguments are those of `measure_accuracy`; this machine must have the device, see `ampcheck.autocast.device`.
     """
-    judged = as_subject(subject)
+    judged = plan.subject
     if judged.kind not in MODELS:
         raise UsageError(f"{judged.name} is of kind '{judged.kind.value}': compiled code is judged through its model")
-    bounds = resolve_limits(limits).with_(judged.limits, f"the subject {judged.name}")
-    arguments = options.arguments() if options is not None else None
+    arguments, device, steps = options.arguments() if options is not None else None, plan.device, plan.steps or 1
     stats = measure_accuracy(judged, device=device, dtype=dtype, steps=steps, optimizer=optimizer, options=arguments)
-    findings = tuple(check_accuracy(stats, bounds, checks))
+    findings = tuple(check_accuracy(stats, plan.limits, plan.checks))
     return Run(findings=findings, coverage=stats.coverage, tables=tables(stats))
 
 
 # The runs ---------------------------------------------------------------------------------------------------------
 
 
-def run_eager(subject: Subject, plan: Plan, dtype: torch.dtype, options: Mapping[str, Any] | None = None) -> EagerRun:
+def run_eager(
+    subject: Subject, plan: RunPlan, dtype: torch.dtype, options: Mapping[str, Any] | None = None
+) -> EagerRun:
     """Run the subject in eager mode with companions. dtype: the narrowest format that the run computes in."""
     prepared = prepare(subject, device=plan.device)
     shadow = Shadow(prepared.root, freedom=True)

@@ -10,7 +10,7 @@ import torch
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import LOSS_SCALES
 from ampcheck.numerics.record import run_plan
-from ampcheck.numerics.run import Plan, input_names
+from ampcheck.numerics.run import RunPlan, input_names
 from ampcheck.torchtools.copying import prepare, trains
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
@@ -20,7 +20,7 @@ STRIDE = 2.0**-7
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
 
 
-def plans(subject: Subject, plan: Plan, narrow: torch.dtype) -> list[Plan]:
+def plans(subject: Subject, plan: RunPlan, narrow: torch.dtype) -> list[RunPlan]:
     """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any.
 
     plan: device, autocast, steps, optimizer and grad mode of the runs. narrow: the narrowest format they compute in.
@@ -34,7 +34,7 @@ def plans(subject: Subject, plan: Plan, narrow: torch.dtype) -> list[Plan]:
     return [replace(plan, no_backward="nothing requires a gradient"), _probed(subject, every, narrow)]
 
 
-def _probed(subject: Subject, plan: Plan, narrow: torch.dtype) -> Plan:
+def _probed(subject: Subject, plan: RunPlan, narrow: torch.dtype) -> RunPlan:
     """The plan, completed by a plain eager run: the loss scale without overflow, the rate, whether all is finite."""
     for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
         probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)

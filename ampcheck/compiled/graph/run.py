@@ -14,7 +14,7 @@ import torch
 
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.run import Blocks, Outcome, Plan, run_call
+from ampcheck.numerics.run import Blocks, Outcome, RunPlan, run_call
 from ampcheck.records.graphs import Code
 from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
 from ampcheck.torchtools.dynamo import counters, in_eager_mode, reset
@@ -168,7 +168,7 @@ class Runner:
         args, kwargs = _fresh(call, None if is_compiled_already(self.subject) else self.device)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
         leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
-        plan, changes = Plan(self.device, self.dtype, self.subject.loss, grad=self.grad), Changes()
+        plan, changes = RunPlan(self.device, self.dtype, self.subject.loss, grad=self.grad), Changes()
         outcome = Outcome(no_backward="" if leaves and self.grad else "nothing requires a gradient")
         named = {str(number): leaf for number, leaf in enumerate(leaves)}
         with preserved_state(changes):
