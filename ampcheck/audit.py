@@ -12,7 +12,7 @@ from ampcheck.autocast.asked import on_cpu_or_cuda
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
 from ampcheck.catalog.causes import with_causes
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks

@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.autocast import judge
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
 from ampcheck.checks.range.nonfinite_reference import reference
 from ampcheck.compiled.accuracy import checks as accuracy_checks

@@ -14,8 +14,8 @@ from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.missing import unimitated
 from ampcheck.autocast.placement import is_open
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import for_kind
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile import cache_artifacts
 from ampcheck.checks.compile.cache_artifacts import CHECK as CACHE_ARTIFACTS
 from ampcheck.compiled.accuracy import checks as accuracy_checks
@@ -28,7 +28,7 @@ from ampcheck.core.plan import Plan
 from ampcheck.core.progress import current_listener
 from ampcheck.core.run import Finding, Run, Verdict, merge
 from ampcheck.core.subject import Kind, Subject
-from ampcheck.numerics.run import COMPILED
+from ampcheck.records.numerics import COMPILED
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.contexts import attributes, contexts_of, set_attributes
 from ampcheck.torchtools.interception import calls_of_compile

@@ -15,7 +15,7 @@ import torch
 from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.causes import with_causes
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.selection import broken_extensions
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.core.arguments import parse_choice, parse_integer, show

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.autocast.guards.checks import GUARD_CHECKS
 from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.core.arguments import parse_checks
@@ -22,8 +22,8 @@ from ampcheck.core.limits import GraphLimits, Limits
 from ampcheck.core.run import Finding, Run
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import measure_block
-from ampcheck.records.telemetry import TelemetryStats
-from ampcheck.telemetry.checks import EAGER_MODULES, check_telemetry, telemetry_tables
+from ampcheck.records.telemetry import EAGER_MODULES, TelemetryStats
+from ampcheck.telemetry.checks import check_telemetry, telemetry_tables
 from ampcheck.telemetry.sites import Level
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools import dynamo

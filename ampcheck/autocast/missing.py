@@ -15,7 +15,7 @@ import torch
 
 from ampcheck.autocast.emulate import active
 from ampcheck.autocast.kernels import float32_of_16_bit, is_16_bit
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import brief, message_of
 from ampcheck.core.run import Finding, Where
 from ampcheck.stream.ops import OpEvent, OpSubscriber

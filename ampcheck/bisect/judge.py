@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
 from ampcheck.bisect.history import History
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.speed import REGRESSION
 from ampcheck.checks import explain
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, Where

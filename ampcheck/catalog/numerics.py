@@ -28,16 +28,3 @@ DTYPE = declared(
     "Cast the result, or the parameter at the point of use.",
     subjects=MODELS,
 )
-
-COVERAGE = declared(
-    "coverage",
-    "always",
-    "The audit examined something. Fails when it examined nothing, and for a compiled run without a graph, unless "
-    "Dynamo gives a reason (a skip), and where an optimizer steps parameters that were replaced in the model since. "
-    "Warns if no op computed in 16 bits.",
-    "Counts of ops, tensors, modules, outputs, gradients and graphs, and of items that could not be measured, with "
-    "the reason.",
-    "Inputs with which nothing is computed, a model that torch._dynamo.disable excludes.",
-    "Use inputs with which the model does its work.",
-    subjects=EVERY,
-)

@@ -77,7 +77,7 @@ class Following:
             return None
         from ampcheck.autocast.device import place
         from ampcheck.catalog.causes import with_causes
-        from ampcheck.catalog.numerics import COVERAGE
+        from ampcheck.checks.always.coverage import CHECK as COVERAGE
         from ampcheck.core.environment import environment
         from ampcheck.core.run import merge
 

@@ -157,7 +157,7 @@ def audits(
     Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
     `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
     """
-    from ampcheck.catalog.numerics import COVERAGE
+    from ampcheck.checks.always.coverage import CHECK as COVERAGE
     from ampcheck.checks.compile.cudagraph import CHECK as CUDAGRAPH
     from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
     from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK

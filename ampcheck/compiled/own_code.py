@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile import cache_artifacts
 from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
 from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR

@@ -13,9 +13,9 @@ from ampcheck.core.subject import MODELS, Kind
 from ampcheck.numerics import execution
 from ampcheck.records.numerics import NumericsStats
 
-_RANGE = tuple(
+_OWN = tuple(
     "low-precision-error nonfinite-reference overflow nonfinite-gradient integer-cast precision-loss silent-zero flush "
-    "headroom".split()
+    "headroom coverage".split()
 )
 """In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
@@ -24,11 +24,10 @@ _OTHERS: Mapping[str, Callable[[NumericsStats, Limits], list[Finding]]] = Mappin
         "autocast-state": execution.check_state,
         "loss-dtype": execution.check_loss_dtype,
         "dtype": execution.check_declared_dtypes,
-        "coverage": execution.check_coverage,
     }
 )
 
-CHECKS = (*_RANGE, *_OTHERS)
+CHECKS = (*_OWN, *_OTHERS)
 """The names of the checks."""
 
 OBSERVABLE = (

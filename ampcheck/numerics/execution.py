@@ -1,4 +1,4 @@
-"""What ran, in which dtypes, and how much of it was seen. Pure functions from `NumericsStats` to findings."""
+"""What a run left behind, and the dtypes of its loss and modules. Pure functions from `NumericsStats` to findings."""
 
 from __future__ import annotations
 
@@ -6,48 +6,14 @@ import math
 from collections.abc import Mapping
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.numerics import COVERAGE, DTYPE, LOSS_DTYPE
+from ampcheck.catalog.numerics import DTYPE, LOSS_DTYPE
 from ampcheck.checks.range import left_out, passed
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.patterns import matches
-from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted, listed
-from ampcheck.numerics.run import COMPILED
-from ampcheck.records.numerics import VALUELESS, NumericsStats
-from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
-
-_UNFOLLOWED = (
-    (
-        OTHER_INFINITIES,
-        Verdict.WARN,
-        "another thread made an infinity or a NaN of finite values",
-        "run what the other thread computes in this one, which shows the op",
-    ),
-    (
-        COMPILED,
-        Verdict.WARN,
-        "values inside compiled code were not judged",
-        "judge compiled code by itself: audit((model, inputs)) compares it with eager code, watch(compiled_model) "
-        "measures the values inside its graphs",
-    ),
-    (
-        OTHER_THREADS,
-        Verdict.INCOMPLETE,
-        "ops of other threads were not judged",
-        "run what the other threads compute in the thread that is watched",
-    ),
-)
-"""What a shadow does not follow: its verdict, what that means, and a hint."""
-
-
-def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | None:
-    """Verdict, message and hint for a run of which compiled code, or other threads, were not judged; else None."""
-    lacks = [lack[1:] for lack in _UNFOLLOWED if unseen.get(lack[0])]
-    if not lacks:
-        return None
-    verdicts, messages, hints = zip(*lacks, strict=True)
-    return verdicts[0], ", and ".join(messages), "; ".join(hints)
+from ampcheck.core.run import Finding, Where
+from ampcheck.core.text import counted
+from ampcheck.records.numerics import NumericsStats
 
 
 def check_state(stats: NumericsStats, limits: Limits) -> list[Finding]:
@@ -120,51 +86,3 @@ def check_dtypes(subject: str, seen: Mapping[str, tuple[str, ...]], declared: Ma
             text = f"{pattern!r} matches {counted(len(matching), 'modules')}, all of which give {wanted}"
             found.append(DTYPE.passed(subject, text, len(matching)))
     return found
-
-
-def check_coverage(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """Something was looked at. Nothing looked at is a failure."""
-    check = COVERAGE
-    total = stats.coverage.total
-    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-    if stats.raised is not None:
-        say = check.unjudged if stats.raised.ours else check.skip
-        return [say(stats.name, "the run raised, so little was seen: see low-precision-error")]
-    if stats.judged and not stats.low and VALUELESS in stats.coverage.unseen:
-        text = f"not judged: the subject returns {VALUELESS}"
-        return [check.unjudged(stats.name, text, hint="let it compute with tensors that hold values")]
-    if stats.judged and not stats.low:
-        message = f"a verdict on {stats.format} needs ops that compute in it; no op computed in {stats.format} "
-        message += f"({counted(stats.ops, 'ops')} ran)"
-        hint = "is the model's autocast switched off, or does it hold only ops that autocast leaves in float32?"
-        verdict = Verdict.WARN if total else Verdict.FAIL
-        return [check.finding(verdict, stats.name, message, observed=0, limit=1, unit="ops", hint=hint)]
-    unjudged = None if stats.judged else judge_unfollowed(stats.coverage.unseen)
-    if not total and unjudged is None:
-        message = "a verdict needs evidence; no op, tensor or gradient was looked at"
-        hint = "give inputs with which the model computes something"
-        if not stats.judged:
-            hint = "let this thread run an op on tensors inside the block"
-        return [check.fail(stats.name, message, observed=0, limit=1, unit="observations", hint=hint)]
-    text = f"looked at {stats.coverage}" + (f"; not looked at: {unseen}" if unseen else "")
-    text += _own_casts(stats)
-    if unjudged is not None:
-        verdict, lack, hint = unjudged
-        return [check.finding(verdict, stats.name, f"{text}; {lack}", hint=hint)]
-    if stats.no_backward:
-        text += f"; no backward: {stats.no_backward}"
-    return [check.passed(stats.name, text, total, observed=total, limit=1, unit="observations")]
-
-
-def _own_casts(stats: NumericsStats) -> str:
-    """The casts to 16 bits that the code makes without autocast, at places where nothing is lost."""
-    lost = {(fault.where.file, fault.where.line) for fault in stats.faults if fault.reaches}
-    text = ""
-    for dtype in sorted({dtype for _, _, dtype in stats.casts}):
-        sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype and (f, n) not in lost}
-        if sound:
-            casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
-            outcome = "cost nothing" if not lost else "are not where values are lost"
-            outcome = outcome if casts != "1 cast" else outcome.replace("cost", "costs").replace("are", "is")
-            text += f"; {casts} to {dtype} of your own {outcome}: {places}"
-    return text

@@ -24,7 +24,6 @@ from ampcheck.facts.memory import roundoff
 from ampcheck.health import TensorHealth, health_of
 from ampcheck.numerics.record import Recorded, arguments, run_plan
 from ampcheck.numerics.run import (
-    COMPILED,
     NO_GRADIENT,
     Outcome,
     RunPlan,
@@ -33,6 +32,9 @@ from ampcheck.numerics.run import (
     run_subject,
 )
 from ampcheck.records.numerics import (
+    COMPILED,
+    OTHER_INFINITIES,
+    OTHER_THREADS,
     UNCOMPARED,
     VALUELESS,
     Closeness,
@@ -45,7 +47,6 @@ from ampcheck.records.results import JUDGED_UNIT, LOST, Key, ResultError
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import compare_shadowed, examine_value, with_totals
 from ampcheck.shadow.freedom import Freedom
-from ampcheck.shadow.threads import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains
 from ampcheck.torchtools.private import FakeTensor, without_modes
 from ampcheck.torchtools.pytree import is_plain

@@ -30,9 +30,6 @@ from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Hook, hookable
 
 NO_GRADIENT = "the loss has no gradient"
-COMPILED = "calls of compiled functions, which ran in eager mode"
-"""What stays unseen of code under a shadow that the user has compiled."""
-
 Receive: TypeAlias = "Callable[[Key, torch.Tensor], None]"
 """Called with each result once it is there: its kind (`output`, `loss` or `gradient`), name and call, the tensor."""
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import date
 from fnmatch import fnmatchcase
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import REGISTRY
 from ampcheck.checks import findings as findings_of
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict
 from ampcheck.core.settings import Settings

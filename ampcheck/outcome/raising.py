@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.current_test import current_test, pytest_command
 from ampcheck.core.errors import SHOWS
 from ampcheck.core.run import FAIL_ON, PROBLEMS, Finding, Run, Verdict, describe_causes, emit, nearest_first

@@ -12,6 +12,13 @@ from ampcheck.records.faults import Fault
 from ampcheck.records.health import TensorHealth
 from ampcheck.records.results import Examination, ResultError
 
+COMPILED = "calls of compiled functions, which ran in eager mode"
+"""What stays unseen of code under a shadow that the user has compiled."""
+
+OTHER_THREADS = "ops of other threads"
+OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
+"""What stays unseen of a block or loop that starts threads."""
+
 UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
 """Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
 

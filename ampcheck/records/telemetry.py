@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from ampcheck.core.run import Coverage, Where
 
+EAGER_MODULES = "modules that are not compiled"
+"""What stays unseen of a model of which parts run outside of its graphs."""
+
 
 @dataclass(frozen=True, slots=True)
 class SiteStats:

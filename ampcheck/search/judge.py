@@ -13,6 +13,8 @@ import torch
 
 from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
+from ampcheck.checks import findings
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
@@ -26,7 +28,6 @@ from ampcheck.numerics import native_format
 from ampcheck.numerics.measure import positive, substituted
 from ampcheck.outcome.raising import verify
 from ampcheck.records.property import PropertyStats
-from ampcheck.search.checks import check_property
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
 from ampcheck.search.example import Example, as_example
@@ -130,7 +131,11 @@ def property_run(stats: PropertyStats, limits: Limits) -> Run:
     ]
     columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
     tables = (Table(f"What breaks {stats.name}", columns, rows, "property-accuracy"),) if rows else ()
-    return Run(findings=tuple(check_property(stats, limits)), coverage=stats.coverage, tables=tables)
+    return Run(
+        findings=tuple(findings(stats, limits, None if stats.breakings or stats.elements else (COVERAGE.slug,))),
+        coverage=stats.coverage,
+        tables=tables,
+    )
 
 
 def _stats(search: Search, options: SearchOptions) -> PropertyStats:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.autocast.locks.lock import DEVICES, LockTarget, write_lock
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.process_memory import total_memory
 from ampcheck.core.run import Verdict

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from ampcheck.facts.values import CompanionStore
+from ampcheck.records.numerics import OTHER_INFINITIES, OTHER_THREADS
 from ampcheck.shadow.call import floating_values
 from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves, subscribed_here, subscribers_here
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.threads import Function, wrapped_threads
-
-OTHER_THREADS = "ops of other threads"
-OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
 
 
 class OtherThread(OpSubscriber):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from tempfile import TemporaryDirectory
 
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run
 from ampcheck.core.subject import name_of_target

@@ -1,46 +1,20 @@
-"""What is judged inside compiled graphs, with its coverage and its table."""
+"""What is judged inside compiled graphs, and its table."""
 
 from __future__ import annotations
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import findings
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table
 from ampcheck.records.telemetry import SiteStats, TelemetryStats
 
-EAGER_MODULES = "modules that are not compiled"
-
 _ROWS = 40
 
 
 def check_telemetry(stats: TelemetryStats, limits: Limits) -> list[Finding]:
-    """The findings about the values of graphs, and `coverage`."""
-    if stats.skipped:
-        return [COVERAGE.skip(stats.subject, f"compiled graphs cannot be watched: {stats.skipped}")]
-    unseen = "; ".join(f"{reason} ({count}x)" for reason, count in stats.coverage.unseen.items())
-    if not stats.measured:
-        return [_nothing_measured(stats, unseen)]
-    text = f"{stats.coverage} were looked at inside compiled graphs" + (f"; not looked at: {unseen}" if unseen else "")
-    return [*findings(stats, limits), _coverage(stats, text)]
-
-
-def _coverage(stats: TelemetryStats, text: str) -> Finding:
-    if EAGER_MODULES not in stats.coverage.unseen:
-        return COVERAGE.passed(stats.subject, text, stats.finite_sites)
-    hint = "watch() without the model follows every op of the block, compiled functions in eager mode"
-    return COVERAGE.warn(stats.subject, f"{text}; what they compute was not judged", hint=hint)
-
-
-def _nothing_measured(stats: TelemetryStats, unseen: str) -> Finding:
-    what = unseen or "Inductor compiled no graph: the model was not called inside, or is not compiled by it"
-    wider = "without autocast and 16-bit weights nothing is rounded to 16 bits: level='all' looks at all values; "
-    hint = (
-        "call what torch.compile returned inside the block, with backend='inductor'; "
-        f"{wider if stats.level != 'all' else ''}eager mode is judged by assert_numerics"
-    )
-    message = f"a value of a compiled graph must have been measured; none was: {what}"
-    return COVERAGE.fail(stats.subject, message, hint=hint)
+    """The findings about the values of graphs, and `coverage`, alone where nothing was measured."""
+    return findings(stats, limits, None if stats.measured and not stats.skipped else (COVERAGE.slug,))
 
 
 def telemetry_tables(stats: TelemetryStats) -> tuple[Table, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.checks import REGISTRY, added
+from ampcheck.checks.always import judge_unfollowed
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
 from ampcheck.numerics.checks import observable
-from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.records.numerics import NumericsStats

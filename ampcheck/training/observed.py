@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcheck.autocast.missing import NEEDS_CUDA, not_imitated
 from ampcheck.autocast.placement import is_open
-from ampcheck.catalog.numerics import COVERAGE, LOSS_DTYPE
+from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import (
     GRADIENT_UNDERFLOW,
     LOSS_SCALE,
@@ -18,11 +18,12 @@ from ampcheck.catalog.training import (
     SCALER_PROTOCOL,
     STAGNATION,
 )
+from ampcheck.checks.always import judge_unfollowed
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
-from ampcheck.numerics.execution import judge_unfollowed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import measure_block
 from ampcheck.records.numerics import NumericsStats

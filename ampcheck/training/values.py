@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE, observable

@@ -12,7 +12,7 @@ from checks.range.records import (
 
 from ampcheck.checks import REGISTRY
 from ampcheck.core.limits import Limits
-from ampcheck.core.run import Coverage, Verdict
+from ampcheck.core.run import Verdict
 from ampcheck.numerics import CHECKS, check_numerics
 from ampcheck.records.results import Examination
 
@@ -34,11 +34,6 @@ def test_switches_that_a_model_leaves_changed_fail() -> None:
     assert run_verdicts(HEALTHY, "autocast-state") == []
     left = {"default dtype": ("float32", "float64")}
     assert run_verdicts(replace(HEALTHY, left=left), "autocast-state") == [Verdict.FAIL]
-
-
-def test_a_run_without_an_op_in_the_format_is_not_a_pass() -> None:
-    assert run_verdicts(replace(HEALTHY, low=0), "coverage") == [Verdict.WARN]
-    assert run_verdicts(replace(HEALTHY, low=0, coverage=Coverage()), "coverage") == [Verdict.FAIL]
 
 
 def test_a_declaration_of_one_16_bit_format_says_nothing_of_another() -> None:

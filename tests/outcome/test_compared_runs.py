@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import RUNS
 
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.range.headroom import CHECK as HEADROOM
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS

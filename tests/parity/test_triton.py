@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-PROGRAM = '''
+PROGRAM = """
 import torch, triton, triton.language as tl
 from ampcheck.parity import assert_kernel
 
@@ -42,7 +42,7 @@ try:
     assert_kernel(kernel(1), reference, inputs, sizes=(2, 16, 17))
 except AssertionError as error:
     print(error)
-'''
+"""
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from searches import search
 
 from ampcheck import UsageError
+from ampcheck.checks import findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where, collect
 from ampcheck.records.property import Peak, PropertyStats
 from ampcheck.search import BatchOrder
-from ampcheck.search.checks import check_property
 from ampcheck.strategies import tensors
 
 ONE = tensors("float16", shape=1, min_value=-4, max_value=4)
@@ -199,7 +199,7 @@ def test_a_property_of_which_nothing_was_looked_at_is_skipped_and_a_pass_counts_
     stats = PropertyStats("f [float16, eager]", "float16", examples=3, budget=3, elements=12)
     stats = replace(stats, asked=("property-accuracy", "property-compiled"), coverage=Coverage({"examples": 3}))
     stats = replace(stats, peak=Peak(0.5, 1.0, Where(), "float16"))
-    found = {finding.check: finding for finding in check_property(stats, Limits())}
+    found = {finding.check: finding for finding in findings(stats, Limits())}
     assert found["property-compiled"].verdict is Verdict.SKIP
     assert found["property-accuracy"].verdict is Verdict.PASS
     assert (found["property-accuracy"].seen, found["coverage"].seen) == (12, 3)

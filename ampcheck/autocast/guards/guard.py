@@ -18,7 +18,7 @@ from ampcheck.autocast.guards.stats import Call, GuardStats, Raised, Recompute
 from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
 from ampcheck.catalog.autocast import AUTOCAST_STATE, POLICY_BANNED
-from ampcheck.catalog.numerics import COVERAGE
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran

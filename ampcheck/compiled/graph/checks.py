@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcheck.catalog.autocast import AUTOCAST_STATE
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import findings
-from ampcheck.checks.compile import cache_artifacts, cudagraph, eager_fallback, graph_break, recompile, seen_of
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.always.coverage import of_graphs
+from ampcheck.checks.compile import cache_artifacts, cudagraph, eager_fallback, graph_break, recompile
 from ampcheck.core.check import Check
 from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
-from ampcheck.core.text import cannot_run
 from ampcheck.records.graphs import GraphStats, Recompile
 
 COMPILER_CHECKS = tuple(str(one.CHECK) for one in (graph_break, recompile, eager_fallback, cache_artifacts, cudagraph))
@@ -29,7 +29,7 @@ def check_graph(stats: GraphStats, limits: GraphLimits) -> list[Finding]:
     if stats.unsupported:
         return [COVERAGE.skip(stats.subject, f"graphs were not judged: {stats.unsupported}")]
     judged = [*findings(stats, limits), *check_state(stats)]
-    return [*judged, *check_evidence(stats, any(f.verdict is Verdict.FAIL for f in judged))]
+    return [*judged, *of_graphs(stats, any(f.verdict is Verdict.FAIL for f in judged))]
 
 
 def check_state(stats: GraphStats) -> list[Finding]:
@@ -43,28 +43,6 @@ def check_state(stats: GraphStats) -> list[Finding]:
     hint = "enter autocast outside of the compiled function, where an exception closes it again"
     where = stats.error.where if stats.error is not None else Where("compile")
     return [AUTOCAST_STATE.fail(stats.subject, message, where=where, hint=hint)]
-
-
-def check_evidence(stats: GraphStats, failed: bool) -> list[Finding]:
-    """Something was compiled or ran compiled, and the subject ran to its end."""
-    error = stats.error
-    if error is not None and error.machine:
-        return [] if failed else [COVERAGE.skip(stats.subject, f"not judged: {cannot_run(error.machine)}")]
-    if error is not None and error.eager != "" and not failed:
-        raised = f"raised {error.message}" if error.eager is None else f"raises {error.eager} in eager mode too"
-        message = f"the subject must run to its end, but it {raised}"
-        return [COVERAGE.fail(stats.subject, message, where=error.where)]
-    if seen_of(stats) or stats.coverage.seen.get("graphs of child Pythons"):
-        return []
-    declined = [each.reason for each in stats.breaks] + [each.reason for each in stats.fallbacks]
-    if declined:
-        return [COVERAGE.skip(stats.subject, f"no graph was compiled: Dynamo declined: {declined[0]}")]
-    if failed or stats.artifacts:
-        return []
-    message = "the subject must compile at least one graph or run compiled code; it did neither"
-    hint = "call what torch.compile returned; torch._dynamo.config.disable, TORCHDYNAMO_DISABLE and the stance "
-    hint += "'force_eager' switch it off"
-    return [COVERAGE.fail(stats.subject, message, hint=hint)]
 
 
 def tables(stats: GraphStats) -> tuple[Table, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.speed import COMPILE_TIME, PEAK_MEMORY, START_UP
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile import eager_fallback, graph_break, recompile
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.check import Evidence

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.checks import REGISTRY
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table, Where
 from ampcheck.core.text import listed

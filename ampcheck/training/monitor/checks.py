@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import COVERAGE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, SCHEDULER_SKIP, STAGNATION
 from ampcheck.checks import findings as findings_of
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.core.environment import environment
