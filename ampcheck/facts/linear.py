@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ampcheck.facts.parts import PartMap
 from ampcheck.facts.store import StorageMap
 from ampcheck.ops.traits import Traits
 
@@ -45,6 +46,9 @@ class Form(NamedTuple):
         if not hidden & self.mask:
             return self
         return Form(self.mask & ~hidden, {bit: gain for bit, gain in self.gains.items() if not bit & hidden})
+
+
+_CONSTANT = Form()
 
 
 def itself(bit: int) -> Form:
@@ -88,13 +92,18 @@ def _factors(op: Traits, numbers: Sequence[float | None], alpha: float, beta: fl
         yield known.get(name)
 
 
-class LinearFacts(StorageMap[Form]):
-    """The forms of the values in every storage, and the origins that they are made of."""
+def _either(first: Form, second: Form) -> Form:
+    """The form of what two parts of a memory hold together."""
+    same = {bit: gain for bit, gain in first.gains.items() if second.gains.get(bit) == gain}
+    return Form(first.mask | second.mask, same)
+
+
+class LinearFacts(PartMap[Form]):
+    """The forms of the values in each part of memory, and the origins that they are made of."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._bits = StorageMap[int]()
-        self._count = 0
+        super().__init__(_either)
+        self._bits, self._count = StorageMap[int](), 0
 
     def new_origin(self) -> int:
         """The bit of a new origin."""
@@ -105,28 +114,23 @@ class LinearFacts(StorageMap[Form]):
         """Make the present values of a tensor an origin; its bit."""
         bit = self.new_origin()
         self._bits.put(tensor, bit)
-        self.join(tensor, itself(bit))
+        self.note(tensor, itself(bit))
         return bit
 
     def bit_of(self, key: object) -> int:
         """The bit of a tensor, or a storage, that entered; 0 for another."""
         return self._bits.get(key) or 0
 
-    def form(self, key: object) -> Form:
-        """The form of the values of a tensor, all parts of its memory together."""
-        return self.get(key) or Form()
+    def form(self, tensor: torch.Tensor) -> Form:
+        """The form of the values of a tensor."""
+        return self.get(tensor) or _CONSTANT
 
-    def join(self, tensor: torch.Tensor, form: Form) -> None:
+    def note(self, tensor: torch.Tensor, form: Form) -> None:
         """Note the form of the values of a tensor; other parts of its memory keep theirs."""
-        rest = self.get(tensor)
-        if rest is None and not form.mask:
-            return
-        if rest is not None and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
-            same = {bit: gain for bit, gain in rest.gains.items() if form.gains.get(bit) == gain}
-            form = Form(rest.mask | form.mask, same)
-        self.put(tensor, form)
+        if form.mask or self.get(tensor) is not None:
+            self.put(tensor, form)
 
-    def depend(self, key: object, mask: int) -> None:
-        """Let all that the memory of a tensor, or a storage, holds depend on further origins."""
-        form = self.form(key)
-        self.put(key, Form(form.mask | mask, form.gains, form.pure))
+    def depend(self, tensor: torch.Tensor, mask: int) -> None:
+        """Let what a tensor holds depend on further origins."""
+        form = self.form(tensor)
+        self.put(tensor, form._replace(mask=form.mask | mask))

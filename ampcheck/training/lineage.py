@@ -274,7 +274,7 @@ class Lineage(OpSubscriber):
         number, bit = storage_number(result), self.facts.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
-        self.facts.join(result, form)
+        self.facts.note(result, form)
         if not bit or number is None:
             return
         if not form.mask & bit and self.overwritten is not None:

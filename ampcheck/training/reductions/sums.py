@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
-from ampcheck.facts.memory import has_companions
+from ampcheck.facts.memory import has_companions, values_in
 from ampcheck.facts.store import StorageMap
 from ampcheck.records.results import MOVE
 from ampcheck.shadow import Shadow
@@ -122,7 +122,7 @@ class ReductionWatch:
                     self.sums.pop(total.number, None)
                 continue
             mask = lineage.facts.new_origin()
-            lineage.facts.depend(storage, mask)
+            lineage.facts.depend(values_in(storage, torch.uint8, storage.device), mask)
             self._partial.put(storage, {part: replace(total, mask=mask) for part, total in sums.items()})
 
     def before(self, call: OpEvent, lineage: Lineage) -> None:
