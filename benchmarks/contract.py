@@ -143,6 +143,33 @@ def _users(files: set[str]) -> str:
     return f"{len(shown)} files of {', '.join(rooms)}"
 
 
+def _attributes(tree: ast.Module) -> Iterator[str]:
+    """The attributes that a file asks objects for, also by `getattr` and `hasattr`."""
+    for node in _walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            yield from (str(value.value) for value in node.args[1:2] if isinstance(value, ast.Constant))
+
+
+def attributes_outside() -> dict[str, set[str]]:
+    """The private attributes that files outside of torchtools ask objects for that are not of ampcheck, with these."""
+    own: set[str] = set()
+    for node in (node for tree in _trees().values() for node in _walk(tree)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            own.add(node.attr)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, (ast.Name, ast.AnnAssign)):
+            own.add(ast.unparse(getattr(node, "target", node)))
+    found: dict[str, set[str]] = defaultdict(set)
+    for path, tree in _trees().items():
+        for name in set(_attributes(tree)) - own if not path.startswith("torchtools/") else ():
+            if re.match(r"_(?!_|ampcheck)", name):
+                found[name].add(path)
+    return found
+
+
 def contract() -> str:
     """The text of contract.md."""
     from ampcheck.torchtools.contract import OBJECTS, SINCE, WITHOUT
@@ -151,7 +178,7 @@ def contract() -> str:
     for name, files in inside().items():
         users[entry_of(name, WITHOUT)] |= files
     for path, tree in _trees().items():
-        attributes = {node.attr for node in _walk(tree) if isinstance(node, ast.Attribute)}
+        attributes = set(_attributes(tree))
         for name in OBJECTS:
             users[name].update([path] if name.partition(".")[2] in attributes else [])
     lines = ["| name | needed by | without it |", "|---|---|---|"]

@@ -19,7 +19,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.ops.traits import traits
 from ampcheck.torchtools.interception import dotted
-from ampcheck.torchtools.private import OpOverload
+from ampcheck.torchtools.private import CAST, OpOverload
 from ampcheck.torchtools.source import is_users, op_name, short_path
 
 WIDE = (torch.float32, torch.float64)
@@ -27,7 +27,7 @@ MEASURED = (torch.float32, torch.bfloat16, torch.float16)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 
-CASTS = frozenset((_PRIMS.convert_element_type.default, _ATEN._to_copy.default))
+CASTS = frozenset((_PRIMS.convert_element_type.default, CAST.default))
 
 
 class Level(str, Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,10 @@ from types import ModuleType
 import pytest
 import torch
 from packaging.version import Version
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import checkpoint
 
 from ampcheck.torchtools import private
 from ampcheck.torchtools.contract import OBJECTS, SINCE, WITHOUT
@@ -111,17 +116,51 @@ def test_backward_is_seen() -> None:
     assert keeps is True
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-def test_objects_have_the_attribute(name: str) -> None:
-    tensor = torch.ones(1)
-    objects = {
+@pytest.fixture(scope="module")
+def objects() -> dict[str, object]:
+    tensor, weight = torch.ones(1), torch.ones(1, requires_grad=True)
+    product = (weight * 2.0).grad_fn
+    return {
+        "DefaultDeviceType": checkpoint.DefaultDeviceType,
+        "DistributedDataParallel": DistributedDataParallel,
+        "FSDPModule": FSDPModule,
+        "FSDPState": FSDPState,
+        "Function": type("Own", (torch.autograd.Function,), {})._backward_cls,
         "GradScaler": torch.amp.GradScaler("cpu"),
+        "Library": torch.library.Library,
+        "Module": torch.nn.Module(),
+        "MulBackward0": product,
+        "Node": product,
         "OpOverload": torch.ops.aten.add.Tensor,
+        "Optimizer": torch.optim.SGD([weight], 0.1),
+        "Options": torch.distributed.ProcessGroupGloo._Options,
+        "ProcessGroup": torch.distributed.ProcessGroup,
         "Tensor": tensor,
+        "TypedStorage": torch.TypedStorage(),
         "UntypedStorage": tensor.untyped_storage(),
+        "autocast": torch.autocast("cpu"),
+        "checkpoint": checkpoint,
     }
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_objects_have_the_attribute(name: str, objects: dict[str, object]) -> None:
     kind, attribute = name.split(".")
-    assert hasattr(objects[kind], attribute)
+    assert hasattr(objects[kind], attribute) or attribute in inspect.getsource(objects[kind])  # type: ignore[arg-type]
+
+
+OTHERS = {
+    *("_getframe", "_current_frames", "_shutdown", "_run_exitfuncs"),
+    *("_GeneratorContextManager", "_AsyncGeneratorContextManager", "_negative_number_matcher"),
+    *("_setupstate", "_fixtureinfo"),
+}
+"""Private attributes of Python and pytest."""
+
+
+def test_every_private_attribute_that_another_package_asks_for_is_listed(contract: ModuleType) -> None:
+    listed = {name.partition(".")[2] for name in OBJECTS}
+    assert set(contract.attributes_outside()) - OTHERS <= listed
 
 
 def test_no_other_package_uses_private_names(contract: ModuleType) -> None:
