@@ -389,14 +389,12 @@ def _own_forward(part: object) -> Any:
 
 def _is_wrapper(part: object) -> bool:
     """Whether it is an `OptimizedModule`; without an import of Dynamo, which is slow, there is none."""
-    kind = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
-    return kind is not None and isinstance(part, kind)
+    return isinstance(part, getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ()))
 
 
 def _context(part: Any) -> Callable[..., Any]:
     if hasattr(part, "dynamo_ctx"):
-        context: Callable[..., Any] = part.dynamo_ctx
-        return context
+        return part.dynamo_ctx  # type: ignore[no-any-return]
     cells = dict(zip(part.__code__.co_freevars, part.__closure__ or (), strict=True))
     settings: Callable[..., Any] = cells["self"].cell_contents
     return settings

@@ -4,12 +4,6 @@ A scaled loss has the degree 1, and so have its gradients, sums and norms of the
 has the degree 0, and a sum of both has none. What an optimizer steps must have the degree 0 after the scaler has
 divided: then the training is the same at every scale. One run shows it, and the line at which it was lost. The scale
 before `scaler.update()` and the one after it are two scales.
-
->>> degrees = Degrees(recorder, shadow.store)
->>> with degrees.following():
-...     scaler.scale(loss).backward()
->>> degrees.of(weight.grad)
-Degree(powers={1: 1.0}, ...)
 """
 
 from __future__ import annotations
@@ -118,7 +112,7 @@ class Degrees:
             return
         inside = getattr(optimizer, "grad_scale", None)  # by which a fused optimizer divides in its kernel
         with without_modes(), torch.no_grad():
-            self._look_options(optimizer)
+            self._lose(self.numbers.made_option(optimizer))
             divisor = NONE if inside is None else self.of(inside) or UNKNOWN
             graded = [(p, local(p.grad)) for p in parameters_of(optimizer) if p.grad is not None]
             judged = [(gradient, self._look(parameter, gradient, divisor)) for parameter, gradient in graded]
@@ -131,16 +125,6 @@ class Degrees:
         for gradient, degree in judged:
             if inside is not None or self.of(gradient) is None:
                 self._degrees.put(gradient, degree)
-
-    def _look_options(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lose what depends on an option, such as the learning rate, that code may have made of a number that it read.
-
-        Options that the optimizer was made with are older than that.
-        """
-        made_with = {name: value for name, value in optimizer.defaults.items() if type(value) is float}
-        options = [(made_with.get(n, 0.0), v) for group in optimizer.param_groups for n, v in group.items()]
-        changed = [(before, value) for before, value in options if type(value) is float and value and value != before]
-        self._lose(any(self.numbers.may_make(value, before) for before, value in changed))
 
     def _skipped(self, scaler: Any, optimizer: Any, *_: object, **__: object) -> Iterator[None]:
         """Where a scaler leaves a step out, gradients that are finite in float64 are equal at the scales that serve."""
@@ -228,8 +212,6 @@ class Degrees:
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
         """Whether a loss is multiplied by a number that left the run."""
-        if not self.numbers.known:
-            return False
         is_loss = [tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args)] == [True]
         return is_loss and any(type(value) is float and value in self.numbers.known for value in args)
 
@@ -288,7 +270,6 @@ class Degrees:
         self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
     ) -> Degree | None:
         """The degree of a result; None where no operand has one."""
-
         values, options = list(args), kwargs
         if number is not None:
             values, options = [item_of(v, number) for v in args], {n: item_of(v, number) for n, v in kwargs.items()}

@@ -84,7 +84,15 @@ class Numbers:
             self._used[value] = degree
         return degree
 
-    def may_make(self, value: float, before: float) -> bool:
+    def made_option(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether code may have made an option, such as the learning rate, of a number that left the run. Options that
+        the optimizer was made with are older than that."""
+        made_with = {name: value for name, value in optimizer.defaults.items() if type(value) is float}
+        options = [(made_with.get(n, 0.0), v) for group in optimizer.param_groups for n, v in group.items()]
+        changed = [(before, value) for before, value in options if type(value) is float and value and value != before]
+        return any(self._may_make(value, before) for before, value in changed)
+
+    def _may_make(self, value: float, before: float) -> bool:
         """Whether code may have made an option of a number that left the run: it is one, or the product of one and a
         number that somebody wrote down. before: the option as the optimizer was made, of which schedules take a simple
         part, such as 3/8 in a warm-up."""
