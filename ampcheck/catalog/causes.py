@@ -101,10 +101,10 @@ class _Pair:
 
     @property
     def reached(self) -> bool:
-        """Whether the cause reaches the weights that the finding names: an eps the state of all, an infinity one."""
+        """Whether the cause reaches a weight that the finding names, or its state; one that names none is reached."""
         names = [f"{name}." for name in self.cause.names]
-        reached = [any(name.startswith(f"{weight}.") for name in names) for weight in self.finding.names]
-        return not reached or (all(reached) if self.cause.kind == "guard" else any(reached))
+        weights = tuple(f"{weight}." for weight in self.finding.names)
+        return not weights or any(name.startswith(weights) for name in names)
 
 
 @lru_cache(1024)

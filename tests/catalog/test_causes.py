@@ -123,6 +123,16 @@ def test_an_eps_of_zero_explains_its_line() -> None:
     assert causes(fail("overflow"), fail("stagnation", where=replace(LINE, op="aten::mul_"))) == ["", ""]
 
 
+def test_what_reaches_no_weight_of_a_finding_does_not_explain_it() -> None:
+    weights = fail("nonfinite-gradient", where=Where("update"), names=("fc.weight", "head.bias"))
+    for cause in (fail("overflow"), fail("stagnation", kind="guard")):
+        for name in ("fc.weight", "head.bias.exp_avg_sq"):
+            assert causes(weights, replace(cause, names=(name, "other"))) == [cause.check, ""]
+        for name in ("fc", "fc.weight2", "other"):
+            assert causes(weights, replace(cause, names=(name,))) == ["", ""]
+        assert causes(replace(weights, names=()), cause) == [cause.check, ""]
+
+
 def test_a_region_around_the_loop_is_one_mistake_and_two_regions_are_two() -> None:
     backward = fail("autocast-scope", where=BACKWARD)
     update = fail("autocast-scope", kind="region")
